@@ -1,0 +1,1 @@
+"""Airflow: the sensor, the keeper operator and the context manager that joins them."""

@@ -1,0 +1,1 @@
+"""The sans-I/O core: leases, renewal policies, settlement rules and the ledger. Time comes in, actions go out."""

@@ -1,0 +1,75 @@
+"""What happens to leases, as values that the ledger hands out and the keeper passes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from sqs_lease.core.messages import Receipt
+
+
+class Outcome(Enum):
+    """How a lease ended."""
+
+    DELETED = "deleted"
+    """The message is gone: its work succeeded."""
+
+    RELEASED = "released"
+    """The message is visible again, at once or after the delay that was asked for."""
+
+    DEAD_LETTERED = "dead-lettered"
+    """The message was sent to the dead-letter queue and deleted here."""
+
+    EXPIRED = "expired"
+    """Nothing was called: the message is visible again when (or because) its visibility timeout ended."""
+
+    LOST = "lost"
+    """The service refused: the message was deleted, or is somebody else's."""
+
+    FAILED = "failed"
+    """The settlement could not be carried out although it was tried until the lease ended; the message comes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A lease ended. ``detail`` is for people: the error's code and text, empty when all went well."""
+
+    receipt: Receipt
+    outcome: Outcome
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An extension was refused while the work goes on: somebody else may receive, or have, the message."""
+
+    receipt: Receipt
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The lease cannot be extended beyond ``ends_at`` (seconds of the ledger's clock): ``max_lease`` or the service's 12 hours."""
+
+    receipt: Receipt
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """The deadline passed without a confirmed extension: others may receive the message, but nobody is known to."""
+
+    receipt: Receipt
+    overdue_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An extension was refused for an error of the caller's, e.g. a permission; it is tried again until the deadline."""
+
+    receipt: Receipt
+    detail: str
+
+
+LeaseEvent: TypeAlias = Settled | Lost | Ending | Lapsed | Refused

@@ -1,0 +1,235 @@
+"""Renewal policies: when a lease is extended next, and by how much. Each is a pure function of the lease.
+
+A policy never looks at the queue, the clock or another lease. The ledger cuts what a policy asks for to
+``max_lease`` and to the service's 12-hour limit.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Protocol, Self
+
+from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
+
+
+class LeaseTimes(Protocol):
+    """What a policy may know of a lease; times are seconds of the caller's clock."""
+
+    @property
+    def received_at(self) -> float:
+        """When the receive that returned the message was sent."""
+
+    @property
+    def renewed_at(self) -> float:
+        """From when the deadline counts: the receive, or the last extension that the service confirmed."""
+
+    @property
+    def deadline(self) -> float:
+        """Until when the message stays invisible, as far as the service confirmed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewalPolicy(ABC):
+    """What all policies share. Durations are numbers of seconds or ``timedelta``s.
+
+    Attributes:
+        visibility: The visibility timeout that messages are received with, and that extensions start
+            from; up to 12 hours. None (the default) takes the queue's own.
+        max_lease: How long a message is held at most, counted from its receive. Default and most:
+            12 hours, the service's limit. 0: never extend.
+    """
+
+    visibility: Duration | None = None
+    max_lease: Duration = timedelta(seconds=MAX_VISIBILITY_SECONDS)
+
+    def __post_init__(self) -> None:
+        if self.visibility is not None:
+            seconds_of(self.visibility, name="visibility", minimum=1, maximum=MAX_VISIBILITY_SECONDS)
+        seconds_of(self.max_lease, name="max_lease", maximum=MAX_VISIBILITY_SECONDS)
+
+    @property
+    def visibility_seconds(self) -> float:
+        """The visibility timeout in seconds.
+
+        Raises:
+            ValueError: The policy was not told the queue's visibility timeout, see :meth:`for_queue`.
+        """
+        if self.visibility is None:
+            raise ValueError("visibility is None: call for_queue() with the queue's visibility timeout first")
+        return seconds_of(self.visibility, name="visibility")
+
+    @property
+    def max_lease_seconds(self) -> float:
+        """The longest hold in seconds."""
+        return seconds_of(self.max_lease, name="max_lease")
+
+    def for_queue(self, visibility_seconds: float) -> Self:
+        """Return this policy with the queue's own visibility timeout filled in where none was given.
+
+        A queue whose visibility timeout is 0 has no lease to extend: messages must then be received with
+        a visibility timeout of their own.
+
+        Raises:
+            ValueError: None was given and the queue's is 0.
+        """
+        if self.visibility is not None:
+            return self
+        return replace(self, visibility=visibility_seconds)
+
+    @abstractmethod
+    def renew_at(self, lease: LeaseTimes) -> float | None:
+        """When to extend the lease next, in seconds of the caller's clock; None for never."""
+
+    @abstractmethod
+    def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
+        """By how much to extend it if that happens at ``now``: the new visibility timeout, counted from now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growing(RenewalPolicy):
+    """Extend by ``max(visibility, growth x time already worked)``, at most by ``ceiling``: the default.
+
+    The number of calls grows with the logarithm of the job's length until ``ceiling`` is reached, and a
+    crash of everything delays redelivery by at most ``growth`` of the work that it destroyed.
+
+    Attributes:
+        growth: Share of the time already worked that one extension may cover; 1 by default.
+        ceiling: Longest extension; 15 minutes by default. A visibility above it stays in force.
+        margin: Share of each period that is left when it is renewed; a third by default. It is the time
+            in which failed extensions are retried and another process can take over.
+    """
+
+    growth: float = 1.0
+    ceiling: Duration = timedelta(minutes=15)
+    margin: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        # A slotted dataclass is a new class, so the zero-argument super() would look in the old one.
+        RenewalPolicy.__post_init__(self)
+        seconds_of(self.ceiling, name="ceiling", minimum=1, maximum=MAX_VISIBILITY_SECONDS)
+        if not 0 <= self.growth < math.inf:
+            raise ValueError(f"growth must be a finite number of at least 0, not {self.growth!r}")
+        if not 0 < self.margin < 1:
+            raise ValueError(f"margin must lie between 0 and 1, not {self.margin!r}")
+
+    def renew_at(self, lease: LeaseTimes) -> float:
+        """When only ``margin`` of the confirmed period is left."""
+        return lease.deadline - (lease.deadline - lease.renewed_at) * self.margin
+
+    def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
+        """As the class says."""
+        worked = now - lease.received_at
+        grown = min(self.growth * worked, seconds_of(self.ceiling, name="ceiling"))
+        return max(self.visibility_seconds, grown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold(RenewalPolicy):
+    """The rule of the AWS Message Processing Framework for .NET.
+
+    Every ``heartbeat``, a lease with no more than ``threshold`` left gets the visibility timeout again.
+
+    Attributes:
+        threshold: What is left when a lease is renewed; 5 s by default.
+        heartbeat: How often leases are looked at, counted from the receive; 1 s by default.
+    """
+
+    threshold: Duration = 5.0
+    heartbeat: Duration = 1.0
+
+    def __post_init__(self) -> None:
+        RenewalPolicy.__post_init__(self)
+        seconds_of(self.threshold, name="threshold")
+        seconds_of(self.heartbeat, name="heartbeat", minimum=0.001)
+
+    def renew_at(self, lease: LeaseTimes) -> float:
+        """The first heartbeat after the last renewal at which no more than the threshold is left."""
+        heartbeat = seconds_of(self.heartbeat, name="heartbeat")
+        due = max(lease.deadline - seconds_of(self.threshold, name="threshold"), lease.renewed_at)
+        # A tolerance, so that sums of floats do not push a beat that is exactly due to the next one.
+        beats = math.ceil((due - lease.received_at) / heartbeat - 1e-9)
+        return lease.received_at + beats * heartbeat
+
+    def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
+        """The visibility timeout again."""
+        return self.visibility_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffered(RenewalPolicy):
+    """The rule of NServiceBus: renew with up to 10 s left, adding what is left (or overdue) to the timeout.
+
+    Wait ``remaining - min(remaining / 2, buffer)``, or not at all below ``immediate``; then extend by
+    ``max(|remaining| + visibility, visibility)``. NServiceBus itself stops after 5 minutes: pass
+    ``max_lease=300`` for that.
+
+    Attributes:
+        buffer: Longest time left at a renewal; 10 s by default.
+        immediate: With less than this left, renew at once; 0.4 s by default.
+    """
+
+    buffer: Duration = 10.0
+    immediate: Duration = 0.4
+
+    def __post_init__(self) -> None:
+        RenewalPolicy.__post_init__(self)
+        seconds_of(self.buffer, name="buffer")
+        seconds_of(self.immediate, name="immediate")
+
+    def wait_seconds(self, remaining_seconds: float) -> float:
+        """How long to wait for the next renewal when ``remaining_seconds`` are left."""
+        if remaining_seconds < seconds_of(self.immediate, name="immediate"):
+            return 0.0
+        return remaining_seconds - min(remaining_seconds / 2, seconds_of(self.buffer, name="buffer"))
+
+    def renew_at(self, lease: LeaseTimes) -> float:
+        """As the class says, counted from the last renewal."""
+        return lease.renewed_at + self.wait_seconds(lease.deadline - lease.renewed_at)
+
+    def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
+        """As the class says."""
+        return abs(lease.deadline - now) + self.visibility_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed(RenewalPolicy):
+    """Extend by the visibility timeout every ``every``, as bbc/sqs-consumer does with its heartbeat.
+
+    Attributes:
+        every: Time between renewals; must be shorter than ``visibility``.
+    """
+
+    every: Duration
+
+    def __post_init__(self) -> None:
+        RenewalPolicy.__post_init__(self)
+        every = seconds_of(self.every, name="every", minimum=0.001)
+        if self.visibility is not None and every >= self.visibility_seconds:
+            raise ValueError(
+                f"every ({every:g} s) must be shorter than visibility ({self.visibility_seconds:g} s): "
+                "messages would be visible between two renewals"
+            )
+
+    def renew_at(self, lease: LeaseTimes) -> float:
+        """``every`` after the last renewal."""
+        return lease.renewed_at + seconds_of(self.every, name="every")
+
+    def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
+        """The visibility timeout again."""
+        return self.visibility_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Never(RenewalPolicy):
+    """Do not extend: the work must end within the visibility timeout, or others receive the message."""
+
+    def renew_at(self, lease: LeaseTimes) -> None:
+        """Never."""
+
+    def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
+        """Nothing."""
+        return 0.0

@@ -1,0 +1,1 @@
+"""Spark: batches of messages into tables, each message exactly once."""
