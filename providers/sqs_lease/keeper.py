@@ -1,4 +1,4 @@
-"""The keeper: extends leases over a transport until they are settled. asyncio; one keeper serves many batches and queues."""
+"""The keeper: extends leases over a transport until they are settled; one serves many batches and queues."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class HeldBatch:
         raise NotImplementedError
 
     async def extend_now(self) -> None:
-        """Extend every lease still held once, at once, whatever the policy says: the last act before another process takes over."""
+        """Extend every lease still held, at once, whatever the policy says: the last act before another takes over."""
 
     def forget(self) -> None:
         """Hold no longer and call nothing: somebody else does now."""

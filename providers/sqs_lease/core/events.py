@@ -28,7 +28,7 @@ class Outcome(Enum):
     """The service refused: the message was deleted, or is somebody else's."""
 
     FAILED = "failed"
-    """The settlement could not be carried out although it was tried until the lease ended; the message comes back."""
+    """The settlement could not be carried out, although it was tried until the lease ended: the message comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The lease cannot be extended beyond ``ends_at`` (seconds of the ledger's clock): ``max_lease`` or the service's 12 hours."""
+    """The lease ends at ``ends_at`` (the ledger's clock) and cannot go on: ``max_lease``, or the service's 12 hours."""
 
     receipt: Receipt
     ends_at: float
@@ -58,7 +58,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Lapsed:
-    """The deadline passed without a confirmed extension: others may receive the message, but nobody is known to."""
+    """The deadline passed without a confirmed extension: others may receive the message, nobody is known to."""
 
     receipt: Receipt
     overdue_seconds: float

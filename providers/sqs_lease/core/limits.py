@@ -28,4 +28,4 @@ MAX_DELAY_SECONDS: Final = 900
 """Longest ``DelaySeconds`` of a message that is sent."""
 
 RECEIVE_ATTEMPT_SECONDS: Final = 300
-"""How long a FIFO queue remembers a ``ReceiveRequestAttemptId``: a receive repeated within it returns the same messages."""
+"""How long a FIFO queue remembers a ``ReceiveRequestAttemptId``: repeated within it, it returns the same messages."""

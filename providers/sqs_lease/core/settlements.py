@@ -29,9 +29,7 @@ class Release:
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_seconds <= MAX_VISIBILITY_SECONDS:
-            raise ValueError(
-                f"delay_seconds must be between 0 and {MAX_VISIBILITY_SECONDS}, not {self.delay_seconds}"
-            )
+            raise ValueError(f"delay_seconds must be between 0 and {MAX_VISIBILITY_SECONDS}, not {self.delay_seconds}")
 
 
 @dataclass(frozen=True, slots=True)

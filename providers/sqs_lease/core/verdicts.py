@@ -18,7 +18,7 @@ class Verdict(Enum):
     """The lease is no longer ours: the message was deleted, is visible again, or is held by somebody else."""
 
     CAPPED = "capped"
-    """The service's 12-hour limit, counted from the receive, allows no such extension; the lease goes on until its deadline."""
+    """The service's 12 hours, counted from the receive, allow no such extension; the lease stands until its deadline."""
 
     THROTTLED = "throttled"
     """Too many requests: try again, more slowly, the most urgent lease first."""
@@ -27,7 +27,7 @@ class Verdict(Enum):
     """No answer, or an error on the way: the call may or may not have been carried out. Try again."""
 
     REFUSED = "refused"
-    """The caller's own error (denied, no such queue, malformed request): trying again helps only once somebody mends it."""
+    """The caller's own error (denied, no such queue, malformed): trying again helps only once somebody mends it."""
 
 
 @dataclass(frozen=True, slots=True)

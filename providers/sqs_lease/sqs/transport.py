@@ -6,22 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.verdicts import EntryAnswer
-
-
-@dataclass(frozen=True, slots=True)
-class VisibilityChange:
-    """One entry of ``ChangeMessageVisibilityBatch``.
-
-    Attributes:
-        receipt: The lease to change.
-        seconds: The new visibility timeout in whole seconds, counted from now, 0 to 43 200; 0 makes
-            the message visible at once.
-    """
-
-    receipt: Receipt
-    seconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +71,7 @@ class Transport(Protocol):
                 returns the same messages again.
         """
 
-    async def change_visibility(
-        self, queue_url: str, changes: Sequence[VisibilityChange]
-    ) -> Sequence[EntryAnswer]:
+    async def change_visibility(self, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
         """Set the visibility timeouts of up to ten messages; one answer per entry, in the order given."""
 
     async def delete(self, queue_url: str, receipts: Sequence[Receipt]) -> Sequence[EntryAnswer]:
