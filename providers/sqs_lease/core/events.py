@@ -50,7 +50,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The lease ends at ``ends_at`` (the ledger's clock) and cannot go on: ``max_lease``, or the service's 12 hours."""
+    """The lease ends at ``ends_at`` (the ledger's clock) for good: ``max_lease``, or the service's 12 hours."""
 
     receipt: Receipt
     ends_at: float
@@ -58,7 +58,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Lapsed:
-    """The deadline passed without a confirmed extension: others may receive the message, nobody is known to."""
+    """The deadline passed without a confirmed extension: others may receive it."""
 
     receipt: Receipt
     overdue_seconds: float
@@ -66,7 +66,7 @@ class Lapsed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An extension was refused for an error of the caller's, e.g. a permission; it is tried again until the deadline."""
+    """An extension was refused for an error of the caller's, e.g. a permission; it is tried again."""
 
     receipt: Receipt
     detail: str

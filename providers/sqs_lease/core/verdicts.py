@@ -18,7 +18,7 @@ class Verdict(Enum):
     """The lease is no longer ours: the message was deleted, is visible again, or is held by somebody else."""
 
     CAPPED = "capped"
-    """The service's 12 hours, counted from the receive, allow no such extension; the lease stands until its deadline."""
+    """The service's 12 hours, counted from the receive, allow no such extension; the lease stands to its deadline."""
 
     THROTTLED = "throttled"
     """Too many requests: try again, more slowly, the most urgent lease first."""

@@ -1,0 +1,140 @@
+"""The ledger's record of one lease, and the two orders it is kept in: by time, and first in first out.
+
+Nothing is ever removed from the middle of either: a record that moved on gets a new token, and the item
+it left behind is dropped when it comes up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum, auto
+from heapq import heappop, heappush
+from typing import Final
+
+from sqs_lease.core.leases import Lease
+from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
+from sqs_lease.core.messages import Receipt
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.settlements import Settlement
+
+CAP_MARGIN_SECONDS: Final = 5.0
+"""How far the last extension stays below the service's 12 hours: the service counts from when a call *arrives*."""
+
+
+class Phase(Enum):
+    """Where a lease stands; the table in :mod:`sqs_lease.core.ledger` says what leads where."""
+
+    WAITING = auto()
+    DUE = auto()
+    EXTENDING = auto()
+    SETTLING = auto()
+    SENT = auto()
+
+
+class Entry:
+    """The ledger's mutable record of one lease; it satisfies the policies' ``LeaseTimes``."""
+
+    __slots__ = (
+        "began_settling_at",
+        "deadline",
+        "ends_at",
+        "final",
+        "lapsed",
+        "lease",
+        "phase",
+        "policy",
+        "received_at",
+        "refused",
+        "renew_at",
+        "renewed_at",
+        "sequence",
+        "settlement",
+        "token",
+    )
+
+    def __init__(self, lease: Lease, policy: RenewalPolicy, sequence: int) -> None:
+        self.lease = lease
+        self.policy = policy
+        self.sequence = sequence
+        self.received_at = lease.received_at
+        self.renewed_at = lease.received_at
+        self.deadline = lease.deadline
+        longest = min(policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)
+        self.ends_at = lease.received_at + longest
+        self.phase = Phase.WAITING
+        self.token = 0
+        self.renew_at = math.inf
+        self.final = False
+        self.lapsed = False
+        self.refused = False
+        self.settlement: Settlement | None = None
+        self.began_settling_at = math.inf
+
+    @property
+    def receipt(self) -> Receipt:
+        """Which reception this is."""
+        return self.lease.receipt
+
+
+_Item = tuple[float, int, int, Entry]
+
+
+class Heap:
+    """Entries by time, first in first out among equals; an entry that moved on leaves a stale item behind."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self) -> None:
+        self._items: list[_Item] = []
+
+    def push(self, at: float, entry: Entry) -> None:
+        """Put an entry in at a time, and drop it wherever else it is."""
+        entry.token += 1
+        heappush(self._items, (at, entry.sequence, entry.token, entry))
+
+    def first(self) -> tuple[float, Entry] | None:
+        """The earliest item that is not stale."""
+        while self._items:
+            at, _, token, entry = self._items[0]
+            if token == entry.token:
+                return at, entry
+            heappop(self._items)
+        return None
+
+    def pop(self) -> Entry:
+        """Remove and return what :meth:`first` showed."""
+        return heappop(self._items)[3]
+
+    def pop_until(self, now: float) -> Iterator[Entry]:
+        """Remove and give out all entries up to a time."""
+        while (first := self.first()) is not None and first[0] <= now:
+            yield self.pop()
+
+
+class Queue:
+    """Entries first in, first out; an entry that moved on leaves a stale item behind."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[int, Entry]] = deque()
+
+    def push(self, entry: Entry) -> None:
+        """Put an entry in at the end, and drop it wherever else it is."""
+        entry.token += 1
+        self._items.append((entry.token, entry))
+
+    def first(self) -> Entry | None:
+        """The oldest item that is not stale."""
+        while self._items:
+            token, entry = self._items[0]
+            if token == entry.token:
+                return entry
+            self._items.popleft()
+        return None
+
+    def pop(self) -> Entry:
+        """Remove and return what :meth:`first` showed."""
+        return self._items.popleft()[1]
