@@ -1,0 +1,123 @@
+"""Policies and failure rules as plain values (JSON), so that they can travel to another process, and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from sqs_lease.core.durations import Duration
+from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
+from sqs_lease.core.settlements import BackoffRule, DeadLetterRule, ExpireRule, FailureRule, ReleaseRule
+
+POLICIES: Final[Mapping[str, type[RenewalPolicy]]] = {
+    "growing": Growing,
+    "threshold": Threshold,
+    "buffered": Buffered,
+    "fixed": Fixed,
+    "never": Never,
+}
+"""The policies by the name that users write."""
+
+FAILURE_RULES: Final[Mapping[str, type[FailureRule]]] = {
+    "release": ReleaseRule,
+    "backoff": BackoffRule,
+    "expire": ExpireRule,
+    "dead_letter": DeadLetterRule,
+}
+"""The failure rules by the name that users write."""
+
+_Kind = TypeVar("_Kind")
+
+
+def resolve_policy(policy: RenewalPolicy | str | None, *, visibility: Duration | None = None) -> RenewalPolicy:
+    """Return the policy that a user described by object or name, with a visibility timeout of its own if given.
+
+    Args:
+        policy: A policy, the name of one (a key of :data:`POLICIES`), or None for :class:`Growing`.
+        visibility: The visibility timeout, as a shortcut; seconds or a ``timedelta``.
+
+    Raises:
+        ValueError: There is no such name, or ``policy`` has another visibility timeout already, or the
+            visibility timeout is out of range.
+        TypeError: The named policy cannot do without further arguments.
+    """
+    if policy is None:
+        return Growing(visibility=visibility)
+    if isinstance(policy, RenewalPolicy):
+        if visibility is None:
+            return policy
+        if policy.visibility is not None and policy.visibility != visibility:
+            raise ValueError(
+                f"visibility={visibility!r} contradicts the policy's own visibility={policy.visibility!r}; give it once"
+            )
+        return replace(policy, visibility=visibility)
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)} or a policy object, not {policy!r}")
+    try:
+        return POLICIES[policy](visibility=visibility)
+    except TypeError as error:
+        raise TypeError(f"the policy {policy!r} needs arguments: pass the object instead ({error})") from error
+
+
+def encode_policy(policy: RenewalPolicy) -> dict[str, Any]:
+    """Return a policy as plain values: ``{"policy": name, **arguments}``, durations in seconds.
+
+    Raises:
+        TypeError: It is none of the known policies.
+    """
+    return {"policy": _name_of(policy, POLICIES), **_plain_fields(policy)}
+
+
+def decode_policy(spec: Mapping[str, Any]) -> RenewalPolicy:
+    """Build a policy from what :func:`encode_policy` returned.
+
+    Raises:
+        ValueError: The name or a value is wrong.
+        TypeError: An argument is unknown.
+    """
+    return _build(spec, "policy", POLICIES)
+
+
+def encode_failure_rule(rule: FailureRule) -> dict[str, Any]:
+    """Return a failure rule as plain values: ``{"on_failure": name, **arguments}``, durations in seconds.
+
+    Raises:
+        TypeError: It is none of the known rules.
+    """
+    return {"on_failure": _name_of(rule, FAILURE_RULES), **_plain_fields(rule)}
+
+
+def decode_failure_rule(spec: Mapping[str, Any]) -> FailureRule:
+    """Build a failure rule from what :func:`encode_failure_rule` returned.
+
+    Raises:
+        ValueError: The name or a value is wrong.
+        TypeError: An argument is unknown.
+    """
+    return _build(spec, "on_failure", FAILURE_RULES)
+
+
+def _name_of(value: object, names: Mapping[str, type[Any]]) -> str:
+    for name, kind in names.items():
+        # Exactly the class: a subclass would come back as its parent, and behave otherwise.
+        if type(value) is kind:
+            return name
+    raise TypeError(f"{type(value).__name__} cannot be sent to another process; use one of {', '.join(names)}")
+
+
+def _plain_fields(value: Any) -> dict[str, Any]:
+    plain = {}
+    for field in fields(value):
+        content = getattr(value, field.name)
+        plain[field.name] = content.total_seconds() if isinstance(content, timedelta) else content
+    return plain
+
+
+def _build(spec: Mapping[str, Any], name_key: str, names: Mapping[str, type[_Kind]]) -> _Kind:
+    arguments = dict(spec)
+    name = arguments.pop(name_key, None)
+    if name not in names:
+        raise ValueError(f"{name_key} must be one of {', '.join(names)}, not {name!r}")
+    return names[name](**arguments)
