@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
-from typing import TypeAlias
+from types import TracebackType
+from typing import Self, TypeAlias
 
-from sqs_lease.clock import Clock
-from sqs_lease.core.events import LeaseEvent, Settled
+from sqs_lease.clock import Clock, SystemClock
+from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule, Settlement
+from sqs_lease.core.settlements import Delete, FailureRule, Release, Settlement, release
+from sqs_lease.queue_driver import QueueDriver
 from sqs_lease.sqs.transport import Transport
+
+logger = logging.getLogger(__name__)
 
 EventListener: TypeAlias = Callable[[LeaseEvent], None]
 MessageSource: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Message]]]
+
+DEFAULT_CALL_TIMEOUT_SECONDS = 10.0
+
+
+class KeeperClosedError(RuntimeError):
+    """The keeper was closed (or failed) before a settlement came to its end; the message comes back by itself."""
 
 
 class Leaving(Enum):
@@ -35,7 +47,7 @@ class Leaving(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """Counts of one batch so far; every lease is in exactly one of the counts by outcome, or still held."""
+    """Counts of one batch so far. A lease is held still, was handed over, or is in one count by its outcome."""
 
     received: int
     held: int
@@ -48,16 +60,23 @@ class LeaseReport:
     extensions: int
     """Confirmed extensions, counted per message."""
     extension_calls: int
-    """API calls made for them (shared calls count for each batch that took part)."""
+    """API calls made to extend; a call that several batches shared counts for each of them."""
     late: int
-    """Leases whose deadline passed at some time before an extension was confirmed."""
+    """How often a deadline passed before an extension was confirmed."""
 
 
 class Keeper:
     """Holds leases of any number of batches and queues over one transport.
 
     Use it as an asynchronous context manager, or call :meth:`close` when done. All methods must be called
-    from the event loop it was started in.
+    from the event loop in which it was made. It does not close the transport.
+
+    Args:
+        transport: Where the calls go.
+        clock: Source of time; the machine's by default.
+        random: Source of jitter; a fresh one by default.
+        call_timeout_seconds: Longest wait for the answer to one call, 10 s by default; extensions wait
+            less when their lease is about to end.
     """
 
     def __init__(
@@ -66,8 +85,23 @@ class Keeper:
         *,
         clock: Clock | None = None,
         random: Random | None = None,
-        call_timeout_seconds: float = 10.0,
-    ) -> None: ...
+        call_timeout_seconds: float = DEFAULT_CALL_TIMEOUT_SECONDS,
+    ) -> None:
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.transport = transport
+        self._random = Random() if random is None else random
+        self._call_timeout_seconds = call_timeout_seconds
+        self._drivers: dict[str, QueueDriver] = {}
+        self._batches: dict[HeldBatch, None] = {}
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
 
     def hold(
         self,
@@ -85,51 +119,262 @@ class Keeper:
             policy: When to extend; its visibility must be known (:meth:`RenewalPolicy.for_queue`).
             on_failure: What becomes of failed messages; visible again at once by default.
             on_event: Called in the event loop for each event of the batch's leases; it must not block.
-            message_source: Gives message contents by id for dead-lettering leases that were adopted without them.
+            message_source: Gives messages by their ids, to dead-letter leases that were adopted without
+                them; ids that it does not know are simply missing in its answer.
+
+        Raises:
+            KeeperClosedError: The keeper was closed.
+            ValueError: The policy's visibility timeout is not known.
         """
-        raise NotImplementedError
+        if self._closed:
+            raise KeeperClosedError(f"The keeper was closed: it cannot hold messages of {queue_url}")
+        if (driver := self._drivers.get(queue_url)) is None:
+            driver = self._drivers[queue_url] = QueueDriver(
+                self.transport,
+                queue_url,
+                clock=self.clock,
+                random=self._random,
+                call_timeout_seconds=self._call_timeout_seconds,
+            )
+        batch = HeldBatch(
+            queue_url,
+            driver=driver,
+            policy=policy,
+            visibility_seconds=policy.visibility_seconds,
+            on_failure=release() if on_failure is None else on_failure,
+            on_event=on_event,
+            message_source=message_source,
+            random=self._random,
+        )
+        self._batches[batch] = None
+        return batch
+
+    def drop(self, batch: HeldBatch) -> None:
+        """Know a batch no longer; what it still holds is forgotten without a call."""
+        batch.forget()
+        self._batches.pop(batch, None)
 
     async def close(self, leaving: Leaving = Leaving.EXTEND) -> None:
-        """Stop: finish calls under way, then treat what is still held as ``leaving`` says."""
+        """Stop: treat what is still held as ``leaving`` says, give calls under way time to be answered, and end.
+
+        Stop receiving first: a message that is released is received at once by an open long poll of one's own.
+        Waits no longer than two call time-outs.
+        """
+        self._closed = True
+        if leaving is not Leaving.NOTHING:
+            leave = HeldBatch.extend_now if leaving is Leaving.EXTEND else HeldBatch.release_all
+            try:
+                async with asyncio.timeout(self._call_timeout_seconds):
+                    await asyncio.gather(*(leave(batch) for batch in self._batches))
+            except TimeoutError:
+                logger.warning("Closing the keeper: not all calls were answered in time; those leases run out")
+        await asyncio.gather(*(driver.stop() for driver in self._drivers.values()))
+        for batch in self._batches:
+            batch.abandon()
+        self._batches.clear()
 
 
 class HeldBatch:
-    """The leases taken together for one run, while the keeper holds them."""
+    """The leases taken together for one run, while the keeper holds them. Made by :meth:`Keeper.hold`."""
 
-    queue_url: str
+    def __init__(
+        self,
+        queue_url: str,
+        *,
+        driver: QueueDriver,
+        policy: RenewalPolicy,
+        visibility_seconds: float,
+        on_failure: FailureRule,
+        on_event: EventListener | None,
+        message_source: MessageSource | None,
+        random: Random,
+    ) -> None:
+        self.queue_url = queue_url
+        self._driver = driver
+        self._policy = policy
+        self._visibility_seconds = visibility_seconds
+        self._on_failure = on_failure
+        self._on_event = on_event
+        self._message_source = message_source
+        self._random = random
+        self._receipts: dict[str, Receipt] = {}  # by message id: the newest reception of each message
+        self._messages: dict[Receipt, Message] = {}
+        self._ended: dict[Receipt, Settled] = {}
+        self._waiting: dict[Receipt, asyncio.Future[Settled]] = {}
+        self._forgotten = False
+        self._extensions = 0
+        self._extension_calls = 0
+        self._late = 0
+
+    # Holding
 
     def add(self, messages: Iterable[Message], *, received_at: float) -> None:
-        """Hold messages that were just received by a call sent at ``received_at`` (the keeper's clock)."""
+        """Hold messages that were just received by a call sent at ``received_at`` (the keeper's clock).
+
+        A message that the batch holds already is held by its new receipt alone: the older one is void.
+        """
+        for message in messages:
+            deadline = received_at + self._visibility_seconds
+            lease = Lease(message.receipt, received_at, deadline, message.receive_count)
+            self._put(lease, message, at_once=False)
 
     def adopt(self, leases: Iterable[Lease], messages: Iterable[Message] = ()) -> None:
         """Hold leases that were held elsewhere, and extend them at once; times are of the keeper's clock."""
+        by_receipt = {message.receipt: message for message in messages}
+        for lease in leases:
+            self._put(lease, by_receipt.get(lease.receipt), at_once=True)
+
+    def _put(self, lease: Lease, message: Message | None, *, at_once: bool) -> None:
+        older = self._receipts.get(lease.receipt.message_id)
+        if older is not None and older != lease.receipt:
+            self._driver.forget([older])
+            if older in self._waiting:
+                self._end(Settled(older, Outcome.LOST, "the message was received again"))
+            self._messages.pop(older, None)
+            self._ended.pop(older, None)
+        self._receipts[lease.receipt.message_id] = lease.receipt
+        if message is not None:
+            self._messages[lease.receipt] = message
+        self._driver.hold(lease, self._policy, self, at_once=at_once)
+
+    def messages(self) -> Sequence[Message]:
+        """The messages still held whose content is known, in the order they were put in."""
+        held = (self._messages.get(receipt) for receipt in self._receipts.values() if self.holds(receipt))
+        return [message for message in held if message is not None]
 
     def leases(self) -> Sequence[Lease]:
         """The leases still held, in the order they were put in, with their deadlines as confirmed so far."""
-        raise NotImplementedError
+        leases = (self._driver.lease(receipt) for receipt in self._receipts.values())
+        return [lease for lease in leases if lease is not None]
 
     def holds(self, receipt: Receipt) -> bool:
         """Whether the lease is still held: neither settled nor lost."""
-        raise NotImplementedError
-
-    async def settle(self, settlements: Mapping[Receipt, Settlement]) -> Mapping[Receipt, Settled]:
-        """Settle leases and wait for the outcome of each; settling one twice gives its outcome again."""
-        raise NotImplementedError
-
-    async def succeed(self, receipts: Iterable[Receipt] | None = None) -> Mapping[Receipt, Settled]:
-        """Their work succeeded: delete them (None: all that are still held)."""
-        raise NotImplementedError
-
-    async def fail(self, reason: str, receipts: Iterable[Receipt] | None = None) -> Mapping[Receipt, Settled]:
-        """Their work failed for good: settle them by the batch's failure rule (None: all that are still held)."""
-        raise NotImplementedError
+        return self._receipts.get(receipt.message_id) == receipt and self._driver.lease(receipt) is not None
 
     async def extend_now(self) -> None:
         """Extend every lease still held, at once, whatever the policy says: the last act before another takes over."""
+        await self._driver.extend_now([lease.receipt for lease in self.leases()])
 
     def forget(self) -> None:
         """Hold no longer and call nothing: somebody else does now."""
+        self._forgotten = True
+        self._driver.forget(self._receipts.values())
+        self.abandon()
+
+    # Settling
+
+    async def settle(self, settlements: Mapping[Receipt, Settlement]) -> Mapping[Receipt, Settled]:
+        """Settle leases and wait for the outcome of each.
+
+        Settling one twice gives its first outcome again, and so does settling one that was lost.
+
+        Raises:
+            KeyError: A receipt is not of this batch.
+            KeeperClosedError: The keeper was closed, or the batch handed over, before the end.
+        """
+        unknown = [receipt for receipt in settlements if self._receipts.get(receipt.message_id) != receipt]
+        if unknown:
+            raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
+        pending = [receipt for receipt in settlements if receipt not in self._ended]
+        if pending and self._forgotten:
+            raise KeeperClosedError(f"{len(pending)} messages of {self.queue_url} are not held here any more")
+        loop = asyncio.get_running_loop()
+        outcomes = {receipt: self._ended[receipt] for receipt in settlements if receipt in self._ended}
+        waiting = {receipt: self._waiting.setdefault(receipt, loop.create_future()) for receipt in pending}
+        self._driver.settle({receipt: settlements[receipt] for receipt in pending})
+        if waiting:
+            # Not gather(): cancelling one who waits must not take the outcome from another who does.
+            await asyncio.wait(waiting.values())
+        return outcomes | {receipt: future.result() for receipt, future in waiting.items()}
+
+    async def succeed(self, receipts: Iterable[Receipt] | None = None) -> Mapping[Receipt, Settled]:
+        """Their work succeeded: delete them (None: all that are still held)."""
+        return await self.settle(dict.fromkeys(self._chosen(receipts), Delete()))
+
+    async def fail(self, reason: str, receipts: Iterable[Receipt] | None = None) -> Mapping[Receipt, Settled]:
+        """Their work failed for good: settle them by the batch's failure rule (None: all that are still held)."""
+        settlements: dict[Receipt, Settlement] = {}
+        for receipt in self._chosen(receipts):
+            lease = self._driver.lease(receipt)
+            count = 1 if lease is None else lease.receive_count
+            settlements[receipt] = self._on_failure.settlement(receive_count=count, reason=reason, random=self._random)
+        return await self.settle(settlements)
+
+    async def release_all(self) -> None:
+        """Make all that is still held visible at once, whatever the failure rule: its work never began."""
+        await self.settle(dict.fromkeys(self._chosen(None), Release()))
+
+    def _chosen(self, receipts: Iterable[Receipt] | None) -> list[Receipt]:
+        return [lease.receipt for lease in self.leases()] if receipts is None else list(receipts)
+
+    def abandon(self) -> None:
+        """Let go of those who wait for a settlement: it will not come any more. The keeper calls this."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(KeeperClosedError(f"The keeper of {self.queue_url} ended before the settlement"))
+                future.exception()  # whoever waits gets it; with nobody waiting it is not worth a warning
+        self._waiting.clear()
+
+    # What the driver tells
+
+    def happened(self, event: LeaseEvent) -> None:
+        """Take in what happened to one of the batch's leases. The driver calls this."""
+        match event:
+            case Settled():
+                self._end(event)
+            case Lost(receipt=receipt, detail=detail):
+                logger.warning("Lost the lease of %s of %s: %s", receipt, self.queue_url, detail)
+                self._end(Settled(receipt, Outcome.LOST, detail))
+            case Lapsed(receipt=receipt, overdue_seconds=overdue):
+                self._late += 1
+                logger.warning("The lease of %s of %s lapsed %.1f s ago", receipt, self.queue_url, overdue)
+            case Ending(receipt=receipt):
+                logger.warning("The lease of %s of %s cannot be extended any further", receipt, self.queue_url)
+            case Refused(receipt=receipt, detail=detail):
+                logger.error("Extending %s of %s was refused: %s", receipt, self.queue_url, detail)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                # A listener's error is its own: the other leases must go on.
+                logger.exception("A listener failed on %s of %s", type(event).__name__, event.receipt)
+
+    def _end(self, settled: Settled) -> None:
+        self._ended[settled.receipt] = settled
+        future = self._waiting.pop(settled.receipt, None)
+        if future is not None and not future.done():
+            future.set_result(settled)
+
+    def extended(self, extensions: int) -> None:
+        """Count a call that extended some of the batch's leases. The driver calls this."""
+        self._extension_calls += 1
+        self._extensions += extensions
+
+    async def content(self, receipt: Receipt) -> Message | None:
+        """The message itself, if it was put in with the lease or the batch's source has it."""
+        if (message := self._messages.get(receipt)) is not None or self._message_source is None:
+            return message
+        return (await self._message_source([receipt.message_id])).get(receipt.message_id)
+
+    def outcomes(self) -> Mapping[Receipt, Settled]:
+        """How the leases that ended did so."""
+        return dict(self._ended)
 
     def report(self) -> LeaseReport:
         """Counts so far."""
-        raise NotImplementedError
+        counts = dict.fromkeys(Outcome, 0)
+        for settled in self._ended.values():
+            counts[settled.outcome] += 1
+        return LeaseReport(
+            received=len(self._receipts),
+            held=len(self.leases()),
+            deleted=counts[Outcome.DELETED],
+            released=counts[Outcome.RELEASED],
+            dead_lettered=counts[Outcome.DEAD_LETTERED],
+            expired=counts[Outcome.EXPIRED],
+            lost=counts[Outcome.LOST],
+            failed=counts[Outcome.FAILED],
+            extensions=self._extensions,
+            extension_calls=self._extension_calls,
+            late=self._late,
+        )
