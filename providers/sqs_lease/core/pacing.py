@@ -53,7 +53,7 @@ class CallPacing:
 
     def throttled(self, asked_at: float, now: float) -> None:
         """The service throttled a call that was decided at ``asked_at``."""
-        if asked_at < self._slowed_at:
+        if asked_at <= self._slowed_at:
             return  # sent before the last slow-down, which already answers it
         self._slowed_at = now
         doubled = max(self._pause_seconds * 2, FIRST_PAUSE_SECONDS)

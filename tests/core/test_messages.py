@@ -1,0 +1,50 @@
+"""Messages keep what the service said, and keep their secrets to themselves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqs_lease.core.messages import Message, Receipt
+
+ANSWER = {
+    "MessageId": "id-1",
+    "ReceiptHandle": "AQEBsecret-handle-of-this-message",
+    "Body": "private",
+    "Attributes": {
+        "ApproximateReceiveCount": "3",
+        "SentTimestamp": "1767225600123",
+        "MessageGroupId": "tenant",
+    },
+    "MessageAttributes": {"colour": {"DataType": "String", "StringValue": "red"}},
+}
+
+
+def test_a_message_reads_the_services_attributes() -> None:
+    message = Message.from_api(ANSWER)
+    assert message.message_id == "id-1"
+    assert message.receive_count == 3
+    assert message.message_group_id == "tenant"
+    assert message.sent_at == datetime(2026, 1, 1, 0, 0, 0, 123_000, tzinfo=UTC)
+
+
+def test_a_message_without_attributes_was_received_once_and_has_no_group() -> None:
+    message = Message.from_api({"MessageId": "id", "Body": "b"})
+    assert (message.receive_count, message.message_group_id, message.sent_at) == (1, None, None)
+
+
+def test_neither_body_nor_handle_appears_when_a_message_or_receipt_is_printed() -> None:
+    message = Message.from_api(ANSWER)
+    for text in (repr(message), str(message), repr(message.receipt), str(message.receipt), f"{message.receipt}"):
+        assert "private" not in text
+        assert "red" not in text
+        assert "secret" not in text
+        assert "id-1" in text
+
+
+def test_what_work_tasks_get_has_no_receipt_handle_and_can_be_read_back() -> None:
+    message = Message.from_api(ANSWER)
+    shown = message.as_dict()
+    assert "ReceiptHandle" not in shown
+    assert Message.from_api(shown) == Message(
+        Receipt("id-1", ""), message.body, message.attributes, message.message_attributes
+    )
