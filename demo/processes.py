@@ -1,0 +1,221 @@
+"""Server processes of the demo and the tests: started with a log file, awaited with a deadline, stopped by pid.
+
+Every process becomes the leader of a session of its own. All that it starts stays in that session (Airflow's
+supervisors change their process group, never their session), so stopping the leader also finds what it left
+behind. On Linux a process is told to end when the one that started it dies, see :mod:`demo.die_with_parent`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout: what it contains in hidden directories (`.venv`, `.ministack`, `.demo`) is git-ignored."""
+
+LOOPBACK = "127.0.0.1"
+
+POLL_SECONDS = 0.05
+KILL_SECONDS = 10.0
+
+
+class ProcessFailedError(RuntimeError):
+    """A process ended by itself or was not ready in time; the message shows the end of its log and its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """One running process and its log file."""
+
+    name: str
+    log_path: Path
+    popen: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the id of its session."""
+        return self.popen.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process itself (not what it started) still runs."""
+        return self.popen.poll() is None
+
+    def session_pids(self) -> list[int]:
+        """The ids of the process and of everything it started that still runs."""
+        return [pid for pid in psutil.pids() if _session_of(pid) == self.pid]
+
+    def stop(self, grace_seconds: float = 10.0) -> None:
+        """End the process in an orderly way: SIGTERM, time to finish, then SIGKILL for whatever is left.
+
+        Does nothing when all of it has ended already.
+
+        Args:
+            grace_seconds: How long the process may take to end by itself.
+        """
+        request_stop([self])
+        await_stop([self], grace_seconds)
+
+    def kill(self) -> None:
+        """End the process and everything it started at once, as a crash of the machine would (SIGKILL)."""
+        for pid in self.session_pids():
+            _signal(pid, signal.SIGKILL)
+        self.popen.wait(KILL_SECONDS)
+
+    def failure(self, what_happened: str) -> ProcessFailedError:
+        """An error that says what happened, with the end of the log and the path of the whole."""
+        lines = self.log_path.read_text(errors="replace").splitlines()[-20:]
+        tail = "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"
+        return ProcessFailedError(
+            f"{self.name} (pid {self.pid}) {what_happened}.\nThe end of its log, {self.log_path}:\n{tail}"
+        )
+
+
+def start_process(
+    name: str,
+    command: Sequence[str | Path],
+    *,
+    log_path: Path,
+    environment: Mapping[str, str],
+    directory: Path,
+) -> ServerProcess:
+    """Start a process in a session of its own, its output appended to a log file.
+
+    Args:
+        name: What messages call it.
+        command: The program, by its absolute path, and its arguments.
+        log_path: Where its standard output and error go.
+        environment: Its whole environment: nothing is inherited.
+        directory: Its working directory.
+
+    Returns:
+        The process, which may not be ready yet: see :func:`wait_until`.
+    """
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    launcher: list[str | Path] = [
+        sys.executable,
+        "-I",
+        "-S",
+        Path(__file__).with_name("die_with_parent.py"),
+        str(os.getpid()),
+    ]
+    with log_path.open("ab") as log:
+        popen = subprocess.Popen(
+            [*launcher, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd=directory,
+            start_new_session=True,
+        )
+    return ServerProcess(name, log_path, popen)
+
+
+def request_stop(processes: Sequence[ServerProcess]) -> None:
+    """Send SIGTERM to every process that still runs, without waiting for any."""
+    for process in processes:
+        if process.is_running:
+            _signal(process.pid, signal.SIGTERM)
+
+
+def await_stop(processes: Sequence[ServerProcess], grace_seconds: float) -> None:
+    """Wait for processes that were asked to end, and kill what is left of them when the time is over.
+
+    Args:
+        processes: What to wait for.
+        grace_seconds: How long all of them together may take.
+    """
+    deadline = time.monotonic() + grace_seconds
+    for process in processes:
+        try:
+            process.popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        for pid in process.session_pids():
+            _signal(pid, signal.SIGKILL)
+
+
+def wait_until(
+    ready: Callable[[], bool],
+    *,
+    processes: Sequence[ServerProcess],
+    what: str,
+    deadline_seconds: float,
+) -> None:
+    """Ask again and again whether something is the case, while the processes it depends on run.
+
+    Args:
+        ready: The question; asked every 50 ms.
+        processes: If one of them ends, waiting is over.
+        what: What is waited for, to complete the sentence "... was not <what> within ... s".
+        deadline_seconds: How long to wait at most.
+
+    Raises:
+        ProcessFailedError: A process ended, or the deadline passed.
+    """
+    deadline = time.monotonic() + deadline_seconds
+    while not ready():
+        for process in processes:
+            if not process.is_running:
+                raise process.failure(f"ended with exit code {process.popen.returncode} before it was {what}")
+        if time.monotonic() > deadline:
+            raise processes[0].failure(f"was not {what} within {deadline_seconds:.0f} s")
+        pause(processes[0])
+
+
+def pause(process: ServerProcess, seconds: float = POLL_SECONDS) -> None:
+    """Let some time pass, less if the process ends meanwhile.
+
+    Args:
+        process: Whose end to notice.
+        seconds: How long to wait at most.
+    """
+    try:
+        process.popen.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def free_port() -> int:
+    """A port on the loopback address that nothing listens on.
+
+    It lies below the range from which the system takes ports for outgoing connections (32768 and up on Linux),
+    so that none of those takes it before the server that it is meant for listens.
+
+    Raises:
+        RuntimeError: A hundred tries found none.
+    """
+    for _ in range(100):
+        port = random.randrange(20_000, 32_000)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
+            try:
+                candidate.bind((LOOPBACK, port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"No free port between 20000 and 32000 on {LOOPBACK}.")
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:  # It ended meanwhile, or belongs to somebody else.
+        return None
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

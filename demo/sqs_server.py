@@ -1,0 +1,110 @@
+"""An SQS (and S3) server as a real process of its own: ministack, from the environment `.ministack`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.processes import LOOPBACK, ROOT, ServerProcess, free_port, start_process, wait_until
+
+REGION = "us-east-1"
+
+READY_SECONDS = 30.0
+
+
+class SetupMissingError(RuntimeError):
+    """Something that `make setup` provides is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqsServer:
+    """A running server."""
+
+    endpoint_url: str
+    """For example `http://127.0.0.1:23456`; serves SQS and S3, without authentication."""
+    process: ServerProcess
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self.process.pid
+
+    @property
+    def log_path(self) -> Path:
+        """The server's log."""
+        return self.process.log_path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables with which any AWS client finds this server: endpoint, region, credentials."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
+
+
+@contextmanager
+def sqs_server(directory: Path | None = None) -> Iterator[SqsServer]:
+    """Run an SQS server on the loopback address and a free port, until the block ends.
+
+    Args:
+        directory: Where its log goes; without it, a temporary directory that is removed with the server.
+
+    Yields:
+        The server, ready for requests, without queues or buckets.
+
+    Raises:
+        SetupMissingError: `.ministack` is not there.
+        demo.processes.ProcessFailedError: The server did not start.
+    """
+    python = ROOT / ".ministack" / "bin" / "python"
+    if not python.exists():
+        raise SetupMissingError(f"The SQS server is not installed: {python} is missing. Run `make setup`.")
+    with tempfile.TemporaryDirectory(prefix="sqs-server-") as temporary:
+        port = free_port()
+        environment = {
+            "PATH": os.environ["PATH"],
+            "TMPDIR": temporary,
+            "BIND_HOST": LOOPBACK,
+            "GATEWAY_PORT": str(port),
+            "SERVICES": "sqs,s3",
+            # Listeners of other services that would start on ports of their own.
+            "IOT_MTLS_ENABLED": "0",
+            "SFTP_ENABLED": "0",
+        }
+        process = start_process(
+            "The SQS server",
+            [python, "-m", "ministack"],
+            log_path=(directory or Path(temporary)) / "sqs-server.log",
+            environment=environment,
+            directory=Path(temporary),
+        )
+        server = SqsServer(f"http://{LOOPBACK}:{port}", process)
+        try:
+            wait_until(
+                lambda: _answers(server.endpoint_url),
+                processes=[process],
+                what="ready",
+                deadline_seconds=READY_SECONDS,
+            )
+            yield server
+        finally:
+            process.stop()
+
+
+def _answers(endpoint_url: str) -> bool:
+    # A proxy that the environment names must not be asked for the loopback address.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{endpoint_url}/_ministack/health", timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False

@@ -1,0 +1,145 @@
+"""The processes that the demo and the tests start: what is left of them, and what an error says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.processes import ProcessFailedError, ServerProcess, free_port, pause, start_process, wait_until
+
+pytestmark = pytest.mark.processes
+
+WITH_A_CHILD = """
+import signal, subprocess, sys
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"])
+signal.pause()
+"""
+
+
+class Starter:
+    """Starts Python programs in a temporary directory, and stops them all at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.started: list[ServerProcess] = []
+
+    def __call__(self, program: str, *arguments: str) -> ServerProcess:
+        process = start_process(
+            "The program",
+            [sys.executable, "-c", program, *arguments],
+            log_path=self.directory / "logs" / "program.log",
+            environment={"PATH": os.environ["PATH"]},
+            directory=self.directory,
+        )
+        self.started.append(process)
+        return process
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    starter = Starter(tmp_path)
+    yield starter
+    for process in starter.started:
+        process.stop(grace_seconds=0)
+
+
+def has_written(process: ServerProcess, text: str) -> None:
+    wait_until(
+        lambda: text in process.log_path.read_text(),
+        processes=[process],
+        what="ready",
+        deadline_seconds=20,
+    )
+
+
+def has_ended(pid: int, watched: ServerProcess) -> bool:
+    """Whether the pid is gone within ten seconds; a zombie that nobody waits for counts as gone."""
+    for _ in range(200):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        pause(watched)
+    return False
+
+
+@pytest.mark.parametrize("arguments", [[], ["stubborn"]], ids=["ends on SIGTERM", "ignores SIGTERM"])
+def test_stopping_a_process_also_ends_what_it_started(start: Starter, arguments: list[str]) -> None:
+    process = start(WITH_A_CHILD, *arguments)
+    has_written(process, "up")
+    pids = process.session_pids()
+    assert len(pids) == 2
+
+    process.stop(grace_seconds=0.2)
+
+    assert not process.is_running
+    assert all(has_ended(pid, start("import signal; signal.pause()")) for pid in pids)
+
+
+def test_killing_a_process_leaves_nothing_of_it(start: Starter) -> None:
+    process = start(WITH_A_CHILD)
+    has_written(process, "up")
+    child = next(pid for pid in process.session_pids() if pid != process.pid)
+
+    process.kill()
+
+    assert process.popen.returncode == -signal.SIGKILL
+    assert has_ended(child, start("import signal; signal.pause()"))
+
+
+def test_a_process_that_ends_before_it_is_ready_is_reported_with_its_log(start: Starter) -> None:
+    process = start("print('The disk is full.'); raise SystemExit(3)")
+
+    with pytest.raises(ProcessFailedError) as raised:
+        wait_until(lambda: False, processes=[process], what="ready", deadline_seconds=20)
+
+    assert "The program" in str(raised.value)
+    assert "exit code 3" in str(raised.value)
+    assert "The disk is full." in str(raised.value)
+    assert str(process.log_path) in str(raised.value)
+
+
+def test_a_process_that_is_never_ready_is_given_up_at_the_deadline(start: Starter) -> None:
+    process = start("import signal; signal.pause()")
+
+    with pytest.raises(ProcessFailedError, match=r"was not ready within 0 s"):
+        wait_until(lambda: False, processes=[process], what="ready", deadline_seconds=0)
+
+
+# Elsewhere no signal comes, see demo/die_with_parent.py.
+if sys.platform == "linux":
+
+    def test_a_process_ends_when_the_one_that_started_it_is_killed(start: Starter, tmp_path: Path) -> None:
+        parent_program = f"""
+import os, signal, sys
+from pathlib import Path
+from demo.processes import start_process
+child = start_process(
+    "The child", [sys.executable, "-c", "import signal; signal.pause()"],
+    log_path=Path({str(tmp_path / "child.log")!r}), environment=dict(os.environ), directory=Path.cwd(),
+)
+print(child.pid, flush=True)
+signal.pause()
+"""
+        with subprocess.Popen([sys.executable, "-c", parent_program], stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout is not None
+            child_pid = int(parent.stdout.readline())
+            assert psutil.pid_exists(child_pid)
+
+            parent.kill()
+
+        assert has_ended(child_pid, start("import signal; signal.pause()"))
+
+
+def test_free_ports_stay_clear_of_those_that_outgoing_connections_get() -> None:
+    assert all(20_000 <= free_port() < 32_000 for _ in range(20))
