@@ -13,6 +13,7 @@ from typing import Self, TypeAlias
 
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
+from sqs_lease.core.group_order import hold_back
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
@@ -197,7 +198,8 @@ class HeldBatch:
         self._on_event = on_event
         self._message_source = message_source
         self._random = random
-        self._receipts: dict[str, Receipt] = {}  # by message id: the newest reception of each message
+        self._fifo = queue_url.endswith(".fifo")
+        self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
         self._messages: dict[Receipt, Message] = {}
         self._ended: dict[Receipt, Settled] = {}
         self._waiting: dict[Receipt, asyncio.Future[Settled]] = {}
@@ -215,7 +217,7 @@ class HeldBatch:
         """
         for message in messages:
             deadline = received_at + self._visibility_seconds
-            lease = Lease(message.receipt, received_at, deadline, message.receive_count)
+            lease = Lease(message.receipt, received_at, deadline, message.receive_count, message.message_group_id)
             self._put(lease, message, at_once=False)
 
     def adopt(self, leases: Iterable[Lease], messages: Iterable[Message] = ()) -> None:
@@ -225,31 +227,35 @@ class HeldBatch:
             self._put(lease, by_receipt.get(lease.receipt), at_once=True)
 
     def _put(self, lease: Lease, message: Message | None, *, at_once: bool) -> None:
-        older = self._receipts.get(lease.receipt.message_id)
-        if older is not None and older != lease.receipt:
+        held = self._leases.get(lease.receipt.message_id)
+        if held is not None and (older := held.receipt) != lease.receipt:
             self._driver.forget([older])
             if older in self._waiting:
                 self._end(Settled(older, Outcome.LOST, "the message was received again"))
             self._messages.pop(older, None)
             self._ended.pop(older, None)
-        self._receipts[lease.receipt.message_id] = lease.receipt
+        self._leases[lease.receipt.message_id] = lease
         if message is not None:
             self._messages[lease.receipt] = message
         self._driver.hold(lease, self._policy, self, at_once=at_once)
 
     def messages(self) -> Sequence[Message]:
         """The messages still held whose content is known, in the order they were put in."""
-        held = (self._messages.get(receipt) for receipt in self._receipts.values() if self.holds(receipt))
-        return [message for message in held if message is not None]
+        contents = (self._messages.get(lease.receipt) for lease in self.leases())
+        return [message for message in contents if message is not None]
 
     def leases(self) -> Sequence[Lease]:
         """The leases still held, in the order they were put in, with their deadlines as confirmed so far."""
-        leases = (self._driver.lease(receipt) for receipt in self._receipts.values())
+        leases = (self._driver.lease(lease.receipt) for lease in self._leases.values())
         return [lease for lease in leases if lease is not None]
 
     def holds(self, receipt: Receipt) -> bool:
         """Whether the lease is still held: neither settled nor lost."""
-        return self._receipts.get(receipt.message_id) == receipt and self._driver.lease(receipt) is not None
+        return self._is_ours(receipt) and self._driver.lease(receipt) is not None
+
+    def _is_ours(self, receipt: Receipt) -> bool:
+        lease = self._leases.get(receipt.message_id)
+        return lease is not None and lease.receipt == receipt
 
     async def extend_now(self) -> None:
         """Extend every lease still held, at once, whatever the policy says: the last act before another takes over."""
@@ -258,7 +264,7 @@ class HeldBatch:
     def forget(self) -> None:
         """Hold no longer and call nothing: somebody else does now."""
         self._forgotten = True
-        self._driver.forget(self._receipts.values())
+        self._driver.forget([lease.receipt for lease in self._leases.values()])
         self.abandon()
 
     # Settling
@@ -266,13 +272,14 @@ class HeldBatch:
     async def settle(self, settlements: Mapping[Receipt, Settlement]) -> Mapping[Receipt, Settled]:
         """Settle leases and wait for the outcome of each.
 
-        Settling one twice gives its first outcome again, and so does settling one that was lost.
+        Settling one twice gives its first outcome again, and so does settling one that was lost. On a FIFO
+        queue a message behind one that was not done is released instead of deleted (core/group_order.py).
 
         Raises:
             KeyError: A receipt is not of this batch.
             KeeperClosedError: The keeper was closed, or the batch handed over, before the end.
         """
-        unknown = [receipt for receipt in settlements if self._receipts.get(receipt.message_id) != receipt]
+        unknown = [receipt for receipt in settlements if not self._is_ours(receipt)]
         if unknown:
             raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
         pending = [receipt for receipt in settlements if receipt not in self._ended]
@@ -281,11 +288,17 @@ class HeldBatch:
         loop = asyncio.get_running_loop()
         outcomes = {receipt: self._ended[receipt] for receipt in settlements if receipt in self._ended}
         waiting = {receipt: self._waiting.setdefault(receipt, loop.create_future()) for receipt in pending}
+        if self._fifo:
+            settlements = hold_back(settlements, self._leases.values(), self._outcome_of)
         self._driver.settle({receipt: settlements[receipt] for receipt in pending})
         if waiting:
             # Not gather(): cancelling one who waits must not take the outcome from another who does.
             await asyncio.wait(waiting.values())
         return outcomes | {receipt: future.result() for receipt, future in waiting.items()}
+
+    def _outcome_of(self, receipt: Receipt) -> Outcome | None:
+        ended = self._ended.get(receipt)
+        return None if ended is None else ended.outcome
 
     async def succeed(self, receipts: Iterable[Receipt] | None = None) -> Mapping[Receipt, Settled]:
         """Their work succeeded: delete them (None: all that are still held)."""
@@ -366,7 +379,7 @@ class HeldBatch:
         for settled in self._ended.values():
             counts[settled.outcome] += 1
         return LeaseReport(
-            received=len(self._receipts),
+            received=len(self._leases),
             held=len(self.leases()),
             deleted=counts[Outcome.DELETED],
             released=counts[Outcome.RELEASED],

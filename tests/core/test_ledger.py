@@ -433,3 +433,29 @@ class TestForgetting:
         assert [event.receipt for event in ledger.take_events()] == [second]
         assert ledger.due(1_000) == []
         assert len(ledger) == 0
+
+
+class TestCost:
+    def test_a_tick_looks_only_at_what_is_due_however_many_leases_are_held(self) -> None:
+        asked = 0
+
+        class Counting(Fixed):
+            def renew_at(self, lease: object) -> float:
+                nonlocal asked
+                asked += 1
+                return super().renew_at(lease)  # type: ignore[arg-type]
+
+        ledger = Ledger(Random(0))
+        policy = Counting(visibility=60, every=30)
+        for number in range(10_000):
+            ledger.hold(Lease(Receipt(f"message-{number}", "handle"), number / 1_000, 60.0), policy)
+        assert asked == 10_000
+        for tick in range(1_000):
+            assert ledger.due(tick / 50) == []
+        assert asked == 10_000, "waiting leases cost nothing"
+        calls = ledger.due(30.01)
+        for call in calls:
+            ledger.report(call, answers(call, Verdict.DONE), 30.01)
+        extended = sum(len(call.receipts) for call in calls)
+        assert extended < 100
+        assert asked == 10_000 + extended

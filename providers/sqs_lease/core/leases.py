@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqs_lease.core.messages import Receipt
 
@@ -17,13 +17,15 @@ class Lease:
             moment not before it.
         deadline: Until when the message stays invisible, as far as the service confirmed it.
         receive_count: How often the message was received, this reception included.
+        message_group_id: The message group; None without one.
     """
 
     receipt: Receipt
     received_at: float
     deadline: float
     receive_count: int = 1
+    message_group_id: str | None = None
 
     def shifted(self, seconds: float) -> Lease:
         """The same lease on a clock that is ``seconds`` ahead of this one."""
-        return Lease(self.receipt, self.received_at + seconds, self.deadline + seconds, self.receive_count)
+        return replace(self, received_at=self.received_at + seconds, deadline=self.deadline + seconds)

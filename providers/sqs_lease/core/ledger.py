@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from random import Random
 from typing import Final
@@ -92,7 +93,7 @@ class Ledger:
         entry = self._entries.get(receipt)
         if entry is None:
             return None
-        return Lease(receipt, entry.received_at, entry.deadline, entry.lease.receive_count)
+        return replace(entry.lease, deadline=entry.deadline)
 
     def take_events(self) -> list[LeaseEvent]:
         """Return what happened since the last call, in order."""

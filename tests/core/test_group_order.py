@@ -1,0 +1,51 @@
+"""On a FIFO queue nothing is deleted ahead of a message of its group that was not done."""
+
+from __future__ import annotations
+
+import pytest
+from sqs_lease.core.events import Outcome
+from sqs_lease.core.group_order import hold_back
+from sqs_lease.core.leases import Lease
+from sqs_lease.core.messages import Receipt
+from sqs_lease.core.settlements import DeadLetter, Delete, Expire, Release, Settlement
+
+A1, A2, A3, B1, NONE1, NONE2 = (Receipt(name, "handle") for name in ("a1", "a2", "a3", "b1", "none1", "none2"))
+LEASES = [
+    Lease(A1, 0, 30, message_group_id="a"),
+    Lease(NONE1, 0, 30),
+    Lease(A2, 0, 30, message_group_id="a"),
+    Lease(B1, 0, 30, message_group_id="b"),
+    Lease(A3, 0, 30, message_group_id="a"),
+    Lease(NONE2, 0, 30),
+]
+
+
+def carried_out(
+    settlements: dict[Receipt, Settlement], ended: dict[Receipt, Outcome] | None = None
+) -> dict[Receipt, Settlement]:
+    return hold_back(settlements, LEASES, (ended or {}).get)
+
+
+@pytest.mark.parametrize("failure", [Release(), Release(90), Expire()], ids=repr)
+def test_those_behind_a_failed_message_of_the_group_are_released(failure: Settlement) -> None:
+    asked = {A1: Delete(), A2: failure, A3: Delete(), B1: Delete(), NONE1: failure, NONE2: Delete()}
+    assert carried_out(asked) == asked | {A3: Release()}
+
+
+def test_a_dead_lettered_message_holds_nothing_back() -> None:
+    asked: dict[Receipt, Settlement] = {A1: DeadLetter("bad"), A2: Delete()}
+    assert carried_out(asked) == asked
+
+
+@pytest.mark.parametrize("outcome", [Outcome.RELEASED, Outcome.EXPIRED, Outcome.LOST, Outcome.FAILED])
+def test_a_message_that_ended_undone_earlier_holds_those_behind_it_back(outcome: Outcome) -> None:
+    assert carried_out({A2: Delete(), A3: Delete()}, {A1: outcome}) == {A2: Release(), A3: Release()}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.DELETED, Outcome.DEAD_LETTERED])
+def test_a_message_that_is_gone_holds_nothing_back(outcome: Outcome) -> None:
+    assert carried_out({A2: Delete()}, {A1: outcome}) == {A2: Delete()}
+
+
+def test_a_message_still_worked_on_holds_nothing_back() -> None:
+    assert carried_out({A2: Delete()}) == {A2: Delete()}
