@@ -1,0 +1,397 @@
+"""An in-memory Amazon SQS on a clock of the test's own, with the real service's semantics where emulators differ."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from threading import RLock
+from typing import Any
+from uuid import UUID
+
+from sqs_lease.clock import Clock
+from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.limits import (
+    DEFAULT_VISIBILITY_SECONDS,
+    MAX_BATCH_ENTRIES,
+    MAX_DELAY_SECONDS,
+    MAX_IN_FLIGHT,
+    MAX_VISIBILITY_SECONDS,
+    MAX_WAIT_SECONDS,
+)
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.sqs.transport import QueueAttributes
+from sqs_lease.testing import service_errors as errors
+from sqs_lease.testing.audit import AuditTrail
+from sqs_lease.testing.memory_fifo_queue import FifoQueue
+from sqs_lease.testing.memory_queue import (
+    MemoryQueue,
+    MessageState,
+    QueueSettings,
+    ServiceChoices,
+    StoredMessage,
+)
+from sqs_lease.testing.memory_standard_queue import StandardQueue
+from sqs_lease.testing.service_errors import MemorySqsError, ServiceError
+
+_DEDUPLICATION_SECONDS = 300
+_LONGEST_MESSAGE_BYTES = 1024 * 1024
+_ACCOUNT = "123456789012"
+_REGION = "us-east-1"
+
+
+class MemorySqs:
+    """The service. Queues are created here; code under test reaches them through a :class:`MemoryTransport`.
+
+    It keeps to the real service where emulators do not:
+
+    - Each receive gives a new handle. On a standard queue a superseded handle still changes the message's
+      visibility, so it can end the next holder's lease; its delete is answered with success and deletes nothing.
+    - On a standard queue a message can be extended and deleted after its visibility timeout ended, as
+      long as nobody else received it. On a FIFO queue it cannot: ``The receipt handle has expired``.
+    - A message that was made visible gives ``MessageNotInflight``.
+    - An extension beyond 12 hours, counted from the receive, is rejected, not shortened.
+    - A FIFO group is blocked while any of its messages is in flight; a released message comes first again.
+    - A FIFO receive repeated with its ``ReceiveRequestAttemptId`` within 5 minutes returns the same messages
+      again, unless any of them was changed or deleted.
+    - With too many messages in flight, a standard queue answers ``OverLimit`` and a FIFO queue with nothing.
+    - A message received more often than allowed goes to the dead-letter queue with its id and sent time.
+
+    It may be called from several threads. All times are of ``clock``; with a
+    :class:`sqs_lease.testing.VirtualClock` nothing here takes real time.
+
+    Args:
+        clock: The service's clock.
+        in_flight_limit: Most messages in flight in one queue; the service's 120 000 by default.
+        choices: What the real service may do one way or the other.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        in_flight_limit: int = MAX_IN_FLIGHT,
+        choices: ServiceChoices | None = None,
+    ) -> None:
+        self.clock = clock
+        self._in_flight_limit = in_flight_limit
+        self._choices = ServiceChoices() if choices is None else choices
+        self._trail = AuditTrail()
+        self._queues: dict[str, MemoryQueue] = {}
+        self._sent = 0
+        # By queue: deduplication id -> (when it was sent, message id), oldest first.
+        self._deduplication: dict[str, OrderedDict[str, tuple[float, str]]] = {}
+        self._lock = RLock()
+
+    def create_queue(
+        self,
+        name: str,
+        *,
+        visibility_seconds: int = DEFAULT_VISIBILITY_SECONDS,
+        delay_seconds: int = 0,
+        retention_seconds: float | None = None,
+        dead_letter_queue_url: str | None = None,
+        max_receive_count: int | None = None,
+        content_based_deduplication: bool = False,
+    ) -> str:
+        """Create a queue and return its URL.
+
+        Args:
+            name: Its name; a name that ends in ``.fifo`` makes a FIFO queue.
+            visibility_seconds: Visibility timeout of messages received without one of their own, 30 by default.
+            delay_seconds: Delay of each message that is sent without one of its own.
+            retention_seconds: How long a message is kept after it was sent; None, the default, for ever.
+            dead_letter_queue_url: The queue that takes messages received too often; needs ``max_receive_count``.
+            max_receive_count: How often a message is received before it is moved there.
+            content_based_deduplication: FIFO: the body stands in for a missing deduplication id.
+
+        Raises:
+            ValueError: A value is out of range, the name is taken, or the dead-letter queue does not exist
+                or is of the other kind.
+        """
+        fifo = name.endswith(".fifo")
+        url = f"https://sqs.{_REGION}.amazonaws.com/{_ACCOUNT}/{name}"
+        if url in self._queues:
+            raise ValueError(f"queue {name!r} exists already")
+        if not 0 <= visibility_seconds <= MAX_VISIBILITY_SECONDS:
+            raise ValueError(f"visibility_seconds of queue {name!r} must be 0 to {MAX_VISIBILITY_SECONDS}")
+        if not 0 <= delay_seconds <= MAX_DELAY_SECONDS:
+            raise ValueError(f"delay_seconds of queue {name!r} must be 0 to {MAX_DELAY_SECONDS}")
+        if (dead_letter_queue_url is None) != (max_receive_count is None):
+            raise ValueError(f"queue {name!r}: give dead_letter_queue_url and max_receive_count, or neither")
+        dead_letter = None
+        if dead_letter_queue_url is not None:
+            dead_letter = self._queues.get(dead_letter_queue_url)
+            if dead_letter is None or dead_letter.fifo != fifo:
+                raise ValueError(
+                    f"the dead-letter queue of {name!r} must be an existing queue of the same kind, "
+                    f"not {dead_letter_queue_url!r}"
+                )
+        settings = QueueSettings(
+            name=name,
+            url=url,
+            arn=f"arn:aws:sqs:{_REGION}:{_ACCOUNT}:{name}",
+            visibility_seconds=visibility_seconds,
+            delay_seconds=delay_seconds,
+            retention_seconds=retention_seconds,
+            max_receive_count=max_receive_count,
+            content_based_deduplication=content_based_deduplication,
+            in_flight_limit=self._in_flight_limit,
+            choices=self._choices,
+        )
+        kind = FifoQueue if fifo else StandardQueue
+        self._queues[url] = kind(settings, self.clock, self._trail, dead_letter)
+        self._deduplication[url] = OrderedDict()
+        return url
+
+    def queue_url(self, name: str) -> str:
+        """Return the URL of a queue.
+
+        Raises:
+            MemorySqsError: There is no such queue.
+        """
+        for url, queue in self._queues.items():
+            if queue.settings.name == name:
+                return url
+        raise MemorySqsError(errors.NO_SUCH_QUEUE)
+
+    def send(
+        self,
+        queue_url: str,
+        body: str,
+        *,
+        message_attributes: Mapping[str, Mapping[str, Any]] | None = None,
+        message_group_id: str | None = None,
+        deduplication_id: str | None = None,
+        delay_seconds: int | None = None,
+    ) -> str:
+        """Send a message and return its id: within 5 minutes, the same one for the same deduplication id.
+
+        Args:
+            queue_url: The queue.
+            body: The text, up to 1 MiB.
+            message_attributes: The sender's attributes in the shape of the SQS API.
+            message_group_id: The message group; required on FIFO queues.
+            deduplication_id: FIFO only.
+            delay_seconds: Standard only; the queue's own by default.
+
+        Raises:
+            MemorySqsError: The service would refuse it.
+        """
+        with self._lock:
+            queue = self._queue(queue_url)
+            if len(body.encode()) > _LONGEST_MESSAGE_BYTES:
+                raise MemorySqsError(errors.MESSAGE_TOO_LONG)
+            if delay_seconds is not None and not 0 <= delay_seconds <= MAX_DELAY_SECONDS:
+                raise MemorySqsError(errors.out_of_range("DelaySeconds", delay_seconds, 0, MAX_DELAY_SECONDS))
+            if queue.fifo:
+                deduplication_id = self._checked_deduplication_id(
+                    queue, body, message_group_id, deduplication_id, delay_seconds
+                )
+                earlier = self._duplicate(queue_url, deduplication_id)
+                if earlier is not None:
+                    return earlier
+            elif deduplication_id is not None:
+                raise MemorySqsError(errors.wrong_queue_type("MessageDeduplicationId"))
+            self._sent += 1
+            message = StoredMessage(
+                message_id=str(UUID(int=self._sent)),
+                body=body,
+                message_attributes=dict(message_attributes or {}),
+                message_group_id=message_group_id,
+                deduplication_id=deduplication_id,
+                sequence=self._sent,
+                sent_at=self.clock.now(),
+                sent_milliseconds=int(self.clock.wall() * 1000),
+            )
+            if deduplication_id is not None:
+                self._deduplication[queue_url][deduplication_id] = (message.sent_at, message.message_id)
+            queue.put(message, delay_seconds=queue.settings.delay_seconds if delay_seconds is None else delay_seconds)
+            return message.message_id
+
+    def receive(
+        self,
+        queue_url: str,
+        *,
+        max_messages: int = 1,
+        visibility_seconds: int | None = None,
+        attempt_id: str | None = None,
+        caller: str = "",
+    ) -> list[Message]:
+        """Receive what is visible now, without waiting.
+
+        Args:
+            queue_url: The queue.
+            max_messages: 1 to 10.
+            visibility_seconds: Their visibility timeout; the queue's own by default.
+            attempt_id: ``ReceiveRequestAttemptId``, FIFO only.
+            caller: Who receives, for the audit trail.
+
+        Raises:
+            MemorySqsError: The service would refuse it.
+        """
+        if not 1 <= max_messages <= MAX_BATCH_ENTRIES:
+            raise MemorySqsError(errors.out_of_range("MaxNumberOfMessages", max_messages, 1, MAX_BATCH_ENTRIES))
+        if visibility_seconds is not None and not 0 <= visibility_seconds <= MAX_VISIBILITY_SECONDS:
+            raise MemorySqsError(
+                errors.out_of_range("VisibilityTimeout", visibility_seconds, 0, MAX_VISIBILITY_SECONDS)
+            )
+        with self._lock:
+            return self._queue(queue_url).receive(
+                max_messages=max_messages,
+                visibility_seconds=visibility_seconds,
+                attempt_id=attempt_id,
+                caller=caller,
+            )
+
+    async def poll(
+        self,
+        queue_url: str,
+        *,
+        max_messages: int = 1,
+        wait_seconds: float = MAX_WAIT_SECONDS,
+        visibility_seconds: int | None = None,
+        attempt_id: str | None = None,
+        caller: str = "",
+    ) -> list[Message]:
+        """Receive by a long poll: as :meth:`receive`, but wait up to ``wait_seconds`` (0 to 20) for a first message.
+
+        The running event loop's time and the service's clock must pass at the same rate, as they do
+        under :func:`sqs_lease.testing.run_virtual` with the same clock. A poll that is cancelled takes nothing.
+        """
+        if not 0 <= wait_seconds <= MAX_WAIT_SECONDS:
+            raise MemorySqsError(errors.out_of_range("WaitTimeSeconds", int(wait_seconds), 0, MAX_WAIT_SECONDS))
+        ends_at = self.clock.now() + wait_seconds
+        loop = asyncio.get_running_loop()
+        while True:
+            waiter: asyncio.Future[None] = loop.create_future()
+            with self._lock:
+                received = self.receive(
+                    queue_url,
+                    max_messages=max_messages,
+                    visibility_seconds=visibility_seconds,
+                    attempt_id=attempt_id,
+                    caller=caller,
+                )
+                now = self.clock.now()
+                if received or now >= ends_at:
+                    return received
+                queue = self._queue(queue_url)
+                change_at = queue.next_change_at()
+                queue.waiters[waiter] = None
+            until = ends_at if change_at is None else min(ends_at, change_at)
+            timer = loop.call_later(until - now, _wake, waiter)
+            try:
+                await waiter
+            finally:
+                timer.cancel()
+                queue.waiters.pop(waiter, None)
+
+    def change_visibility(
+        self, queue_url: str, changes: Sequence[VisibilityChange], *, caller: str = ""
+    ) -> list[ServiceError | None]:
+        """``ChangeMessageVisibilityBatch``: for each entry, in order, None when done, or the error.
+
+        Raises:
+            MemorySqsError: The service would refuse the whole batch.
+        """
+        with self._lock:
+            queue = self._queue(queue_url)
+            _check_entries(len(changes))
+            return [queue.change(change.receipt.handle, change.seconds, caller) for change in changes]
+
+    def delete(self, queue_url: str, receipts: Sequence[Receipt], *, caller: str = "") -> list[ServiceError | None]:
+        """``DeleteMessageBatch``: for each entry, in order, None when done, or the error.
+
+        Raises:
+            MemorySqsError: The service would refuse the whole batch.
+        """
+        with self._lock:
+            queue = self._queue(queue_url)
+            _check_entries(len(receipts))
+            return [queue.delete(receipt.handle, caller) for receipt in receipts]
+
+    def attributes(self, queue_url: str) -> QueueAttributes:
+        """What the queue says of itself; the counts are exact here.
+
+        Raises:
+            MemorySqsError: There is no such queue.
+        """
+        with self._lock:
+            queue = self._queue(queue_url)
+            queue.catch_up()
+            dead_letter = queue.dead_letter
+            return QueueAttributes(
+                arn=queue.settings.arn,
+                visibility_seconds=queue.settings.visibility_seconds,
+                fifo=queue.fifo,
+                dead_letter_arn=None if dead_letter is None else dead_letter.settings.arn,
+                max_receive_count=queue.settings.max_receive_count,
+                visible=queue.count(MessageState.VISIBLE),
+                in_flight=queue.count(MessageState.IN_FLIGHT),
+                delayed=queue.count(MessageState.DELAYED),
+            )
+
+    def contents(self, queue_url: str) -> Mapping[str, MessageState]:
+        """The messages that a queue holds, by id, in the order in which they came, each with its state.
+
+        Raises:
+            MemorySqsError: There is no such queue.
+        """
+        with self._lock:
+            queue = self._queue(queue_url)
+            queue.catch_up()
+            return {message.message_id: message.state for message in queue.messages()}
+
+    def trail(self) -> AuditTrail:
+        """What happened to each message up to now."""
+        with self._lock:
+            for queue in self._queues.values():
+                queue.catch_up()
+            return self._trail
+
+    def _queue(self, queue_url: str) -> MemoryQueue:
+        queue = self._queues.get(queue_url)
+        if queue is None:
+            raise MemorySqsError(errors.NO_SUCH_QUEUE)
+        return queue
+
+    def _checked_deduplication_id(
+        self,
+        queue: MemoryQueue,
+        body: str,
+        message_group_id: str | None,
+        deduplication_id: str | None,
+        delay_seconds: int | None,
+    ) -> str:
+        if message_group_id is None:
+            raise MemorySqsError(errors.MISSING_GROUP)
+        if delay_seconds is not None:
+            raise MemorySqsError(errors.wrong_queue_type("DelaySeconds"))
+        if deduplication_id is not None:
+            return deduplication_id
+        if not queue.settings.content_based_deduplication:
+            raise MemorySqsError(errors.MISSING_DEDUPLICATION)
+        return hashlib.sha256(body.encode()).hexdigest()
+
+    def _duplicate(self, queue_url: str, deduplication_id: str) -> str | None:
+        """The id of a message sent with this deduplication id within the last 5 minutes."""
+        sent = self._deduplication[queue_url]
+        oldest_kept = self.clock.now() - _DEDUPLICATION_SECONDS
+        while sent and next(iter(sent.values()))[0] < oldest_kept:
+            sent.popitem(last=False)
+        earlier = sent.get(deduplication_id)
+        return None if earlier is None else earlier[1]
+
+
+def _check_entries(count: int) -> None:
+    if count == 0:
+        raise MemorySqsError(errors.EMPTY_BATCH)
+    if count > MAX_BATCH_ENTRIES:
+        raise MemorySqsError(errors.TOO_MANY_ENTRIES)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

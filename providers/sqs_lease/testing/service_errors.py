@@ -1,0 +1,96 @@
+"""The real service's errors, code and text, as values: what :class:`sqs_lease.testing.MemorySqs` answers with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceError:
+    """An error as the service states it.
+
+    Attributes:
+        code: The error code as botocore shows it, e.g. ``InvalidParameterValue``.
+        text: The text, for people; some codes mean different things by it.
+    """
+
+    code: str
+    text: str
+
+
+class MemorySqsError(Exception):
+    """A call on :class:`sqs_lease.testing.MemorySqs` failed as a whole.
+
+    Attributes:
+        error: What the service says.
+    """
+
+    def __init__(self, error: ServiceError) -> None:
+        super().__init__(f"{error.code}: {error.text}")
+        self.error = error
+
+
+NO_SUCH_QUEUE = ServiceError("AWS.SimpleQueueService.NonExistentQueue", "The specified queue does not exist.")
+MALFORMED_HANDLE = ServiceError("ReceiptHandleIsInvalid", "The input receipt handle is invalid.")
+NOT_AVAILABLE = ServiceError(
+    "InvalidParameterValue",
+    "Value for parameter ReceiptHandle is invalid. "
+    "Reason: Message does not exist or is not available for visibility timeout change.",
+)
+HANDLE_EXPIRED = ServiceError(
+    "InvalidParameterValue",
+    "Value for parameter ReceiptHandle is invalid. Reason: The receipt handle has expired.",
+)
+NOT_IN_FLIGHT = ServiceError("MessageNotInflight", "The specified message isn't in flight.")
+OVER_LIMIT = ServiceError(
+    "OverLimit", "Too many messages in flight: the maximum number of inflight messages is reached."
+)
+EMPTY_BATCH = ServiceError(
+    "AWS.SimpleQueueService.EmptyBatchRequest",
+    "There should be at least one ChangeMessageVisibilityBatchRequestEntry in the request.",
+)
+TOO_MANY_ENTRIES = ServiceError(
+    "AWS.SimpleQueueService.TooManyEntriesInBatchRequest", "Maximum number of entries per request are 10."
+)
+MISSING_GROUP = ServiceError("MissingParameter", "The request must contain the parameter MessageGroupId.")
+MISSING_DEDUPLICATION = ServiceError(
+    "InvalidParameterValue",
+    "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly",
+)
+MESSAGE_TOO_LONG = ServiceError(
+    "InvalidParameterValue",
+    "One or more parameters are invalid. Reason: Message must be shorter than 1048576 bytes.",
+)
+THROTTLED = ServiceError("RequestThrottled", "The request was denied due to request throttling.")
+INTERNAL_ERROR = ServiceError("InternalError", "We encountered an internal error. Please try again.")
+UNAVAILABLE = ServiceError("ServiceUnavailable", "The service is unavailable. Please try again.")
+ACCESS_DENIED = ServiceError("AccessDenied", "Access to the resource is denied: no policy allows the requested action.")
+
+
+def beyond_total_visibility(seconds: int) -> ServiceError:
+    """An extension would pass 12 hours from the receive."""
+    return ServiceError(
+        "InvalidParameterValue",
+        f"Value {seconds} for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for "
+        f"the message is beyond the limit [{MAX_VISIBILITY_SECONDS} seconds]",
+    )
+
+
+def out_of_range(parameter: str, value: int, minimum: int, maximum: int) -> ServiceError:
+    """A number lies outside its range."""
+    return ServiceError(
+        "InvalidParameterValue",
+        f"Value {value} for parameter {parameter} is invalid. "
+        f"Reason: Must be between {minimum} and {maximum}, if provided.",
+    )
+
+
+def wrong_queue_type(parameter: str) -> ServiceError:
+    """A parameter for FIFO queues was given to a standard queue, or the other way round."""
+    return ServiceError(
+        "InvalidParameterValue",
+        f"Value for parameter {parameter} is invalid. "
+        "Reason: The request include parameter that is not valid for this queue type",
+    )
