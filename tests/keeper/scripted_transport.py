@@ -55,6 +55,7 @@ class ScriptedTransport:
         wait_seconds: int,
         visibility_seconds: int | None,
         attempt_id: str | None = None,
+        on_sent: Callable[[], None] | None = None,
     ) -> Sequence[Message]:
         raise AssertionError("the keeper does not receive")
 
