@@ -7,6 +7,7 @@ behind. On Linux a process is told to end when the one that started it dies, see
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -33,13 +34,15 @@ class ProcessFailedError(RuntimeError):
     """A process ended by itself or was not ready in time; the message shows the end of its log and its place."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServerProcess:
     """One running process and its log file."""
 
     name: str
     log_path: Path
     popen: subprocess.Popen[bytes]
+    is_gone: bool = False
+    """Whether it was stopped or killed: the system may have given its id to somebody else since."""
 
     @property
     def pid(self) -> int:
@@ -53,7 +56,9 @@ class ServerProcess:
 
     def session_pids(self) -> list[int]:
         """The ids of the process and of everything it started that still runs."""
-        return [pid for pid in psutil.pids() if _session_of(pid) == self.pid]
+        if self.is_gone:
+            return []
+        return [pid for pid in psutil.pids() if _runs_in_session(pid, self.pid)]
 
     def stop(self, grace_seconds: float = 10.0) -> None:
         """End the process in an orderly way: SIGTERM, time to finish, then SIGKILL for whatever is left.
@@ -67,10 +72,33 @@ class ServerProcess:
         await_stop([self], grace_seconds)
 
     def kill(self) -> None:
-        """End the process and everything it started at once, as a crash of the machine would (SIGKILL)."""
-        for pid in self.session_pids():
-            _signal(pid, signal.SIGKILL)
+        """End the process and everything it started at once, as a crash of the machine would (SIGKILL).
+
+        Returns when nothing of it runs any more.
+
+        Raises:
+            ProcessFailedError: Something of it still runs after ten seconds.
+        """
+        deadline = time.monotonic() + KILL_SECONDS
+        # More than one round: what is being killed may just have started something.
+        while pids := self.session_pids():
+            if time.monotonic() > deadline:
+                raise self.failure(f"left the processes {pids} behind, which SIGKILL does not end")
+            for pid in pids:
+                _signal(pid, signal.SIGKILL)
+            self._wait_for(pids)
+        self.is_gone = True
         self.popen.wait(KILL_SECONDS)
+
+    def _wait_for(self, pids: Sequence[int]) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(POLL_SECONDS)
+        others = []
+        for pid in pids:
+            if pid != self.pid:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    others.append(psutil.Process(pid))
+        psutil.wait_procs(others, timeout=POLL_SECONDS)
 
     def failure(self, what_happened: str) -> ProcessFailedError:
         """An error that says what happened, with the end of the log and the path of the whole."""
@@ -138,12 +166,9 @@ def await_stop(processes: Sequence[ServerProcess], grace_seconds: float) -> None
     """
     deadline = time.monotonic() + grace_seconds
     for process in processes:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-        for pid in process.session_pids():
-            _signal(pid, signal.SIGKILL)
+        process.kill()
 
 
 def wait_until(
@@ -207,11 +232,11 @@ def free_port() -> int:
     raise RuntimeError(f"No free port between 20000 and 32000 on {LOOPBACK}.")
 
 
-def _session_of(pid: int) -> int | None:
+def _runs_in_session(pid: int, session: int) -> bool:
     try:
-        return os.getsid(pid)
-    except OSError:  # It ended meanwhile, or belongs to somebody else.
-        return None
+        return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):  # It ended meanwhile, or belongs to somebody else.
+        return False
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

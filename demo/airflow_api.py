@@ -1,0 +1,146 @@
+"""A small client of Airflow's REST API: start runs and read what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+FINAL_RUN_STATES = frozenset({"success", "failed"})
+
+
+class AirflowApiError(RuntimeError):
+    """Airflow refused a request; the message has its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """One task instance as Airflow reports it."""
+
+    task_id: str
+    map_index: int
+    """Its index when the task is mapped, otherwise -1."""
+    state: str | None
+    """`None` until the scheduler has looked at it."""
+    try_number: int
+    """1 for the first try, 0 before it."""
+
+
+class AirflowApi:
+    """The client; authentication is the simple auth manager's, with everybody an administrator.
+
+    Args:
+        base_url: The API server's address, for example `http://127.0.0.1:8080`.
+    """
+
+    def __init__(self, base_url: str) -> None:
+        # `trust_env=False`: a proxy that the environment names must not be asked for the loopback address.
+        self._client = httpx.Client(base_url=base_url, timeout=30.0, trust_env=False)
+
+    def __enter__(self) -> AirflowApi:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+    def health(self) -> dict[str, str | None]:
+        """The status of each component ("healthy", "unhealthy", `None` = never seen), by its name.
+
+        Empty while the API server does not answer.
+        """
+        try:
+            response = self._client.get("/api/v2/monitor/health")
+        except httpx.TransportError:
+            return {}
+        if response.status_code != httpx.codes.OK:
+            return {}
+        return {name: component["status"] for name, component in response.json().items()}
+
+    def has_dag(self, dag_id: str) -> bool:
+        """Whether the DAG processor has stored this DAG, so that it can be triggered.
+
+        Raises:
+            AirflowApiError: The DAG is not there, and a DAG file could not be imported.
+        """
+        if self._request("GET", f"/dags/{dag_id}", allowed=(404,)).status_code == httpx.codes.OK:
+            return True
+        errors = self._get("/importErrors")["import_errors"]
+        if errors:
+            raise AirflowApiError(f"{errors[0]['filename']} cannot be imported: {errors[0]['stack_trace']}")
+        return False
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Start a run.
+
+        Args:
+            dag_id: The DAG, which must be stored: see :meth:`has_dag`.
+            conf: The run's configuration, in JSON's types.
+
+        Returns:
+            The run's id.
+        """
+        body = {"logical_date": None, "conf": dict(conf or {})}
+        response = self._request("POST", f"/dags/{dag_id}/dagRuns", json=body)
+        return str(response.json()["dag_run_id"])
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        """The state of a run: queued, running, success or failed."""
+        return str(self._get(f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def task_states(self, dag_id: str, run_id: str) -> list[TaskState]:
+        """The task instances of a run, mapped ones each for itself, at most 1000."""
+        parameters = {"limit": 1000}
+        answer = self._get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances", parameters)
+        return [
+            TaskState(task["task_id"], task["map_index"], task["state"], task["try_number"])
+            for task in answer["task_instances"]
+        ]
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
+        """The value that a task left under a key, in JSON's types; `None` when there is none."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
+        parameters = {"map_index": map_index, "deserialize": True}
+        response = self._request("GET", path, parameters, allowed=(404,))
+        return response.json()["value"] if response.status_code == httpx.codes.OK else None
+
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
+        """The log of one try of a task, with its trigger's part, a line per event."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
+        answer = self._get(path, {"map_index": map_index, "full_content": True})
+        return "\n".join(_log_line(event) for event in answer["content"])
+
+    def _get(self, path: str, parameters: Mapping[str, Any] | None = None) -> Any:
+        return self._request("GET", path, parameters).json()
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        json: Mapping[str, Any] | None = None,
+        allowed: tuple[int, ...] = (),
+    ) -> httpx.Response:
+        if "Authorization" not in self._client.headers:
+            token = self._client.get("/auth/token").raise_for_status().json()["access_token"]
+            self._client.headers["Authorization"] = f"Bearer {token}"
+        response = self._client.request(method, f"/api/v2{path}", params=parameters, json=json)
+        if response.is_error and response.status_code not in allowed:
+            raise AirflowApiError(f"Airflow answered {response.status_code} to {method} {path}: {response.text}")
+        return response
+
+
+def _log_line(event: str | Mapping[str, Any]) -> str:
+    if isinstance(event, str):
+        return event
+    details = [str(event[key]) for key in ("timestamp", "level", "event") if event.get(key)]
+    details += [str(detail) for detail in event.get("error_detail") or ()]
+    return " ".join(details)

@@ -1,0 +1,274 @@
+"""Airflow as real processes: API server, scheduler, DAG processor and triggerer on an embedded database.
+
+The database is SQLite, in a file of the stack's own home. Airflow itself sets it to write-ahead logging, so
+readers never wait; writers wait for one another, here up to a minute instead of SQLite's default of five seconds,
+and take the write lock when they begin (`IMMEDIATE`), so that no transaction fails half way because another one
+wrote meanwhile. That is enough for the handful of processes of one machine, and needs no server and no download.
+
+Nothing listens anywhere but on the loopback address: the API server gets a free port there; the log servers of
+scheduler and triggerer, which always listen on every address, are left out: all logs are files of one home.
+"""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import os
+import secrets
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from demo.airflow_api import FINAL_RUN_STATES, AirflowApi
+from demo.processes import (
+    LOOPBACK,
+    ROOT,
+    ServerProcess,
+    await_stop,
+    free_port,
+    pause,
+    request_stop,
+    start_process,
+    wait_until,
+)
+
+COMPONENTS: Mapping[str, tuple[str, ...]] = {
+    "api-server": ("api-server", "--workers", "1"),
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+"""Airflow's processes: the arguments of its command by the name of the component."""
+
+HEALTH_NAMES = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+"""What the API server must call healthy before the stack counts as ready."""
+
+READY_SECONDS = 180.0
+
+
+class AirflowSetupError(RuntimeError):
+    """Airflow's database could not be made; the message has Airflow's output."""
+
+
+@dataclass(frozen=True, slots=True)
+class AirflowStack:
+    """A running Airflow."""
+
+    home: Path
+    """Its `AIRFLOW_HOME`: configuration, database and logs."""
+    url: str
+    """The address of the user interface and the REST API; whoever opens it is an administrator."""
+    api: AirflowApi
+    """The REST API."""
+    environment: Mapping[str, str]
+    """The environment of its processes; with it, Airflow's own commands act on this stack."""
+    processes: dict[str, ServerProcess] = field(default_factory=dict)
+    """The processes by the name of their component, see :data:`COMPONENTS`."""
+
+    def start(self, component: str) -> ServerProcess:
+        """Start a component, for example one that was killed; its log goes on in the same file.
+
+        Args:
+            component: Its name, see :data:`COMPONENTS`.
+
+        Returns:
+            The process, which is also in :attr:`processes`; it may not be ready yet.
+        """
+        process = start_process(
+            f"Airflow's {component}",
+            [sys.executable, "-m", "airflow", *COMPONENTS[component]],
+            log_path=self.home / "logs" / f"{component}.log",
+            environment=self.environment,
+            directory=self.home,
+        )
+        self.processes[component] = process
+        return process
+
+    def wait_for_dag(self, dag_id: str, deadline_seconds: float = 60.0) -> None:
+        """Wait until the DAG can be triggered.
+
+        Raises:
+            demo.airflow_api.AirflowApiError: A DAG file could not be imported.
+            demo.processes.ProcessFailedError: It did not come in time.
+        """
+        wait_until(
+            lambda: self.api.has_dag(dag_id),
+            processes=[self.processes["dag-processor"]],
+            what=f"done with the DAG {dag_id}",
+            deadline_seconds=deadline_seconds,
+        )
+
+    def wait_for_run(self, dag_id: str, run_id: str, deadline_seconds: float) -> str:
+        """Wait until a run is over.
+
+        Returns:
+            Its state, success or failed.
+
+        Raises:
+            demo.processes.ProcessFailedError: It is not over at the deadline, or Airflow's scheduler ended.
+        """
+        scheduler = self.processes["scheduler"]
+
+        def is_over() -> bool:
+            pause(scheduler, 0.2)
+            return self.api.run_state(dag_id, run_id) in FINAL_RUN_STATES
+
+        wait_until(
+            is_over,
+            processes=[scheduler],
+            what=f"done with the run {run_id} of {dag_id}",
+            deadline_seconds=deadline_seconds,
+        )
+        return self.api.run_state(dag_id, run_id)
+
+
+@contextmanager
+def airflow_stack(
+    home: Path,
+    dags_folder: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    stop_grace_seconds: float = 10.0,
+) -> Iterator[AirflowStack]:
+    """Run Airflow's processes until the block ends.
+
+    Args:
+        home: A directory for this stack alone; made when it is missing. A database in it is used again.
+        dags_folder: The DAG files; changes are seen within five seconds. New DAGs are not paused.
+        environment: Environment variables for all of its processes: connections (`AIRFLOW_CONN_...`), variables
+            (`AIRFLOW_VAR_...`), and settings (`AIRFLOW__...`), which override the ones made here. Airflow's and
+            AWS's variables of the calling process are not passed on, the rest of its environment is.
+        stop_grace_seconds: How long the processes may take to end by themselves when the block ends.
+
+    Yields:
+        The stack, with all of its components healthy.
+
+    Raises:
+        AirflowSetupError: Its database could not be made.
+        demo.processes.ProcessFailedError: A component did not start.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    url = f"http://{LOOPBACK}:{port}"
+    database = home / "airflow.db"
+    _write_settings(home, _settings(home, dags_folder, database, port))
+    if not database.exists():
+        _copy_database(migrated_database(), database)
+    with AirflowApi(url) as api:
+        stack = AirflowStack(home, url, api, _environment(home, environment or {}))
+        try:
+            for component in COMPONENTS:
+                stack.start(component)
+            wait_until(
+                lambda: all(api.health().get(name) == "healthy" for name in HEALTH_NAMES),
+                processes=list(stack.processes.values()),
+                what="ready",
+                deadline_seconds=READY_SECONDS,
+            )
+            yield stack
+        finally:
+            processes = list(stack.processes.values())
+            request_stop(processes)
+            await_stop(processes, stop_grace_seconds)
+
+
+def migrated_database() -> Path:
+    """A database with Airflow's tables and nothing else, made once for each version of Airflow.
+
+    Raises:
+        AirflowSetupError: Airflow could not make it.
+    """
+    kept = ROOT / ".demo" / "databases" / f"airflow-{version('apache-airflow-core')}.db"
+    if kept.exists():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:
+        home = Path(temporary)
+        database = home / "airflow.db"
+        _write_settings(home, _settings(home, home / "dags", database, port=0))
+        result = subprocess.run(
+            [sys.executable, "-m", "airflow", "db", "migrate"],
+            env=_environment(home, {}),
+            cwd=home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if result.returncode != 0:
+            raise AirflowSetupError(f"Airflow could not make its database:\n{result.stdout}")
+        # Renaming is atomic: another process that did the same meanwhile made an equal file.
+        database.rename(kept)
+    return kept
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(source)) as original, closing(sqlite3.connect(target)) as copy:
+        original.backup(copy)
+
+
+def _settings(home: Path, dags_folder: Path, database: Path, port: int) -> dict[str, dict[str, str]]:
+    url = f"http://{LOOPBACK}:{port}"
+    return {
+        "core": {
+            "dags_folder": str(dags_folder.resolve()),
+            "executor": "LocalExecutor",
+            "parallelism": "8",
+            "execution_api_server_url": f"{url}/execution/",
+            "fernet_key": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+            "simple_auth_manager_all_admins": "True",
+            "load_examples": "False",
+            "dags_are_paused_at_creation": "False",
+        },
+        "database": {
+            "sql_alchemy_conn": f"sqlite:///{database.resolve()}?timeout=60&isolation_level=IMMEDIATE",
+        },
+        "api": {"host": LOOPBACK, "port": str(port), "base_url": url, "secret_key": secrets.token_hex(32)},
+        "api_auth": {"jwt_secret": secrets.token_hex(64)},
+        "dag_processor": {
+            "refresh_interval": "5",
+            "bundle_refresh_check_interval": "1",
+            "parsing_processes": "1",
+        },
+        "scheduler": {"scheduler_idle_sleep_time": "0.5"},
+        "logging": {"base_log_folder": str(home.resolve() / "logs"), "colored_console_log": "False"},
+    }
+
+
+def _write_settings(home: Path, settings: Mapping[str, Mapping[str, str]]) -> None:
+    # As a file and not as environment variables, so that `AIRFLOW_HOME=... airflow ...` is all that is needed to
+    # look into a stack; and because Airflow's processes would otherwise all write the file, at the same time.
+    parser = configparser.RawConfigParser()
+    parser.read_dict(
+        {
+            section: {name: value.replace("%", "%%") for name, value in options.items()}
+            for section, options in settings.items()
+        }
+    )
+    path = home / "airflow.cfg"
+    path.touch(mode=0o600)
+    with path.open("w") as file:
+        parser.write(file)
+
+
+def _environment(home: Path, given: Mapping[str, str]) -> dict[str, str]:
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "AWS_", "PYTHON"))
+    }
+    own = {
+        "AIRFLOW_HOME": str(home.resolve()),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "NO_PROXY": f"{LOOPBACK},localhost",
+        # No credentials but the given ones: a stack on this machine must never act on somebody's real account.
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    return {**inherited, **own, **given}
