@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,17 +39,35 @@ class QueueAttributes:
 class Transport(Protocol):
     """Calls on SQS, asynchronous, with answers as values.
 
-    Batch calls of more than ten entries are the caller's error (``ValueError``): splitting is done where
-    urgency is known. ``change_visibility`` and ``delete`` never raise for what the service or the network
-    answered: a failed call is the same verdict for each of its entries. All other methods raise an
+    Input that the service would refuse whatever its state (more than ten entries, a visibility timeout
+    out of range, an option of the other kind of queue) is the caller's error: ``ValueError``, before
+    anything is sent. Splitting into batches of ten is done where urgency is known.
+
+    ``change_visibility`` and ``delete`` never raise for what the service or the network answered: a failed
+    call is the same verdict for each of its entries. All other methods raise an
     :class:`sqs_lease.sqs.errors.SqsError`. Cancelling a call leaves it unknown whether it was carried out.
     """
 
     async def queue_url(self, queue: str) -> str:
-        """Return the URL of a queue given by name or URL; a URL is returned as it is, without a call."""
+        """Return the URL of a queue.
+
+        Args:
+            queue: Its name (in the client's region and account), its ARN (any account, the client's
+                region) or its URL; a URL is returned as it is, without a call.
+
+        Raises:
+            ValueError: It is none of the three.
+            sqs_lease.sqs.errors.WrongRegionError: The ARN or URL names another region than the client's.
+            sqs_lease.sqs.errors.QueueNotFoundError: There is no such queue, or the caller may not see it.
+            sqs_lease.sqs.errors.SqsError: The call failed otherwise.
+        """
 
     async def queue_attributes(self, queue_url: str) -> QueueAttributes:
-        """Read the attributes of a queue."""
+        """Read the attributes of a queue.
+
+        Raises:
+            sqs_lease.sqs.errors.SqsError: The call failed.
+        """
 
     async def receive(
         self,
@@ -59,6 +77,7 @@ class Transport(Protocol):
         wait_seconds: int,
         visibility_seconds: int | None,
         attempt_id: str | None = None,
+        on_sent: Callable[[], None] | None = None,
     ) -> Sequence[Message]:
         """Receive up to ten messages by one long poll, with all their attributes.
 
@@ -66,16 +85,32 @@ class Transport(Protocol):
             queue_url: The queue.
             max_messages: 1 to 10.
             wait_seconds: How long the poll waits for a first message, 0 to 20.
-            visibility_seconds: Their visibility timeout; None takes the queue's own.
+            visibility_seconds: Their visibility timeout, 0 to 43 200; None takes the queue's own.
             attempt_id: ``ReceiveRequestAttemptId``, for FIFO queues only: the same id within five minutes
                 returns the same messages again.
+            on_sent: Called once in the event loop, just before the request goes to the client. A call may
+                wait for a free connection before: leases count from here, and a call cancelled before
+                it was sent has taken nothing.
+
+        Raises:
+            ValueError: A value is out of range, or ``attempt_id`` was given for a standard queue.
+            sqs_lease.sqs.errors.OverLimitError: Too many messages of the queue are in flight.
+            sqs_lease.sqs.errors.SqsError: The call failed otherwise.
         """
 
     async def change_visibility(self, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
-        """Set the visibility timeouts of up to ten messages; one answer per entry, in the order given."""
+        """Set the visibility timeouts of up to ten messages; one answer per entry, in the order given.
+
+        Raises:
+            ValueError: More than ten entries, or a visibility timeout out of range.
+        """
 
     async def delete(self, queue_url: str, receipts: Sequence[Receipt]) -> Sequence[EntryAnswer]:
-        """Delete up to ten messages; one answer per entry, in the order given."""
+        """Delete up to ten messages; one answer per entry, in the order given.
+
+        Raises:
+            ValueError: More than ten entries.
+        """
 
     async def send(
         self,
@@ -86,7 +121,20 @@ class Transport(Protocol):
         message_group_id: str | None = None,
         deduplication_id: str | None = None,
     ) -> str:
-        """Send one message and return its id: how a message is put into a dead-letter queue with its reason."""
+        """Send one message and return its id: how a message is put into a dead-letter queue with its reason.
+
+        Args:
+            queue_url: The queue.
+            body: The text, not empty.
+            message_attributes: At most ten, in the shape of the SQS API:
+                ``{"name": {"DataType": "String", "StringValue": "..."}}``.
+            message_group_id: Required on FIFO queues; on standard queues the tenant of a fair queue.
+            deduplication_id: FIFO only; can be left out where the queue deduplicates by content.
+
+        Raises:
+            ValueError: An option is missing, malformed, or of the other kind of queue.
+            sqs_lease.sqs.errors.SqsError: The call failed.
+        """
 
     async def aclose(self) -> None:
-        """Close the client's connections; calls under way fail."""
+        """Close the client's connections; calls under way fail. Closing again does nothing."""

@@ -1,0 +1,74 @@
+"""The transport over a boto3 client, whose blocking calls run in threads of the transport's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from sqs_lease.sqs.client_config import ANSWER_SECONDS
+from sqs_lease.sqs.client_transport import ClientTransport
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+
+class Boto3Transport(ClientTransport):
+    """A :class:`sqs_lease.sqs.transport.Transport` for synchronous hosts; it needs no more than boto3.
+
+    A call that is cancelled, or given up because its answer took too long, goes on in its thread and keeps
+    its connection until the client's own timeouts end it. What a receive brings then is seen by
+    nobody, and invisible until its visibility timeout ends.
+
+    Args:
+        client: ``boto3.client("sqs", config=client_config())``, ready for use. The transport owns it: it
+            sets a shorter read timeout on calls that are no long polls, and closes it.
+    """
+
+    def __init__(self, client: SQSClient) -> None:
+        super().__init__()
+        self._given = cast("Any", client)  # botocore has no types of its own
+        # As many threads as connections, started as they are needed. The capacity decides who may call, so
+        # that no call ever waits in the pool's own queue.
+        connections: int = self._given.meta.config.max_pool_connections
+        self._threads = ThreadPoolExecutor(max(connections, 2), thread_name_prefix="sqs-lease")
+
+    async def _open(self) -> Any:
+        events = self._given.meta.events
+        events.register("before-call.sqs", _limit_read_time, unique_id="sqs-lease-read-time")
+        return self._given
+
+    async def _call(
+        self, method: Callable[..., Any], parameters: Mapping[str, Any], free: Callable[[], None]
+    ) -> Mapping[str, Any]:
+        loop = asyncio.get_running_loop()
+
+        def freed(_: object) -> None:
+            # The call may outlive the loop: then nobody is left to whom the connection matters.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(free)
+
+        try:
+            future = self._threads.submit(method, **parameters)
+        except RuntimeError:
+            free()
+            raise
+        future.add_done_callback(freed)
+        answer: Mapping[str, Any] = await asyncio.wrap_future(future)
+        return answer
+
+    async def _close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        # Idle connections are closed now, those in use when their call ends.
+        self._given.close()
+
+
+def _limit_read_time(model: Any, context: dict[str, Any], **_: Any) -> None:
+    """Let a thread wait for no answer that the transport has given up; botocore reads this key for each call.
+
+    Older releases of botocore ignore it: there the client's own read timeout holds.
+    """
+    if model.name != "ReceiveMessage":
+        context.setdefault("read_timeout", ANSWER_SECONDS)

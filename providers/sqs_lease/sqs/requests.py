@@ -1,0 +1,164 @@
+"""What is sent to SQS and what its answers mean, for any client that takes and gives the API's dictionaries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.verdicts import EntryAnswer, Verdict
+from sqs_lease.sqs.classification import entry_verdict, plain_code, redacted
+from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.transport import QueueAttributes
+from sqs_lease.sqs.validation import QueueReference
+
+_ATTRIBUTES_READ: Final = [
+    "QueueArn",
+    "VisibilityTimeout",
+    "RedrivePolicy",
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesNotVisible",
+    "ApproximateNumberOfMessagesDelayed",
+]
+
+Parameters = dict[str, Any]
+
+
+def queue_url_request(reference: QueueReference) -> Parameters:
+    """``GetQueueUrl`` for a queue given by name or ARN."""
+    parameters: Parameters = {"QueueName": reference.name}
+    if reference.account is not None:
+        parameters["QueueOwnerAWSAccountId"] = reference.account
+    return parameters
+
+
+def queue_attributes_request(queue_url: str) -> Parameters:
+    """``GetQueueAttributes`` for what :class:`QueueAttributes` holds.
+
+    ``FifoQueue`` is not asked for: standard queues refuse that name, and a FIFO queue is known by its own.
+    """
+    return {"QueueUrl": queue_url, "AttributeNames": list(_ATTRIBUTES_READ)}
+
+
+def queue_attributes(answer: Mapping[str, Any]) -> QueueAttributes:
+    """The attributes in the answer of ``GetQueueAttributes``.
+
+    Raises:
+        KeyError: The answer lacks an attribute that every queue has.
+    """
+    attributes: Mapping[str, str] = answer["Attributes"]
+    redrive = json.loads(attributes.get("RedrivePolicy") or "{}")
+    count = redrive.get("maxReceiveCount")
+    arn = attributes["QueueArn"]
+    return QueueAttributes(
+        arn=arn,
+        visibility_seconds=int(attributes["VisibilityTimeout"]),
+        fifo=arn.endswith(".fifo"),
+        dead_letter_arn=redrive.get("deadLetterTargetArn"),
+        # The service gives a number, some tools write it into the policy as a string.
+        max_receive_count=None if count is None else int(count),
+        visible=int(attributes.get("ApproximateNumberOfMessages", 0)),
+        in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
+        delayed=int(attributes.get("ApproximateNumberOfMessagesDelayed", 0)),
+    )
+
+
+def receive_request(
+    queue_url: str, *, max_messages: int, wait_seconds: int, visibility_seconds: int | None, attempt_id: str | None
+) -> Parameters:
+    """``ReceiveMessage`` with all attributes of the service and the sender."""
+    parameters: Parameters = {
+        "QueueUrl": queue_url,
+        "MaxNumberOfMessages": max_messages,
+        "WaitTimeSeconds": wait_seconds,
+        # The newer MessageSystemAttributeNames means the same; some emulators know only this name.
+        "AttributeNames": ["All"],
+        "MessageAttributeNames": ["All"],
+    }
+    if visibility_seconds is not None:
+        parameters["VisibilityTimeout"] = visibility_seconds
+    if attempt_id is not None:
+        parameters["ReceiveRequestAttemptId"] = attempt_id
+    return parameters
+
+
+def received_messages(answer: Mapping[str, Any]) -> list[Message]:
+    """The messages in the answer of ``ReceiveMessage``; without any, the service leaves the key out."""
+    return [Message.from_api(entry) for entry in answer.get("Messages") or ()]
+
+
+def change_visibility_request(queue_url: str, changes: Sequence[VisibilityChange]) -> Parameters:
+    """``ChangeMessageVisibilityBatch``; an entry's id is its place in ``changes``."""
+    entries = [
+        {"Id": str(place), "ReceiptHandle": change.receipt.handle, "VisibilityTimeout": change.seconds}
+        for place, change in enumerate(changes)
+    ]
+    return {"QueueUrl": queue_url, "Entries": entries}
+
+
+def delete_request(queue_url: str, receipts: Sequence[Receipt]) -> Parameters:
+    """``DeleteMessageBatch``; an entry's id is its place in ``receipts``."""
+    entries = [{"Id": str(place), "ReceiptHandle": receipt.handle} for place, receipt in enumerate(receipts)]
+    return {"QueueUrl": queue_url, "Entries": entries}
+
+
+def send_request(
+    queue_url: str,
+    body: str,
+    *,
+    message_attributes: Mapping[str, Mapping[str, Any]] | None,
+    message_group_id: str | None,
+    deduplication_id: str | None,
+) -> Parameters:
+    """``SendMessage``."""
+    parameters: Parameters = {"QueueUrl": queue_url, "MessageBody": body}
+    if message_attributes:
+        parameters["MessageAttributes"] = {name: dict(value) for name, value in message_attributes.items()}
+    if message_group_id is not None:
+        parameters["MessageGroupId"] = message_group_id
+    if deduplication_id is not None:
+        parameters["MessageDeduplicationId"] = deduplication_id
+    return parameters
+
+
+def entry_answers(receipts: Sequence[Receipt], answer: Mapping[str, Any]) -> list[EntryAnswer]:
+    """What the answer of a batch call says of each entry, in the order of ``receipts``.
+
+    HTTP 200 can carry failed entries. An entry that the answer does not mention at all may or may not
+    have been carried out: ``TRANSIENT``.
+    """
+    successful = {entry.get("Id") for entry in answer.get("Successful") or ()}
+    failed = {entry.get("Id"): entry for entry in answer.get("Failed") or ()}
+    answers = []
+    for place, receipt in enumerate(receipts):
+        entry_id = str(place)
+        # Failed is asked first: should an answer name an entry twice, nothing is taken for done.
+        if entry_id in failed:
+            answers.append(_failed_entry(receipt, failed[entry_id]))
+        elif entry_id in successful:
+            answers.append(EntryAnswer(receipt, Verdict.DONE))
+        else:
+            answers.append(
+                EntryAnswer(receipt, Verdict.TRANSIENT, "NoAnswer", "the service's answer does not mention this entry")
+            )
+    return answers
+
+
+def failed_call(receipts: Sequence[Receipt], error: SqsError) -> list[EntryAnswer]:
+    """A batch call that failed as a whole: the same verdict for each entry.
+
+    An error that speaks of one lease (lost, or capped) counts as such only where the call had one entry:
+    it could be about any of ten, and losing a lease is final.
+    """
+    verdict = error.verdict
+    if len(receipts) == 1 and entry_verdict(error.code, error.text) in {Verdict.LOST, Verdict.CAPPED}:
+        verdict = entry_verdict(error.code, error.text)
+    return [EntryAnswer(receipt, verdict, error.code, str(error)) for receipt in receipts]
+
+
+def _failed_entry(receipt: Receipt, entry: Mapping[str, Any]) -> EntryAnswer:
+    code, text = str(entry.get("Code", "")), str(entry.get("Message") or "")
+    verdict = entry_verdict(code, text, sender_fault=entry.get("SenderFault"))
+    return EntryAnswer(receipt, verdict, plain_code(code), redacted(text, [receipt.handle]))

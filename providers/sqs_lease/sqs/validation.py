@@ -1,0 +1,181 @@
+"""Checks of what callers give, before anything is sent: each ``ValueError`` says what was given and what is allowed."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS, MAX_WAIT_SECONDS
+
+FIFO_SUFFIX: Final = ".fifo"
+
+_NAME_CHARACTERS: Final = 80
+_TOKEN_CHARACTERS: Final = 128
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.fifo)?")
+_ARN: Final = re.compile(
+    r"arn:(?P<partition>aws[a-z-]*):sqs:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):(?P<name>[^:/]+)"
+)
+_TOKEN: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
+
+# The hosts of AWS's own endpoints, old and new: sqs.eu-west-1.amazonaws.com(.cn), sqs-fips.us-east-1.amazonaws.com,
+# sqs.eu-west-1.api.aws, vpce-….sqs.eu-west-1.vpce.amazonaws.com, and eu-west-1.queue.amazonaws.com.
+_HOSTS: Final = (
+    re.compile(
+        r"(?:^|\.)sqs(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
+        r"(?:(?:vpce\.)?amazonaws\.[a-z.]+|api\.aws|api\.amazonwebservices\.com\.cn)$"
+    ),
+    re.compile(r"^(?P<region>[a-z0-9-]+)\.queue\.amazonaws\.[a-z.]+$"),
+)
+_OLDEST_HOST: Final = "queue.amazonaws.com"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReference:
+    """A queue as a caller names it, taken apart.
+
+    Attributes:
+        name: The queue's name, with ``.fifo`` where it is a FIFO queue.
+        url: Its URL; None where a name or an ARN was given.
+        region: The region that the ARN, or a URL on a host of AWS's, names; None where it says nothing.
+        account: The account that the ARN names; None where it was not an ARN.
+    """
+
+    name: str
+    url: str | None = None
+    region: str | None = None
+    account: str | None = None
+
+
+def queue_reference(queue: str) -> QueueReference:
+    """Take apart a queue's name, ARN or URL.
+
+    Raises:
+        ValueError: It is none of the three.
+    """
+    if not isinstance(queue, str) or not queue.strip():
+        raise ValueError(f"a queue is given by its name, ARN or URL, not {queue!r}")
+    if queue.startswith("arn:"):
+        arn = _ARN.fullmatch(queue)
+        if arn is None:
+            raise ValueError(f"not the ARN of an SQS queue: {queue!r}; it reads arn:aws:sqs:<region>:<account>:<name>")
+        return QueueReference(_checked_name(arn["name"], queue), region=arn["region"], account=arn["account"])
+    if "/" in queue or ":" in queue:
+        return _url_reference(queue)
+    return QueueReference(_checked_name(queue, queue))
+
+
+def check_queue_url(queue_url: str) -> QueueReference:
+    """Take apart a queue URL.
+
+    Raises:
+        ValueError: It is not the URL of a queue.
+    """
+    if not isinstance(queue_url, str) or "://" not in queue_url:
+        raise ValueError(f"a queue URL is needed here, not {queue_url!r}; queue_url() finds it by name or ARN")
+    return _url_reference(queue_url)
+
+
+def check_receive(
+    queue_url: str, *, max_messages: int, wait_seconds: int, visibility_seconds: int | None, attempt_id: str | None
+) -> None:
+    """Check the arguments of a receive.
+
+    Raises:
+        ValueError: One is out of range, or an option is not for this kind of queue.
+    """
+    _check_range(max_messages, "max_messages", 1, MAX_BATCH_ENTRIES, f"receiving from {queue_url}")
+    _check_range(wait_seconds, "wait_seconds", 0, MAX_WAIT_SECONDS, f"receiving from {queue_url}")
+    if visibility_seconds is not None:
+        check_visibility(visibility_seconds, f"receiving from {queue_url}")
+    if attempt_id is not None:
+        if not queue_url.endswith(FIFO_SUFFIX):
+            raise ValueError(f"attempt_id is for FIFO queues only, and {queue_url} is a standard queue: leave it out")
+        _check_token(attempt_id, "attempt_id", queue_url)
+
+
+def check_visibility(seconds: int, doing: str) -> None:
+    """Check a visibility timeout: whole seconds, 0 to 43 200.
+
+    Args:
+        seconds: The visibility timeout.
+        doing: What it is for, with the queue; used in the error.
+
+    Raises:
+        ValueError: It is out of range.
+    """
+    _check_range(seconds, "the visibility timeout", 0, MAX_VISIBILITY_SECONDS, doing)
+
+
+def check_batch(entries: Sequence[object], queue_url: str) -> None:
+    """Check that a batch call does not have too many entries.
+
+    Raises:
+        ValueError: It has more than ten.
+    """
+    if len(entries) > MAX_BATCH_ENTRIES:
+        raise ValueError(
+            f"{len(entries)} entries in one batch call on {queue_url}: split them, {MAX_BATCH_ENTRIES} at most"
+        )
+
+
+def check_send(queue_url: str, body: str, *, message_group_id: str | None, deduplication_id: str | None) -> None:
+    """Check the arguments of a send.
+
+    Raises:
+        ValueError: The body is empty, or an option is missing, malformed or not for this kind of queue.
+    """
+    if not isinstance(body, str) or not body:
+        raise ValueError(f"the body of a message to {queue_url} must be a text that is not empty")
+    if queue_url.endswith(FIFO_SUFFIX):
+        if message_group_id is None:
+            raise ValueError(f"{queue_url} is a FIFO queue: message_group_id is required")
+    elif deduplication_id is not None:
+        raise ValueError(f"deduplication_id is for FIFO queues only, and {queue_url} is a standard queue: leave it out")
+    if message_group_id is not None:
+        _check_token(message_group_id, "message_group_id", queue_url)
+    if deduplication_id is not None:
+        _check_token(deduplication_id, "deduplication_id", queue_url)
+
+
+def _url_reference(url: str) -> QueueReference:
+    parts = urlsplit(url)
+    path = [part for part in parts.path.split("/") if part]
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not path or parts.query or parts.fragment:
+        raise ValueError(
+            f"not the URL of an SQS queue: {url!r}; it reads https://sqs.<region>.amazonaws.com/<account>/<name>"
+        )
+    return QueueReference(_checked_name(path[-1], url), url=url, region=region_of_host(parts.hostname))
+
+
+def region_of_host(host: str) -> str | None:
+    """The region in the name of one of AWS's own SQS endpoints; None for any other host."""
+    if host == _OLDEST_HOST:
+        return "us-east-1"
+    return next((found["region"] for pattern in _HOSTS if (found := pattern.search(host))), None)
+
+
+def _checked_name(name: str, given: str) -> str:
+    if len(name) > _NAME_CHARACTERS or not _NAME.fullmatch(name):
+        where = "" if name == given else f" (in {given!r})"
+        raise ValueError(
+            f"{name!r}{where} is no name of a queue: 1 to {_NAME_CHARACTERS} letters, digits, hyphens and "
+            f"underscores, with {FIFO_SUFFIX} at the end if it is a FIFO queue's"
+        )
+    return name
+
+
+def _check_range(value: int, name: str, minimum: int, maximum: int, doing: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise ValueError(f"{doing}: {name} must be a whole number from {minimum} to {maximum}, not {value!r}")
+
+
+def _check_token(value: str, name: str, queue_url: str) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= _TOKEN_CHARACTERS or not _TOKEN.issuperset(value):
+        raise ValueError(
+            f"{name} for {queue_url} must be 1 to {_TOKEN_CHARACTERS} ASCII letters, digits and punctuation, "
+            f"not {value!r}"
+        )
