@@ -1,0 +1,44 @@
+# The commands of this project. Each one sets up what it needs: see `make help`.
+
+SHELL := /bin/bash
+PYTHON_ENVIRONMENT := .venv/bin
+SOURCES := providers dags demo benchmarks tests
+SEEDS ?= 10000
+
+.PHONY: help setup demo test lint format simulate benchmark requirements clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install everything into .venv and .ministack, from pinned versions
+	@requirements/install.sh
+
+demo: setup ## run the main job on real processes; KEEP=1 leaves Airflow up afterwards
+	@$(PYTHON_ENVIRONMENT)/python -m demo $(if $(KEEP),--keep)
+
+test: setup lint ## lint, then run all tests
+	@$(PYTHON_ENVIRONMENT)/python -m pytest
+
+lint: setup ## ruff and the type checker
+	@$(PYTHON_ENVIRONMENT)/ruff check $(SOURCES)
+	@$(PYTHON_ENVIRONMENT)/ruff format --check $(SOURCES)
+	@$(PYTHON_ENVIRONMENT)/mypy
+
+format: setup ## format the code and repair what ruff can repair
+	@$(PYTHON_ENVIRONMENT)/ruff format $(SOURCES)
+	@$(PYTHON_ENVIRONMENT)/ruff check --fix $(SOURCES)
+
+simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
+	@$(PYTHON_ENVIRONMENT)/python -m sqs_lease.testing.simulation --seeds $(SEEDS)
+
+benchmark: setup ## measure what the ledger costs
+	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.ledger
+
+requirements: setup ## resolve the dependencies of pyproject.toml again and pin them
+	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet pyproject.toml --all-extras --group development \
+		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/development.txt
+	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/ministack.in \
+		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/ministack.txt
+
+clean: ## remove the environments, the demo's files and all caches
+	rm -rf .venv .ministack .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
