@@ -1,0 +1,130 @@
+"""Two services to run the same scenario on: the in-memory one, and a real ministack process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+import boto3
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from sqs_lease.clock import Clock, SystemClock
+from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
+from sqs_lease.sqs.transport import Transport
+from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
+
+from demo.sqs_server import REGION, SqsServer
+
+if TYPE_CHECKING:
+    from types_boto3_sqs.literals import QueueAttributeNameType
+
+KEY = "test"
+
+
+class Ground(Protocol):
+    """A service with a transport to it."""
+
+    @property
+    def clock(self) -> Clock:
+        """Time as it passes for the scenario."""
+
+    @property
+    def transport(self) -> Transport:
+        """The way to the service, while a scenario runs."""
+
+    def create_queue(
+        self,
+        *,
+        fifo: bool = False,
+        visibility_seconds: int = 30,
+        delay_seconds: int = 0,
+        dead_letter_queue_url: str | None = None,
+        max_receive_count: int | None = None,
+    ) -> str:
+        """Create a queue under a name of its own and return its URL."""
+
+    def run(self, scenario: Callable[[Ground], Awaitable[None]]) -> None:
+        """Run a scenario to its end."""
+
+
+class MemoryGround:
+    """The in-memory service on virtual time."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self._sqs = MemorySqs(self.clock)
+        self.transport: Transport = MemoryTransport(self._sqs)
+        self._names = count()
+
+    def create_queue(self, *, fifo: bool = False, **settings: Any) -> str:
+        name = f"queue-{next(self._names)}{'.fifo' if fifo else ''}"
+        return self._sqs.create_queue(name, **settings)
+
+    def run(self, scenario: Callable[[Ground], Awaitable[None]]) -> None:
+        async def main() -> None:
+            await scenario(self)
+
+        run_virtual(main, clock=self.clock)
+
+
+class MinistackGround:
+    """A real server process, in real time."""
+
+    transport: Transport
+
+    def __init__(self, server: SqsServer) -> None:
+        self.clock = SystemClock()
+        self._endpoint_url = server.endpoint_url
+        self._client = boto3.client(
+            "sqs",
+            endpoint_url=server.endpoint_url,
+            region_name=REGION,
+            aws_access_key_id=KEY,
+            aws_secret_access_key=KEY,
+        )
+        self._names = count()
+
+    def create_queue(
+        self,
+        *,
+        fifo: bool = False,
+        visibility_seconds: int = 30,
+        delay_seconds: int = 0,
+        dead_letter_queue_url: str | None = None,
+        max_receive_count: int | None = None,
+    ) -> str:
+        attributes: dict[QueueAttributeNameType, str] = {
+            "VisibilityTimeout": str(visibility_seconds),
+            "DelaySeconds": str(delay_seconds),
+        }
+        if fifo:
+            attributes["FifoQueue"] = "true"
+        if dead_letter_queue_url is not None:
+            answer = self._client.get_queue_attributes(QueueUrl=dead_letter_queue_url, AttributeNames=["QueueArn"])
+            attributes["RedrivePolicy"] = json.dumps(
+                {"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": max_receive_count}
+            )
+        name = f"queue-{next(self._names)}-{id(self)}{'.fifo' if fifo else ''}"
+        return self._client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+
+    def run(self, scenario: Callable[[Ground], Awaitable[None]]) -> None:
+        async def main() -> None:
+            self.transport = AiobotocoreTransport(
+                get_session().create_client(
+                    "sqs",
+                    endpoint_url=self._endpoint_url,
+                    region_name=REGION,
+                    aws_access_key_id=KEY,
+                    aws_secret_access_key=KEY,
+                    config=AioConfig(retries={"total_max_attempts": 1}),
+                )
+            )
+            try:
+                await scenario(self)
+            finally:
+                await self.transport.aclose()
+
+        asyncio.run(main())
