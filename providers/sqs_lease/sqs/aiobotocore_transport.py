@@ -26,7 +26,7 @@ class AiobotocoreTransport(ClientTransport):
 
     def __init__(self, client: SQSClient | AbstractAsyncContextManager[SQSClient]) -> None:
         super().__init__()
-        self._given = cast("Any", client)  # botocore has no types of its own
+        self._given = cast("Any", client)  # the stubs do not know all of it
         # A client has ``meta``. It is a context manager too, but one that was entered already.
         self._ready = hasattr(client, "meta")
 

@@ -29,7 +29,7 @@ class Boto3Transport(ClientTransport):
 
     def __init__(self, client: SQSClient) -> None:
         super().__init__()
-        self._given = cast("Any", client)  # botocore has no types of its own
+        self._given = cast("Any", client)  # the stubs do not know all of it
         # As many threads as connections, started as they are needed. The capacity decides who may call, so
         # that no call ever waits in the pool's own queue.
         connections: int = self._given.meta.config.max_pool_connections

@@ -87,8 +87,8 @@ def check_receive(
     Raises:
         ValueError: One is out of range, or an option is not for this kind of queue.
     """
-    _check_range(max_messages, "max_messages", 1, MAX_BATCH_ENTRIES, f"receiving from {queue_url}")
-    _check_range(wait_seconds, "wait_seconds", 0, MAX_WAIT_SECONDS, f"receiving from {queue_url}")
+    check_whole_number(max_messages, "max_messages", 1, MAX_BATCH_ENTRIES, f"receiving from {queue_url}")
+    check_whole_number(wait_seconds, "wait_seconds", 0, MAX_WAIT_SECONDS, f"receiving from {queue_url}")
     if visibility_seconds is not None:
         check_visibility(visibility_seconds, f"receiving from {queue_url}")
     if attempt_id is not None:
@@ -97,17 +97,28 @@ def check_receive(
         _check_token(attempt_id, "attempt_id", queue_url)
 
 
-def check_visibility(seconds: int, doing: str) -> None:
+def check_visibility(seconds: int, doing: str, *, minimum: int = 0) -> None:
     """Check a visibility timeout: whole seconds, 0 to 43 200.
 
     Args:
         seconds: The visibility timeout.
         doing: What it is for, with the queue; used in the error.
+        minimum: 1 where the message is to be held, 0 (the default) where it may be made visible.
 
     Raises:
         ValueError: It is out of range.
     """
-    _check_range(seconds, "the visibility timeout", 0, MAX_VISIBILITY_SECONDS, doing)
+    check_whole_number(seconds, "the visibility timeout", minimum, MAX_VISIBILITY_SECONDS, doing)
+
+
+def check_whole_number(value: int, name: str, minimum: int, maximum: int, doing: str) -> None:
+    """Check a whole number.
+
+    Raises:
+        ValueError: It is no whole number, or out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise ValueError(f"{doing}: {name} must be a whole number from {minimum} to {maximum}, not {value!r}")
 
 
 def check_batch(entries: Sequence[object], queue_url: str) -> None:
@@ -166,11 +177,6 @@ def _checked_name(name: str, given: str) -> str:
             f"underscores, with {FIFO_SUFFIX} at the end if it is a FIFO queue's"
         )
     return name
-
-
-def _check_range(value: int, name: str, minimum: int, maximum: int, doing: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise ValueError(f"{doing}: {name} must be a whole number from {minimum} to {maximum}, not {value!r}")
 
 
 def _check_token(value: str, name: str, queue_url: str) -> None:

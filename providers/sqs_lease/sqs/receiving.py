@@ -1,0 +1,411 @@
+"""Receiving: collects up to N messages by concurrent long polls and hands over each poll's messages as they come.
+
+A collection waits up to ``wait`` for the first message, then up to ``linger`` more to fill the batch. Each poll's
+messages go to the caller's ``on_received`` at once, so that a keeper extends the first ones while others are
+still awaited. What holds:
+
+- **Never more than asked for.** The ``max_messages`` of the polls in flight never add up to more than what
+  is missing. While nothing came there is one poll; each answer with messages doubles the polls, up to ten;
+  an empty answer or an error brings them back to one.
+- **No lease is old when it arrives.** A lease counts from when its poll was sent, so no poll waits longer
+  than a third of the visibility timeout (and 20 s, and what is left of ``wait`` or ``linger``, in whole
+  seconds rounded up: a collection can take up to one second, and the time of an answer, longer).
+- **One receipt a message.** A standard queue may deliver a message twice within one collection. The
+  delivery with the higher receive count is the newer one. A newer one is handed over like any message:
+  *it takes the place of the receipt of the same message id handed over before*, which must not be extended,
+  released or deleted any more (:class:`sqs_lease.keeper.HeldBatch` does that). An older one is dropped.
+- **FIFO answers that were lost are asked for again.** Each poll of a FIFO queue has a
+  ``ReceiveRequestAttemptId``. When its answer is lost (no answer in time, a cut connection, a 5xx), it is
+  repeated with the same id, within the five minutes for which the service remembers it and for up to ten seconds
+  after the waiting ended. On standard queues the messages of a lost answer are visible again
+  after their visibility timeout; nothing can be done about them.
+- **Errors.** Transient errors and throttling are tried again with jittered exponential back-off, while
+  there is time; then they are raised if nothing was received, and given in :attr:`Collected.error` otherwise.
+  ``OverLimit`` ends the collection in the same way, at once. The caller's own errors (denied, no such
+  queue, ...) are always raised, at once. Before anything is raised the polls in flight are awaited: whatever they
+  bring is handed over, and what was handed over stays so.
+
+**Stopping.** :meth:`Receiver.stop` starts no more polls, awaits those in flight (each is bounded by its wait and
+the transport's time for an answer) and returns what there is. **Cancelling** a collection does the same and then
+raises ``CancelledError``: every message that the service gave was handed over by then, and no poll is open that could
+take a message which the caller releases. A poll is never cancelled once it was sent, because a cancelled HTTP call may
+have been carried out, and its messages would stay invisible, held by nobody, until their visibility timeout
+ends. Polls that still wait for a connection are dropped. Cancelling a *second* time is for those who cannot wait:
+it abandons the polls in flight with just that consequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Final, TypeAlias
+
+from sqs_lease.clock import Clock, SystemClock
+from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.limits import (
+    MAX_BATCH_ENTRIES,
+    MAX_IN_FLIGHT,
+    MAX_WAIT_SECONDS,
+    RECEIVE_ATTEMPT_SECONDS,
+)
+from sqs_lease.core.messages import Message
+from sqs_lease.core.verdicts import Verdict
+from sqs_lease.sqs.errors import OverLimitError, SqsError, TransientError
+from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.validation import FIFO_SUFFIX, check_queue_url, check_visibility, check_whole_number
+
+logger = logging.getLogger(__name__)
+
+MAX_POLLS: Final = 10
+"""Most long polls of one collection in flight at once."""
+
+RECOVERY_SECONDS: Final = 10.0
+"""How long after the waiting ended the lost answers of a FIFO queue are still asked for again."""
+
+_FIRST_PAUSE_SECONDS: Final = 0.5
+_LONGEST_PAUSE_SECONDS: Final = 10.0
+# Sums of floats that should be whole seconds must not be rounded up to the next one.
+_ROUNDING_SECONDS: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Reception:
+    """The messages of one poll.
+
+    Attributes:
+        messages: The messages, at least one.
+        received_at: When the poll was sent, on the receiver's clock, before the service can have received
+            it; of a poll that was repeated, the first time. The service's 12 hours count from no earlier.
+        sent_at: When it was sent the last time: their visibility timeout counts from no earlier.
+    """
+
+    messages: tuple[Message, ...]
+    received_at: float
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection ended with.
+
+    Attributes:
+        messages: What was received, each message once, with its newest receipt, in the order of arrival.
+        error: The transient error, throttling or ``OverLimit`` with which it ended short of messages; else None.
+    """
+
+    messages: tuple[Message, ...]
+    error: SqsError | None = None
+
+
+ReceptionListener: TypeAlias = Callable[[Reception], None]
+
+
+class Receiver:
+    """Receives from one queue over a transport; one collection after the other, or several at once.
+
+    Args:
+        transport: Where the calls go.
+        queue_url: The queue's URL.
+        visibility_seconds: Visibility timeout of the messages received, in whole seconds, 1 to 43 200.
+        clock: Source of time; the machine's by default. Reception times are readings of its ``now``.
+        random: Source of jitter and attempt ids; a fresh one by default.
+
+    Raises:
+        ValueError: ``queue_url`` is no queue URL, or ``visibility_seconds`` is out of range.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        queue_url: str,
+        *,
+        visibility_seconds: int,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:
+        check_queue_url(queue_url)
+        check_visibility(visibility_seconds, f"receiving from {queue_url}", minimum=1)
+        self.queue_url = queue_url
+        self._transport = transport
+        self._visibility_seconds = visibility_seconds
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._random = Random() if random is None else random
+        self._collections: set[_Collection] = set()
+        self._stopped = False
+
+    async def collect(
+        self, max_messages: int, *, wait: Duration, linger: Duration = 0.0, on_received: ReceptionListener
+    ) -> Collected:
+        """Collect messages; the module's docstring states what holds, also on errors and cancellation.
+
+        Args:
+            max_messages: Most messages to collect, 1 to 120 000.
+            wait: How long to wait for a first message; 0 looks once.
+            linger: How long to wait for more once one came; 0, the default, takes what the first answer brought.
+            on_received: Called in the event loop with each poll's messages. It must not block, and not raise.
+
+        Returns:
+            What was received, nothing if nothing came within ``wait``. After :meth:`stop`, nothing.
+
+        Raises:
+            ValueError: An argument is out of range.
+            SqsError: See the module's docstring.
+        """
+        # SQS allows no more messages of a queue in flight.
+        check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, f"receiving from {self.queue_url}")
+        collection = _Collection(
+            self._transport,
+            self.queue_url,
+            visibility_seconds=self._visibility_seconds,
+            clock=self._clock,
+            random=self._random,
+            max_messages=max_messages,
+            wait_seconds=seconds_of(wait, name="wait"),
+            linger_seconds=seconds_of(linger, name="linger"),
+            on_received=on_received,
+        )
+        if self._stopped:
+            return Collected(())
+        self._collections.add(collection)
+        try:
+            return await collection.run()
+        finally:
+            self._collections.discard(collection)
+
+    def stop(self) -> None:
+        """Start no more polls, now and later; collections under way end once their polls in flight are answered."""
+        self._stopped = True
+        for collection in self._collections:
+            collection.stop()
+
+
+@dataclass(slots=True, eq=False)
+class _Poll:
+    """One poll: as it is about to be sent, in flight, or lost and to be repeated with its ``attempt_id``."""
+
+    max_messages: int
+    attempt_id: str | None
+    wait_seconds: int = 0
+    asked_at: float = 0.0
+    first_sent_at: float | None = None
+    sent_at: float = 0.0
+    sent: bool = False
+
+
+class _Collection:
+    """The state of one call of :meth:`Receiver.collect`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        queue_url: str,
+        *,
+        visibility_seconds: int,
+        clock: Clock,
+        random: Random,
+        max_messages: int,
+        wait_seconds: float,
+        linger_seconds: float,
+        on_received: ReceptionListener,
+    ) -> None:
+        self._transport = transport
+        self._queue_url = queue_url
+        self._fifo = queue_url.endswith(FIFO_SUFFIX)
+        self._visibility_seconds = visibility_seconds
+        self._longest_poll_seconds = min(MAX_WAIT_SECONDS, max(visibility_seconds // 3, 1))
+        self._clock = clock
+        self._random = random
+        self._max_messages = max_messages
+        self._linger_seconds = linger_seconds
+        self._on_received = on_received
+        self._ends_at = clock.now() + wait_seconds
+        self._messages: dict[str, Message] = {}
+        self._polls: dict[asyncio.Task[None], _Poll] = {}
+        self._lost: list[_Poll] = []
+        self._concurrency = 1
+        self._polled = False
+        self._closing = False
+        self._stopped = False
+        self._wake = asyncio.Event()
+        # Errors: the last that may pass, since when and how often in a row; and the one that ends everything.
+        self._passing: SqsError | None = None
+        self._failures = 0
+        self._failed_at = -math.inf
+        self._resume_at = -math.inf
+        self._fatal: BaseException | None = None
+
+    async def run(self) -> Collected:
+        try:
+            while self._advance():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._seconds_to_next_step()):
+                        await self._wake.wait()
+        except asyncio.CancelledError:
+            await self._drain()
+            raise
+        if self._fatal is not None:
+            raise self._fatal
+        if self._passing is not None and not self._messages and not self._stopped:
+            raise self._passing
+        return Collected(tuple(self._messages.values()), self._passing)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._close()
+
+    # Deciding
+
+    def _advance(self) -> bool:
+        """Start and drop polls as the moment requires; return whether there is anything left to wait for."""
+        self._wake.clear()
+        now = self._clock.now()
+        self._forget_what_cannot_be_repeated(now)
+        while (poll := self._next_poll(now)) is not None:
+            self._start(poll, now)
+        if self._closing or (self._messages and now >= self._ends_at):
+            self._drop_unsent()
+        return bool(self._polls) or self._seconds_to_next_step() is not None
+
+    def _next_poll(self, now: float) -> _Poll | None:
+        if self._closing or now < self._resume_at or len(self._polls) >= self._concurrency:
+            return None
+        if self._lost:
+            return self._lost.pop(0)
+        reserved = sum(poll.max_messages for poll in self._polls.values())
+        missing = self._max_messages - len(self._messages) - reserved
+        if missing <= 0 or (self._polled and now >= self._ends_at):
+            return None
+        attempt_id = f"{self._random.getrandbits(128):032x}" if self._fifo else None
+        return _Poll(min(missing, MAX_BATCH_ENTRIES), attempt_id)
+
+    def _seconds_to_next_step(self) -> float | None:
+        """How long until something is to be done even if no poll is answered; None where only answers matter."""
+        if self._closing:
+            return None
+        now = self._clock.now()
+        steps = []
+        if now < self._resume_at and (self._lost or self._resume_at < self._ends_at):
+            steps.append(self._resume_at)
+        if self._messages and now < self._ends_at and not all(poll.sent for poll in self._polls.values()):
+            steps.append(self._ends_at)
+        return min(steps) - now if steps else None
+
+    def _forget_what_cannot_be_repeated(self, now: float) -> None:
+        """Lost answers that the service would not give again, or that there is no time left for."""
+        self._lost = [poll for poll in self._lost if max(now, self._resume_at) < self._repeatable_until(poll)]
+
+    def _repeatable_until(self, poll: _Poll) -> float:
+        first_sent_at = poll.asked_at if poll.first_sent_at is None else poll.first_sent_at
+        visible_again_at = poll.sent_at + poll.wait_seconds + self._visibility_seconds
+        return min(first_sent_at + RECEIVE_ATTEMPT_SECONDS, visible_again_at, self._ends_at + RECOVERY_SECONDS)
+
+    def _close(self) -> None:
+        self._closing = True
+        self._wake.set()
+
+    # Polling
+
+    def _start(self, poll: _Poll, now: float) -> None:
+        left_seconds = math.ceil(self._ends_at - now - _ROUNDING_SECONDS)
+        poll.wait_seconds = max(min(self._longest_poll_seconds, left_seconds), 0)
+        poll.asked_at = poll.sent_at = now
+        poll.sent = False
+        self._polled = True
+        task = asyncio.get_running_loop().create_task(self._poll(poll), name=f"sqs-lease poll {self._queue_url}")
+        self._polls[task] = poll
+        task.add_done_callback(self._finished)
+
+    async def _poll(self, poll: _Poll) -> None:
+        def on_sent() -> None:
+            poll.sent = True
+            poll.sent_at = self._clock.now()
+            if poll.first_sent_at is None:
+                poll.first_sent_at = poll.sent_at
+
+        try:
+            messages = await self._transport.receive(
+                self._queue_url,
+                max_messages=poll.max_messages,
+                wait_seconds=poll.wait_seconds,
+                visibility_seconds=self._visibility_seconds,
+                attempt_id=poll.attempt_id,
+                on_sent=on_sent,
+            )
+        except SqsError as error:
+            self._failed(poll, error)
+            return
+        # Nothing is awaited between the answer and its handing over, so nothing can come in between.
+        self._passing = None
+        self._failures = 0
+        self._concurrency = min(self._concurrency * 2, MAX_POLLS) if messages else 1
+        self._hand_over(poll, messages)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        del self._polls[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A defect, of the transport or of the listener; what other polls bring is still handed over.
+            self._fatal = self._fatal or error
+            self._closing = True
+        self._wake.set()
+
+    def _hand_over(self, poll: _Poll, messages: Sequence[Message]) -> None:
+        new: dict[str, Message] = {}
+        for message in messages:
+            known = new.get(message.message_id) or self._messages.get(message.message_id)
+            if known is not None and message.receive_count < known.receive_count:
+                logger.info("%s came late, after a newer delivery of the same message: dropped", message.receipt)
+            else:
+                new[message.message_id] = message
+        if not new:
+            return
+        if not self._messages:
+            self._ends_at = self._clock.now() + self._linger_seconds
+        self._messages.update(new)
+        received_at = poll.asked_at if poll.first_sent_at is None else poll.first_sent_at
+        self._on_received(Reception(tuple(new.values()), received_at, poll.sent_at))
+
+    def _failed(self, poll: _Poll, error: SqsError) -> None:
+        if error.verdict is Verdict.REFUSED:
+            self._fatal = self._fatal or error
+            self._close()
+            return
+        self._passing = error
+        if isinstance(error, OverLimitError):
+            self._close()
+            return
+        now = self._clock.now()
+        self._concurrency = 1
+        # Polls that were in flight together fail together: that is one failure.
+        if poll.asked_at >= self._failed_at:
+            self._failures += 1
+            pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** (self._failures - 1), _LONGEST_PAUSE_SECONDS)
+            self._resume_at = now + pause * (1 + self._random.random()) / 2
+            logger.warning("Receiving failed %d times in a row: %s", self._failures, error)
+        self._failed_at = now
+        if poll.attempt_id is not None and poll.sent and isinstance(error, TransientError):
+            self._lost.append(poll)
+
+    # Ending
+
+    def _drop_unsent(self) -> None:
+        """Cancel the polls that wait for a connection: the service has not heard of them."""
+        for task, poll in self._polls.items():
+            if not poll.sent:
+                task.cancel()
+
+    async def _drain(self) -> None:
+        """Await the polls in flight; abandon them if cancelled while doing so."""
+        self._closing = True
+        self._drop_unsent()
+        try:
+            while self._polls:
+                await asyncio.wait(self._polls)
+        except asyncio.CancelledError:
+            for task in self._polls:
+                task.cancel()
+            raise
