@@ -1,0 +1,100 @@
+"""How a trigger reaches AWS: the amazon provider's connection parameters as a value, and the client made from them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from airflow.providers.amazon.aws.hooks.sqs import SqsHook
+
+from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
+from sqs_lease.sqs.client_config import client_config
+from sqs_lease.sqs.transport import Transport
+
+CONNECTIONS: Final = 1000
+"""Most connections of a client: half of them are for long polls, of which each waiting sensor has one or more.
+
+They are opened only when they are needed. Whoever sets ``max_pool_connections`` gets that.
+"""
+
+CONNECT_SECONDS: Final = 30.0
+"""How long to wait for the Airflow connection to be read and the client to be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwsConnection:
+    """The parameters that the amazon provider's operators share; nothing in it is secret.
+
+    Attributes:
+        aws_conn_id: The Airflow connection; None for boto3's default credentials.
+        region_name: The AWS region; None takes the connection's.
+        verify: Whether, or by which certificates, TLS is verified; None takes the connection's.
+        botocore_config: Arguments of ``botocore.config.Config`` as JSON; empty takes the connection's.
+    """
+
+    aws_conn_id: str | None = "aws_default"
+    region_name: str | None = None
+    verify: bool | str | None = None
+    botocore_config: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        aws_conn_id: str | None,
+        region_name: str | None,
+        verify: bool | str | None,
+        botocore_config: Mapping[str, Any] | None,
+    ) -> Self:
+        """Build it from the parameters as operators take them.
+
+        Raises:
+            TypeError: ``botocore_config`` holds more than plain values, so it cannot go to the triggerer.
+        """
+        try:
+            config = json.dumps(botocore_config, sort_keys=True) if botocore_config else ""
+        except TypeError as error:
+            raise TypeError(f"botocore_config must hold plain values, it is sent to the triggerer: {error}") from error
+        return cls(aws_conn_id, region_name, verify, config)
+
+    def encode(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "aws_conn_id": self.aws_conn_id,
+            "region_name": self.region_name,
+            "verify": self.verify,
+            "botocore_config": self.botocore_config,
+        }
+
+    @classmethod
+    def decode(cls, plain: Mapping[str, Any]) -> Self:
+        """Build it from what :meth:`encode` returned."""
+        return cls(**plain)
+
+
+async def open_transport(connection: AwsConnection) -> Transport:
+    """Make a client through the amazon provider's hook, and a transport over it.
+
+    Raises:
+        TimeoutError: Airflow did not give the connection in time.
+    """
+    async with asyncio.timeout(CONNECT_SECONDS):
+        # Reading the connection and loading the service's model both block.
+        return AiobotocoreTransport(await asyncio.to_thread(_make_client, connection))
+
+
+def _make_client(connection: AwsConnection) -> Any:
+    hook = SqsHook(
+        aws_conn_id=connection.aws_conn_id,
+        region_name=connection.region_name,
+        verify=connection.verify,
+        config=json.loads(connection.botocore_config) if connection.botocore_config else None,
+    )
+    return hook.get_client_type(
+        region_name=hook.region_name,
+        # What the user configured has precedence.
+        config=client_config(CONNECTIONS).merge(hook.config),
+        deferrable=True,
+    )

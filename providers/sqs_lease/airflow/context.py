@@ -1,0 +1,98 @@
+"""The way to write a lease into a DAG: a context whose tasks are the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from airflow.sdk import DAG, XComArg
+from airflow.sdk.configuration import conf
+from airflow.sdk.definitions._internal.contextmanager import DagContext
+
+from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
+from sqs_lease.airflow.sensor import SqsLeaseSensor
+from sqs_lease.airflow.work import work_tasks
+from sqs_lease.core.durations import Duration
+from sqs_lease.core.settlements import FailureRule
+
+
+@contextmanager
+def sqs_lease(
+    name: str,
+    *,
+    on_failure: FailureRule | None = None,
+    handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
+    **sensor_arguments: Any,
+) -> Iterator[XComArg]:
+    """Receive messages and keep them invisible while the tasks in the body work on them.
+
+    For example::
+
+        with sqs_lease("orders", queue_url=..., max_messages=500) as orders:
+            load(orders)                      # one task over the whole batch, or
+            check.expand(message=orders)      # one mapped task a message, settled one by one
+
+    It makes two tasks: ``name``, which receives, and ``name_keeper``, which runs beside the work, extends the
+    leases, deletes the messages whose work succeeded and settles the others by ``on_failure``. Every task in the body
+    that has no other task of the body before it is set behind ``name``. A task in the body concerns all messages,
+    unless it is mapped over ``orders`` itself. Tasks that shall run whatever became of single messages (a summary, say)
+    belong outside the body, or need a trigger rule of their own: ``upstream_failed`` counts as failed.
+
+    Setups and teardowns in the body are set behind ``name`` like others, but are not work: their failure gives back
+    nothing by itself.
+
+    Args:
+        name: The task id of the sensor, within the current task group.
+        on_failure: What becomes of a message whose work failed for good: ``release()`` (the default), ``backoff()``,
+            ``expire()`` or ``dead_letter()`` of ``sqs_lease.core.settlements``.
+        handoff_timeout: How long the messages are held for ``name_keeper`` until a worker starts it.
+        sensor_arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`.
+
+    Yields:
+        The messages, as an ``XComArg``: a list of mappings with ``MessageId``, ``Body``, ``Attributes`` and
+        ``MessageAttributes``.
+
+    Raises:
+        ValueError: The body has no work, an argument is out of range, or more messages may be received than
+            Airflow can map over.
+        RuntimeError: It is used outside a DAG.
+    """
+    dag = DagContext.get_current()
+    if dag is None:
+        raise RuntimeError(f"sqs_lease({name!r}) must be used inside a DAG")
+    sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **sensor_arguments)
+    before = set(dag.task_dict)
+    yield XComArg(sensor)
+    body = [task for task_id, task in dag.task_dict.items() if task_id not in before]
+    _set_behind(sensor, body)
+    work_task_ids = [task.task_id for task in body if not (task.is_setup or task.is_teardown)]
+    if not work_task_ids:
+        raise ValueError(
+            f"the body of sqs_lease({name!r}) in DAG {dag.dag_id!r} has no tasks: its messages would never be settled"
+        )
+    _check_work(dag, work_task_ids, sensor)
+    SqsLeaseKeeperOperator(
+        task_id=f"{name}_keeper",
+        receive_task_id=sensor.task_id,
+        work_task_ids=work_task_ids,
+        on_failure=on_failure,
+        handoff_timeout=handoff_timeout,
+    ).as_teardown(setups=sensor)
+
+
+def _set_behind(sensor: SqsLeaseSensor, body: list[Any]) -> None:
+    inside = {task.task_id for task in body}
+    for task in body:
+        if not inside & task.upstream_task_ids and sensor.task_id not in task.upstream_task_ids:
+            sensor.set_downstream(task)
+
+
+def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor) -> None:
+    per_message = [task.task_id for task in work_tasks(dag, work_task_ids, sensor.task_id) if task.per_message]
+    longest = conf.getint("core", "max_map_length", fallback=1024)
+    if per_message and sensor.max_messages > longest:
+        raise ValueError(
+            f"{per_message[0]!r} is mapped over up to {sensor.max_messages} messages, but Airflow expands a task to "
+            f"{longest} instances at most: lower max_messages of {sensor.task_id!r}, or raise [core] max_map_length"
+        )

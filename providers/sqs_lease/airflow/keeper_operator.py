@@ -1,0 +1,103 @@
+"""The task that keeps a lease while the work runs: it defers at once, and its trigger does everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from sqs_lease.airflow.comms import triggers_are_supported
+from sqs_lease.airflow.handed_lease import LEASE_KEY
+from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.settler import PROGRESS_KEY
+from sqs_lease.airflow.work import work_tasks
+from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.settlements import FailureRule, release
+from sqs_lease.core.specs import encode_failure_rule
+
+DEFAULT_HANDOFF_TIMEOUT: Final = timedelta(minutes=10)
+"""How long a received batch is held for a keeper that was not started yet."""
+
+KEEPER_PRIORITY: Final = 1000
+"""The keeper's default priority weight: with few free slots it is started before the work that it keeps leases for."""
+
+
+class SqsLeaseKeeperOperator(BaseOperator):
+    """Extends the leases of a :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor` while the work runs, and settles them.
+
+    Make it a teardown of the sensor and let nothing else come before it, so that it starts together with the
+    work (:func:`~sqs_lease.airflow.context.sqs_lease` does)::
+
+        keep = SqsLeaseKeeperOperator(task_id="keep", receive_task_id="receive", work_task_ids=["load"])
+        keep.as_teardown(setups=receive)
+
+    Each message is deleted when the work tasks that concern it succeeded and settled by ``on_failure`` when one
+    of them failed for good; the rules are in ``sqs_lease/airflow/settling.py``. The task ends with the XCom
+    ``lease_report``: counts by outcome and, for up to 100 messages, their ids. It succeeds when everything that
+    could be settled was, whether deleted or given back. Leases that were lost are in its log and in its report; they
+    do not fail it, because it is no leaf of the DAG and nothing in the run could be done about them any more.
+
+    Args:
+        receive_task_id: The sensor's task id.
+        work_task_ids: The tasks that work on the messages.
+        on_failure: What becomes of a message whose work failed for good; visible again at once by default.
+        handoff_timeout: How long a batch is held for this task when it was cleared and starts again.
+        priority_weight: As for any task, but 1000 by default and counted as it stands.
+        weight_rule: As for any task.
+    """
+
+    ui_color = "#d6eaf8"
+
+    def __init__(
+        self,
+        *,
+        receive_task_id: str,
+        work_task_ids: Sequence[str],
+        on_failure: FailureRule | None = None,
+        handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
+        priority_weight: int = KEEPER_PRIORITY,
+        weight_rule: Any = "absolute",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(priority_weight=priority_weight, weight_rule=weight_rule, **kwargs)
+        if not work_task_ids:
+            raise ValueError(f"work_task_ids of {self.task_id!r} is empty: the messages would never be settled")
+        self.receive_task_id = receive_task_id
+        self.work_task_ids = list(work_task_ids)
+        self.on_failure = encode_failure_rule(release() if on_failure is None else on_failure)
+        self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
+
+    def execute(self, context: Any) -> None:
+        """Take the leases from the sensor's XCom and hand them to the trigger."""
+        if not triggers_are_supported():
+            raise AirflowFailException(
+                f"{self.task_id!r} keeps leases while other tasks run, which dag.test() cannot do: "
+                "run the DAG by a scheduler and a triggerer"
+            )
+        task_instance = context["ti"]
+        lease = task_instance.xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)
+        if lease is None:
+            raise AirflowFailException(
+                f"task {self.receive_task_id!r} left no lease for {self.task_id!r}: receive_task_id must name an "
+                "SqsLeaseSensor that succeeded in the same run; clear that sensor to receive messages again"
+            )
+        work = work_tasks(self.dag, self.work_task_ids, self.receive_task_id)
+        # There from the start, so that a trigger which takes over finds it in any case.
+        task_instance.xcom_push(key=PROGRESS_KEY, value={})
+        self.log.info("Keeping %d messages of %s", lease["messages"], lease["queue_url"])
+        self.defer(
+            trigger=SqsLeaseKeeperTrigger(
+                lease=lease,
+                receive_task_id=self.receive_task_id,
+                work=plain_work(work),
+                on_failure=self.on_failure,
+                handoff_timeout_seconds=self.handoff_timeout_seconds,
+            ),
+            method_name="execute_complete",
+        )
+
+    def execute_complete(self, context: Any, event: Any = None) -> None:
+        """Never called: the trigger ends the task itself. Airflow wants a name to resume a deferred task by."""

@@ -1,0 +1,214 @@
+"""The trigger of the keeper's task: keeps the leases while the work runs, and settles them.
+
+It takes the batch from the trigger that received it when that ran in this process, and otherwise takes it over from
+its arguments: it holds the leases itself and extends them at once. How it ends:
+
+- Everything was settled (or lost): it publishes the report and ends its task as successful.
+- The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. Nothing
+  is released, because the work goes on.
+- A user marks, clears or kills the task: see :meth:`SqsLeaseKeeperTrigger.on_kill`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Final
+
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+
+from sqs_lease.airflow.comms import (
+    RETURN_VALUE_KEY,
+    CommsError,
+    RunOfTask,
+    publish,
+    pull,
+    run_of,
+    task_states,
+)
+from sqs_lease.airflow.handed_lease import HandedLease, from_wall_time
+from sqs_lease.airflow.handoff import TAKEOVER_SECONDS, HandOff
+from sqs_lease.airflow.lease_log import log_event
+from sqs_lease.airflow.settler import PROGRESS_KEY, Settler, decode_progress
+from sqs_lease.airflow.settling import WorkTask
+from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
+from sqs_lease.core.events import LeaseEvent, Outcome
+from sqs_lease.core.messages import Message
+from sqs_lease.core.specs import decode_failure_rule
+
+logger = logging.getLogger(__name__)
+
+REPORT_KEY: Final = "lease_report"
+"""The keeper's XCom key for how the batch ended."""
+
+LAST_EXTENSION_SECONDS: Final = 5.0
+"""How long the last extension may take when the triggerer stops."""
+
+_ENDED_BY_A_USER: Final = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+_ELSEWHERE: Final = "deferred"
+
+
+class SqsLeaseKeeperTrigger(BaseTrigger):
+    """Keeps and settles one batch.
+
+    Args:
+        lease: What the sensor published, see :class:`~sqs_lease.airflow.handed_lease.HandedLease`.
+        receive_task_id: The sensor's task, whose return value has the messages.
+        work: The tasks that work on the messages, each as the arguments of a ``WorkTask``.
+        on_failure: What becomes of failed messages, see :func:`~sqs_lease.core.specs.encode_failure_rule`.
+        handoff_timeout_seconds: How long the batch is held for a keeper that was cleared and starts again.
+    """
+
+    def __init__(
+        self,
+        lease: dict[str, Any],
+        receive_task_id: str,
+        work: list[dict[str, Any]],
+        on_failure: dict[str, Any],
+        handoff_timeout_seconds: float,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lease = lease
+        self.receive_task_id = receive_task_id
+        self.work = work
+        self.on_failure = on_failure
+        self.handoff_timeout_seconds = handoff_timeout_seconds
+        self._keepers: TriggererKeepers | None = None
+        self._shared_keeper: SharedKeeper | None = None
+        self._batch: SharedBatch | None = None
+        self._log_context = contextvars.copy_context()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class and its arguments, for Airflow."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "lease": self.lease,
+                "receive_task_id": self.receive_task_id,
+                "work": self.work,
+                "on_failure": self.on_failure,
+                "handoff_timeout_seconds": self.handoff_timeout_seconds,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Keep the leases until each is settled, then end the task."""
+        task = run_of(self.task_instance)
+        self._log_context = contextvars.copy_context()
+        self._keepers = keepers = triggerer_keepers()
+        handed = HandedLease.decode(self.lease)
+        self._shared_keeper = await keepers.acquire(handed.connection)
+        settler = await self._take(task, handed, keepers, self._shared_keeper)
+        with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks()) as watch:
+            await settler.run(watch)
+        report = settler.report()
+        logger.info("All leases ended: %s", {name: count for name, count in report.items() if name != "messages"})
+        try:
+            await publish(task, REPORT_KEY, report)
+        except CommsError as error:
+            logger.warning("Everything was settled, but the report cannot be published: %s", error)
+        yield TaskSuccessEvent()
+
+    async def cleanup(self) -> None:
+        """Leave what is still held to whoever resumes the keeper: one last extension, nothing is released."""
+        keepers, batch = self._keepers, self._batch
+        try:
+            if keepers is not None and batch is not None and batch.owner is self:
+                try:
+                    if batch.batch.leases():
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(LAST_EXTENSION_SECONDS):
+                                await batch.batch.extend_now()
+                finally:
+                    keepers.remove(self.lease["batch_id"], batch)
+            if keepers is not None and self._shared_keeper is not None:
+                await keepers.release(self._shared_keeper)
+        except Exception:
+            # Airflow drops what cleanup() raises.
+            logger.exception("The keeper's trigger could not be ended properly")
+        finally:
+            self._batch = self._shared_keeper = None
+
+    async def on_kill(self) -> None:
+        """A user acted on the task, or a triggerer that stood still came back; its own state tells which.
+
+        Marked (success, failed, ...): nobody keeps the leases any more, so they are released. Cleared: they are held
+        on for the task's next try. Deferred: another triggerer has the leases, so they are left alone; and likewise
+        when Airflow gives no answer.
+        """
+        keepers, batch = self._keepers, self._batch
+        if keepers is None or batch is None or batch.owner is not self:
+            return
+        task = run_of(self.task_instance)
+        try:
+            states = (await task_states(task.dag_id, [task.run_id], [task.task_id])).get(task.run_id, {})
+            state = states.get(task.task_id, "removed")
+        except CommsError as error:
+            logger.warning("Leaving the leases alone, their messages come back by themselves: %s", error)
+            state = _ELSEWHERE
+        if batch.owner is not self:
+            return  # The next try began in this process meanwhile, and claimed the batch.
+        if state in _ENDED_BY_A_USER:
+            logger.info("The keeper was ended by hand (%s): releasing what it held", state)
+            keepers.batches.pop(self.lease["batch_id"], None)
+            await batch.batch.release_all()
+        elif state == _ELSEWHERE:
+            keepers.remove(self.lease["batch_id"], batch)
+            self._batch = None
+        else:
+            HandOff(keepers, self.lease["batch_id"], batch, task, self.handoff_timeout_seconds).start()
+
+    async def _take(
+        self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, shared_keeper: SharedKeeper
+    ) -> Settler:
+        leases = from_wall_time(handed.leases, keepers.clock)
+        inherited: Mapping[int, Outcome] = {}
+        settle_after = keepers.clock.now()
+        batch = keepers.claim(handed.batch_id, self, self._happened)
+        if batch is not None:
+            logger.info("Keeping %d messages of %s", len(leases), handed.queue_url)
+        else:
+            inherited = await self._progress(task)
+            settle_after += TAKEOVER_SECONDS
+            logger.info("Taking over %d messages of %s", len(leases) - len(inherited), handed.queue_url)
+            batch = shared_keeper.hold(handed.queue_url, handed.policy, self._happened, self._messages)
+            keepers.enter(handed.batch_id, batch, self)
+            batch.batch.adopt(lease for position, lease in enumerate(leases) if position not in inherited)
+        self._batch = batch
+        return Settler(
+            task,
+            batch.batch,
+            leases,
+            [WorkTask(**arguments) for arguments in self.work],
+            decode_failure_rule(self.on_failure),
+            clock=keepers.clock,
+            inherited=inherited,
+            settle_after=settle_after,
+        )
+
+    async def _progress(self, task: RunOfTask) -> Mapping[int, Outcome]:
+        try:
+            return decode_progress(await pull(task, PROGRESS_KEY))
+        except CommsError as error:
+            logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
+            return {}
+
+    async def _messages(self, message_ids: Sequence[str]) -> Mapping[str, Message]:
+        """The messages themselves, to dead-letter them: the sensor's return value has them."""
+        task = run_of(self.task_instance)
+        published = await pull(RunOfTask(task.dag_id, task.run_id, self.receive_task_id), RETURN_VALUE_KEY)
+        messages = map(Message.from_api, published or [])
+        return {message.message_id: message for message in messages if message.message_id in message_ids}
+
+    def _happened(self, event: LeaseEvent) -> None:
+        # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.
+        self._log_context.run(log_event, event, self.lease["queue_url"])
+
+
+def plain_work(work: Sequence[WorkTask]) -> list[dict[str, Any]]:
+    """Return the work tasks as the trigger takes them."""
+    return [asdict(task) for task in work]

@@ -1,0 +1,35 @@
+"""What Airflow shows of this package among its providers (``airflow providers list``)."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Return the provider's metadata; Airflow finds this function by the entry point ``apache_airflow_provider``."""
+    integration = "Amazon SQS leases"
+    return {
+        "package-name": "sqs-lease",
+        "name": "SQS Lease",
+        "description": (
+            "Receive from Amazon SQS, keep the messages invisible while the DAG works on them, "
+            "delete them on success and give them back on failure."
+        ),
+        "versions": [version("sqs-lease")],
+        "integrations": [
+            {
+                "integration-name": integration,
+                "external-doc-url": "https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/",
+                "tags": ["service"],
+            }
+        ],
+        "operators": [{"integration-name": integration, "python-modules": ["sqs_lease.airflow.keeper_operator"]}],
+        "sensors": [{"integration-name": integration, "python-modules": ["sqs_lease.airflow.sensor"]}],
+        "triggers": [
+            {
+                "integration-name": integration,
+                "python-modules": ["sqs_lease.airflow.receive_trigger", "sqs_lease.airflow.keeper_trigger"],
+            }
+        ],
+    }

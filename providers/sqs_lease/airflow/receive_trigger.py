@@ -1,0 +1,220 @@
+"""The trigger of the sensor's task: waits for messages, holds them, publishes them and ends the task.
+
+It publishes two XComs of its task: ``return_value``, the messages without their receipt handles, and ``lease``, what
+the keeper needs, and then ends the task as successful from the triggerer, without another worker slot. From then on
+:class:`~sqs_lease.airflow.handoff.HandOff` holds the batch until the keeper's trigger takes it.
+
+When it ends before that (the triggerer stops, a user acts on the task, Airflow does not take the XComs), it
+releases what it received: nobody but this trigger knows of those leases yet, and whoever resumes it receives afresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
+
+from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.comms import RETURN_VALUE_KEY, RunOfTask, publish, pull, run_of
+from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease, to_wall_time
+from sqs_lease.airflow.handoff import HandOff
+from sqs_lease.airflow.lease_log import log_event
+from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
+from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.messages import Message
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.specs import decode_policy
+from sqs_lease.core.verdicts import Verdict
+from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.receiving import Receiver, Reception
+
+logger = logging.getLogger(__name__)
+
+TIMED_OUT: Final = "timed out"
+"""Status of the event when no message came in time."""
+
+FAILED_FOR_GOOD: Final = "failed for good"
+"""Status of the event when no retry would help."""
+
+FAILED: Final = "failed"
+"""Status of the event when a retry may help."""
+
+DEFERRAL_SECONDS: Final = 6.0
+"""How long after the deferral the task is resumed at the earliest.
+
+A worker's supervisor notices up to 5 s late that the deferring process ended; if the task is queued again by then,
+the scheduler takes the old process's end for a failure of the new one.
+"""
+
+RELEASE_SECONDS: Final = 5.0
+"""How long the release may take when the trigger ends early."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveOptions:
+    """What the sensor tells its trigger, as plain values.
+
+    Attributes:
+        queue: The queue's URL, name or ARN.
+        batch_id: Names the batch for its keeper.
+        connection: How AWS is reached, as :meth:`AwsConnection.encode` gives it.
+        policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
+        max_messages: Most messages.
+        linger_seconds: How long to wait for more after the first.
+        deferred_at: When the task deferred, in seconds since the epoch.
+        expires_at: Until when to wait for a first message, in seconds since the epoch.
+        skip_when_expired: Whether the task is then skipped instead of failed.
+        keeper_task_id: The keeper's task in the same run.
+        handoff_timeout_seconds: How long the batch is held for the keeper.
+        mapped_over: Whether a task is expanded over the messages.
+    """
+
+    queue: str
+    batch_id: str
+    connection: dict[str, Any]
+    policy: dict[str, Any]
+    max_messages: int
+    linger_seconds: float
+    deferred_at: float
+    expires_at: float
+    skip_when_expired: bool
+    keeper_task_id: str
+    handoff_timeout_seconds: float
+    mapped_over: bool
+
+
+class SqsLeaseReceiveTrigger(BaseTrigger):
+    """Receives one batch.
+
+    Args:
+        options: The arguments of :class:`ReceiveOptions`.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.options = ReceiveOptions(**options)
+        self._keepers: TriggererKeepers | None = None
+        self._shared_keeper: SharedKeeper | None = None
+        self._batch: SharedBatch | None = None
+        self._log_context = contextvars.copy_context()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class and its arguments, for Airflow."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", {"options": asdict(self.options)}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait for messages and end the task: with them, skipped, or by resuming it to fail."""
+        task = run_of(self.task_instance)
+        self._log_context = contextvars.copy_context()
+        self._keepers = keepers = triggerer_keepers()
+        try:
+            batch, policy = await self._receive(keepers)
+        except SqsError as error:
+            for_good = error.verdict is Verdict.REFUSED
+            yield await self._failure(keepers, FAILED_FOR_GOOD if for_good else FAILED, str(error))
+            return
+        except ValueError as error:
+            yield await self._failure(keepers, FAILED_FOR_GOOD, f"queue {self.options.queue}: {error}")
+            return
+        if batch is None:
+            if self.options.skip_when_expired:
+                logger.info("No message of %s came in time: skipping", self.options.queue)
+                yield TaskSkippedEvent()
+            else:
+                yield await self._failure(keepers, TIMED_OUT, f"no message of {self.options.queue} came in time")
+            return
+        await self._publish(task, batch, policy, keepers)
+        keeper_task = RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id)
+        HandOff(keepers, self.options.batch_id, batch, keeper_task, self.options.handoff_timeout_seconds).start()
+        yield TaskSuccessEvent()
+
+    async def cleanup(self) -> None:
+        """Release what was received but not handed on."""
+        keepers, batch = self._keepers, self._batch
+        try:
+            if batch is not None and batch.owner is self:
+                try:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(RELEASE_SECONDS):
+                            await batch.batch.release_all()
+                finally:
+                    batch.drop()
+            if keepers is not None and self._shared_keeper is not None:
+                await keepers.release(self._shared_keeper)
+        except Exception:
+            # Airflow drops what cleanup() raises.
+            logger.exception("The sensor's trigger could not be ended properly")
+        finally:
+            self._batch = self._shared_keeper = None
+
+    async def _receive(self, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
+        """Receive until there is a batch; without one when the time is up."""
+        self._shared_keeper = shared_keeper = await keepers.acquire(AwsConnection.decode(self.options.connection))
+        transport = shared_keeper.transport
+        queue_url = await transport.queue_url(self.options.queue)
+        attributes = await transport.queue_attributes(queue_url)
+        policy = decode_policy(self.options.policy).for_queue(attributes.visibility_seconds)
+        # Rounded up: a lease that lasts longer than believed harms nobody.
+        visibility_seconds = math.ceil(policy.visibility_seconds)
+        receiver = Receiver(transport, queue_url, visibility_seconds=visibility_seconds, clock=keepers.clock)
+        batch = shared_keeper.hold(queue_url, policy, self._happened, self._messages)
+        batch.owner = self
+        self._batch = batch
+        while True:
+            await receiver.collect(
+                self.options.max_messages,
+                wait=max(self.options.expires_at - keepers.clock.wall(), 0.0),
+                linger=self.options.linger_seconds,
+                on_received=self._received,
+            )
+            if batch.batch.leases():
+                return batch, policy
+            if keepers.clock.wall() >= self.options.expires_at:
+                return None, policy
+
+    def _received(self, reception: Reception) -> None:
+        if self._batch is not None:
+            self._batch.batch.add(reception.messages, received_at=reception.received_at)
+
+    async def _publish(
+        self, task: RunOfTask, shared: SharedBatch, policy: RenewalPolicy, keepers: TriggererKeepers
+    ) -> None:
+        # Both in the order of arrival, without what was lost meanwhile.
+        messages, leases = shared.batch.messages(), shared.batch.leases()
+        handed = HandedLease(
+            self.options.batch_id,
+            shared.batch.queue_url,
+            policy,
+            AwsConnection.decode(self.options.connection),
+            to_wall_time(leases, keepers.clock),
+        )
+        logger.info("Received %d messages of %s", len(messages), handed.queue_url)
+        await publish(task, LEASE_KEY, handed.encode())
+        await publish(
+            task,
+            RETURN_VALUE_KEY,
+            [message.as_dict() for message in messages],
+            mapped_length=len(messages) if self.options.mapped_over else None,
+        )
+
+    async def _failure(self, keepers: TriggererKeepers, status: str, error: str) -> TriggerEvent:
+        logger.error("%s", error)
+        await asyncio.sleep(max(0.0, self.options.deferred_at + DEFERRAL_SECONDS - keepers.clock.wall()))
+        return TriggerEvent({"status": status, "error": error})  # type: ignore[no-untyped-call]
+
+    async def _messages(self, message_ids: Sequence[str]) -> Mapping[str, Message]:
+        """The messages themselves, should their content be wanted when it is not at hand any more."""
+        published = await pull(run_of(self.task_instance), RETURN_VALUE_KEY)
+        messages = map(Message.from_api, published or [])
+        return {message.message_id: message for message in messages if message.message_id in message_ids}
+
+    def _happened(self, event: LeaseEvent) -> None:
+        # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.
+        self._log_context.run(log_event, event, self.options.queue)

@@ -1,0 +1,152 @@
+"""What the triggers of one triggerer process share: keepers, one for each AWS connection, and the state poller.
+
+This is the only module with state of its own. A keeper is opened by its first user and closed after its last, so an
+Airflow connection that was changed is read again as soon as nothing uses the old client any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from sqs_lease.airflow.aws_connection import AwsConnection, open_transport
+from sqs_lease.airflow.state_poller import StatePoller
+from sqs_lease.clock import Clock, SystemClock
+from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.keeper import EventListener, HeldBatch, Keeper, Leaving, MessageSource
+from sqs_lease.sqs.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[Transport]]
+
+
+@dataclass(slots=True, eq=False)
+class SharedKeeper:
+    """A keeper and its transport, with the number of those who use it. Made by :meth:`TriggererKeepers.acquire`."""
+
+    connection: AwsConnection
+    keeper: Keeper
+    transport: Transport
+    users: int = 0
+
+    def hold(
+        self, queue_url: str, policy: RenewalPolicy, listener: EventListener, source: MessageSource
+    ) -> SharedBatch:
+        """Open a batch that triggers of this process can hand to one another."""
+        shared = SharedBatch(self, listener)
+        # In a context of its own: the keeper's calls serve many triggers, and what they log belongs to none.
+        opened = partial(self.keeper.hold, queue_url, policy=policy, on_event=shared.happened, message_source=source)
+        shared.batch = Context().run(opened)
+        return shared
+
+
+@dataclass(slots=True, eq=False)
+class SharedBatch:
+    """A held batch with the trigger that owns it; whoever is not the owner must leave it alone."""
+
+    shared_keeper: SharedKeeper
+    listener: EventListener
+    batch: HeldBatch = field(init=False)
+    owner: object = None
+
+    def happened(self, event: LeaseEvent) -> None:
+        """Pass an event of one of the leases to the owner's listener."""
+        self.listener(event)
+
+    def drop(self) -> None:
+        """Hold nothing any more, without a call."""
+        self.shared_keeper.keeper.drop(self.batch)
+
+
+class TriggererKeepers:
+    """The keepers, the batches between two triggers and the poller of one triggerer process.
+
+    Args:
+        open_transport: How to reach AWS.
+        poller: Reads task states.
+        clock: Source of time; the machine's by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        open_transport: OpenTransport = open_transport,
+        poller: StatePoller | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.poller = StatePoller() if poller is None else poller
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.batches: dict[str, SharedBatch] = {}
+        self._open_transport = open_transport
+        self._keepers: dict[AwsConnection, SharedKeeper] = {}
+        self._opening = asyncio.Lock()
+
+    async def acquire(self, connection: AwsConnection) -> SharedKeeper:
+        """Use the keeper of a connection; each call must be followed by one of :meth:`release`."""
+        if connection not in self._keepers:
+            async with self._opening:
+                if connection not in self._keepers:
+                    transport = await self._open_transport(connection)
+                    self._keepers[connection] = SharedKeeper(connection, Keeper(transport, clock=self.clock), transport)
+        shared = self._keepers[connection]
+        shared.users += 1
+        return shared
+
+    async def release(self, shared: SharedKeeper) -> None:
+        """Use the keeper no longer; the last user closes it."""
+        shared.users -= 1
+        if shared.users == 0:
+            del self._keepers[shared.connection]
+            await shared.keeper.close(Leaving.NOTHING)
+            await shared.transport.aclose()
+
+    def claim(self, batch_id: str, owner: object, listener: EventListener) -> SharedBatch | None:
+        """Become the owner of a batch that is held in this process; None where it is not."""
+        shared = self.batches.get(batch_id)
+        if shared is not None:
+            shared.owner = owner
+            shared.listener = listener
+        return shared
+
+    def enter(self, batch_id: str, shared: SharedBatch, owner: object) -> None:
+        """Make a batch known to the triggers of this process, owned by one of them."""
+        shared.owner = owner
+        self.batches[batch_id] = shared
+
+    def remove(self, batch_id: str, shared: SharedBatch) -> None:
+        """Know a batch no longer, and forget what it still holds."""
+        if self.batches.get(batch_id) is shared:
+            del self.batches[batch_id]
+        shared.drop()
+
+
+_keepers: TriggererKeepers | None = None
+
+
+def triggerer_keepers() -> TriggererKeepers:
+    """Return what the triggers of this process share.
+
+    Raises:
+        RuntimeError: It belongs to another event loop that is still open: triggers run in one.
+    """
+    global _keepers  # noqa: PLW0603 - the one place that a process has for it
+    loop = asyncio.get_running_loop()
+    if _keepers is None or _keepers.loop.is_closed():
+        _keepers = TriggererKeepers()
+    if _keepers.loop is not loop:
+        raise RuntimeError("the shared keeper belongs to another event loop of this process; triggers run in one loop")
+    return _keepers
+
+
+def install(keepers: TriggererKeepers) -> None:
+    """Use other keepers in this process from now on, as tests do."""
+    global _keepers  # noqa: PLW0603 - see above
+    _keepers = keepers

@@ -1,0 +1,149 @@
+"""The requests that triggers make of Airflow, their time limit, and pins of what they rely on inside Airflow."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from typing import Any, get_args
+
+import pytest
+from airflow.jobs.triggerer_job_runner import ToTriggerRunner, ToTriggerSupervisor, TriggerCommsDecoder
+from airflow.models.trigger import handle_event_submit
+from airflow.sdk.execution_time import comms as airflow_comms
+from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent
+from sqs_lease.airflow.comms import (
+    CommsError,
+    RunOfTask,
+    publish,
+    pull,
+    pull_plain_mapping,
+    seal,
+    task_states,
+    triggers_are_supported,
+    unseal,
+)
+from sqs_lease.testing import run_virtual
+
+from tests.airflow.scripted_comms import ScriptedComms
+
+RUN = RunOfTask("dag", "run", "keep")
+
+
+def test_airflow_is_the_minor_release_whose_inside_this_package_was_written_for() -> None:
+    assert version("apache-airflow").split(".")[:2] == ["3", "3"]
+
+
+@pytest.mark.parametrize(
+    ("request_class", "fields"),
+    [
+        (GetTaskStates, {"dag_id", "run_ids", "task_ids"}),
+        (GetXCom, {"dag_id", "run_id", "task_id", "key", "map_index"}),
+        (SetXCom, {"dag_id", "run_id", "task_id", "key", "value", "map_index", "mapped_length"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_triggerers_supervisor_takes_the_requests(request_class: Any, fields: set[str]) -> None:
+    assert request_class in get_args(get_args(ToTriggerSupervisor)[0])
+    assert fields <= set(request_class.model_fields)
+
+
+@pytest.mark.parametrize("answer_class", [airflow_comms.TaskStatesResult, airflow_comms.XComResult])
+def test_the_trigger_runner_takes_the_answers(answer_class: Any) -> None:
+    assert answer_class in get_args(get_args(ToTriggerRunner)[0])
+
+
+def test_requests_can_be_sent_without_blocking_the_event_loop() -> None:
+    assert asyncio.iscoroutinefunction(TriggerCommsDecoder.asend)
+
+
+def test_triggers_learn_their_task_instance_and_may_end_it() -> None:
+    assert isinstance(BaseTrigger.task_instance, property)
+    assert {"dag_id", "run_id", "task_id", "map_index"} <= set(RuntimeTaskInstance.model_fields)
+    for event in (TaskSuccessEvent(), TaskSkippedEvent()):
+        handler = handle_event_submit.dispatch(type(event))
+        assert handler is not handle_event_submit.dispatch(object)
+
+
+def test_states_are_asked_for_many_runs_at_once(supervisor: ScriptedComms) -> None:
+    supervisor.states = {
+        "a": {"load": "running", "other": "success"},
+        "b": {"load_0": "failed", "load_1": None},
+        "c": {"other": "success"},
+    }
+    answer = run_virtual(lambda: _states(["a", "b", "c"], ["load"]))
+    assert answer == {"a": {"load": "running"}, "b": {"load_0": "failed", "load_1": None}}
+    assert supervisor.count(GetTaskStates) == 1
+
+
+def test_a_published_value_can_be_mapped_over_and_read_again(supervisor: ScriptedComms) -> None:
+    messages = [{"MessageId": "m0", "Body": "x"}, {"MessageId": "m1", "Body": "y"}]
+
+    async def publish_and_pull() -> Any:
+        await publish(RUN, "return_value", messages, mapped_length=2)
+        return await pull(RUN, "return_value")
+
+    assert run_virtual(publish_and_pull) == messages
+    assert supervisor.mapped_lengths["run", "keep", -1, "return_value"] == 2
+
+
+def test_an_xcom_that_is_not_there_is_none(supervisor: ScriptedComms) -> None:
+    assert run_virtual(lambda: pull(RUN, "nothing")) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"batchItemFailures": []}, {"batchItemFailures": []}),
+        ("text", None),
+        ([1, 2], None),
+        (None, None),
+    ],
+    ids=repr,
+)
+def test_only_a_plain_mapping_is_read_of_what_work_returns(
+    supervisor: ScriptedComms, value: Any, expected: Any
+) -> None:
+    supervisor.xcoms["run", "load", 3, "return_value"] = value
+
+    assert run_virtual(lambda: pull_plain_mapping(RUN, ("load", 3))) == expected
+
+
+def test_a_request_that_is_never_answered_ends_with_an_error_after_ten_seconds(supervisor: ScriptedComms) -> None:
+    supervisor.silent = True
+
+    async def ask() -> float:
+        with pytest.raises(CommsError, match="no answer to GetTaskStates within 10 s"):
+            await _states(["a"], ["load"])
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(ask) == 10.0
+
+
+def test_a_refusal_says_what_was_refused(supervisor: ScriptedComms) -> None:
+    supervisor.refusing = True
+
+    async def ask() -> None:
+        with pytest.raises(CommsError, match="refused GetTaskStates"):
+            await _states(["a"], ["load"])
+
+    run_virtual(ask)
+
+
+def test_what_is_sealed_cannot_be_read_but_by_airflows_own_key() -> None:
+    sealed = seal("a receipt handle")
+    assert "receipt" not in sealed
+    assert unseal(sealed) == "a receipt handle"
+
+
+def test_triggers_are_supported_where_requests_can_be_sent_asynchronously(supervisor: ScriptedComms) -> None:
+    assert triggers_are_supported()
+
+
+def test_triggers_are_not_supported_without_a_supervisor() -> None:
+    assert not triggers_are_supported()
+
+
+async def _states(run_ids: list[str], task_ids: list[str]) -> Any:
+    return await task_states("dag", run_ids, task_ids)
