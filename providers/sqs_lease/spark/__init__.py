@@ -1,1 +1,40 @@
 """Spark: batches of messages into tables, each message exactly once."""
+
+from sqs_lease.spark.delta_sink import DeltaSink
+from sqs_lease.spark.errors import (
+    BatchIdReusedError,
+    IngestionError,
+    JavaError,
+    ReconciliationError,
+    SchemaError,
+    TableError,
+    WorkspaceError,
+)
+from sqs_lease.spark.ingestion import ingest
+from sqs_lease.spark.java import require_java
+from sqs_lease.spark.json_source import JsonSource
+from sqs_lease.spark.results import IngestResult
+from sqs_lease.spark.session import local_session
+from sqs_lease.spark.sinks import Overtaken, Sink, Snapshot, Staged
+from sqs_lease.spark.sources import Source
+
+__all__ = [
+    "BatchIdReusedError",
+    "DeltaSink",
+    "IngestResult",
+    "IngestionError",
+    "JavaError",
+    "JsonSource",
+    "Overtaken",
+    "ReconciliationError",
+    "SchemaError",
+    "Sink",
+    "Snapshot",
+    "Source",
+    "Staged",
+    "TableError",
+    "WorkspaceError",
+    "ingest",
+    "local_session",
+    "require_java",
+]

@@ -1,0 +1,52 @@
+"""The columns that ingestion adds to every record, and the names it keeps for itself."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from sqs_lease.spark.errors import SchemaError
+
+MESSAGE_ID: Final = "_message_id"
+"""The id that SQS gave the message: each is in a table at most once."""
+
+SENT_AT: Final = "_sent_at"
+"""When the message was sent; null where the service did not say."""
+
+BATCH_ID: Final = "_batch_id"
+"""The batch that brought the message into the table."""
+
+REASON: Final = "_rejected"
+"""Why a parsed row is no record of the table; null for a good one. Never stored."""
+
+_RESERVED: Final = (MESSAGE_ID, SENT_AT, BATCH_ID, REASON)
+
+
+def table_columns(record: StructType) -> StructType:
+    """Return the columns of the table: the record's, then :data:`MESSAGE_ID`, :data:`SENT_AT`, :data:`BATCH_ID`.
+
+    Args:
+        record: The columns of a record, at least one.
+
+    Raises:
+        SchemaError: There are none, two differ in case only (Spark would not tell them apart), or one has
+            a name that ingestion keeps for itself.
+    """
+    if not record.fields:
+        raise SchemaError("the schema has no columns; give at least one, for example 'id BIGINT NOT NULL'")
+    seen: set[str] = set()
+    for name in record.names:
+        if name.lower() in _RESERVED:
+            raise SchemaError(f"the schema has a column {name!r}, which ingestion keeps for itself: rename it")
+        if name.lower() in seen:
+            raise SchemaError(f"the schema has the column {name!r} twice (upper and lower case count as the same)")
+        seen.add(name.lower())
+    return StructType(
+        [
+            *record.fields,
+            StructField(MESSAGE_ID, StringType(), nullable=False),
+            StructField(SENT_AT, TimestampType()),
+            StructField(BATCH_ID, StringType(), nullable=False),
+        ]
+    )

@@ -1,0 +1,31 @@
+"""The errors of ingestion: each says what is wrong and what to do; none quotes a message body."""
+
+from __future__ import annotations
+
+
+class IngestionError(Exception):
+    """Something that stops an ingestion. Nothing was committed by the call that raised it."""
+
+
+class JavaError(IngestionError):
+    """Java is missing, too old or cannot be started."""
+
+
+class SchemaError(IngestionError):
+    """A schema that cannot be used, or that differs from the table's."""
+
+
+class TableError(IngestionError):
+    """The table cannot be created, read or written."""
+
+
+class WorkspaceError(IngestionError):
+    """The directory of the manifests cannot be written, or a manifest in it cannot be read."""
+
+
+class BatchIdReusedError(IngestionError):
+    """A batch id that was used before, with other messages."""
+
+
+class ReconciliationError(IngestionError):
+    """A batch's messages are not all accounted for, so nothing of it was committed."""

@@ -1,0 +1,65 @@
+"""Finds the Java that Spark would start, and says what to do where there is none that will do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from sqs_lease.spark.errors import JavaError
+
+MINIMUM_VERSION: Final = 17
+"""Oldest Java that Spark 4 starts on."""
+
+_ANSWER_SECONDS = 60
+_REMEDY = (
+    f"Spark needs Java {MINIMUM_VERSION} or newer: install one (Debian and Ubuntu: apt-get install "
+    "openjdk-17-jre-headless; Fedora: dnf install java-21-openjdk-headless; macOS: brew install openjdk@21), "
+    "then put its bin directory on PATH or set JAVA_HOME to its home"
+)
+
+
+def require_java() -> Path:
+    """Check that Spark will find a Java that it can run on; call it before a session is started.
+
+    Like Spark's own scripts it looks at ``JAVA_HOME`` first, and at ``PATH`` only where that is not set.
+
+    Returns:
+        The program that Spark would start.
+
+    Raises:
+        JavaError: There is none, it cannot be started, or it is older than :data:`MINIMUM_VERSION`.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        java = Path(home, "bin", "java")
+        if not java.is_file():
+            raise JavaError(f"JAVA_HOME is {home}, but there is no {java}. {_REMEDY}")
+    else:
+        found = shutil.which("java")
+        if found is None:
+            raise JavaError(f"there is no java on PATH, and JAVA_HOME is not set. {_REMEDY}")
+        java = Path(found)
+    version = _major_version(java)
+    if version < MINIMUM_VERSION:
+        raise JavaError(f"{java} is Java {version}. {_REMEDY}")
+    return java
+
+
+def _major_version(java: Path) -> int:
+    try:
+        # The path is the one that Spark itself is about to start.
+        answer = subprocess.run(  # noqa: S603
+            [java, "-version"], capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaError(f"{java} cannot be started ({error}). {_REMEDY}") from error
+    # 'openjdk version "17.0.15" 2025-04-15', and up to Java 8 '"1.8.0_292"'; it goes to standard error.
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    if answer.returncode != 0 or match is None:
+        # macOS has a /usr/bin/java that only says that there is no Java.
+        raise JavaError(f"{java} does not answer -version as a Java does. {_REMEDY}")
+    return int(match[1])
