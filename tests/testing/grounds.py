@@ -86,6 +86,7 @@ class MinistackGround:
             aws_secret_access_key=KEY,
         )
         self._names = count()
+        self._session = get_session()
 
     def create_queue(
         self,
@@ -107,13 +108,13 @@ class MinistackGround:
             attributes["RedrivePolicy"] = json.dumps(
                 {"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": max_receive_count}
             )
-        name = f"queue-{next(self._names)}-{id(self)}{'.fifo' if fifo else ''}"
+        name = f"queue-{next(self._names)}{'.fifo' if fifo else ''}"
         return self._client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
 
     def run(self, scenario: Callable[[Ground], Awaitable[None]]) -> None:
         async def main() -> None:
             self.transport = AiobotocoreTransport(
-                get_session().create_client(
+                self._session.create_client(
                     "sqs",
                     endpoint_url=self._endpoint_url,
                     region_name=REGION,

@@ -16,21 +16,22 @@ from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.verdicts import Verdict
 from sqs_lease.sqs.errors import QueueNotFoundError
 
-from demo.sqs_server import SqsServer, sqs_server
+from demo.sqs_server import sqs_server
 from tests.testing.grounds import Ground, MemoryGround, MinistackGround
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[SqsServer]:
-    with sqs_server() as running:
-        yield running
+def ministack() -> Iterator[MinistackGround]:
+    with sqs_server() as server:
+        yield MinistackGround(server)
 
 
 @pytest.fixture(params=["memory", pytest.param("ministack", marks=pytest.mark.processes)])
 def ground(request: pytest.FixtureRequest) -> Ground:
     if request.param == "memory":
         return MemoryGround()
-    return MinistackGround(request.getfixturevalue("server"))
+    ministack: MinistackGround = request.getfixturevalue("ministack")
+    return ministack
 
 
 async def receive(
