@@ -156,7 +156,7 @@ class ClientTransport(ABC):
             attempt_id=attempt_id,
         )
         answer = await self._perform(
-            "ReceiveMessage", parameters, queue_url, seconds=wait_seconds + ANSWER_SECONDS, on_sent=on_sent
+            "ReceiveMessage", parameters, queue_url, wait_seconds=wait_seconds, on_sent=on_sent
         )
         return _read(lambda: requests.received_messages(answer), "ReceiveMessage", queue_url)
 
@@ -240,7 +240,7 @@ class ClientTransport(ABC):
         parameters: Mapping[str, Any],
         queue: str,
         *,
-        seconds: float = ANSWER_SECONDS,
+        wait_seconds: int = 0,
         on_sent: Callable[[], None] | None = None,
         secrets: Iterable[str] = (),
     ) -> Mapping[str, Any]:
@@ -248,11 +248,12 @@ class ClientTransport(ABC):
         capacity = await self._opened()
         method = getattr(self._client, self._methods[operation])
         semaphore = capacity.polls if operation == "ReceiveMessage" else capacity.calls
+        seconds = wait_seconds + ANSWER_SECONDS
         await semaphore.acquire()
         if on_sent is not None:
             on_sent()
         try:
-            # A transport's own limit: the client given may have botocore's default read timeout of 60 s.
+            # A limit of our own: the client given may have botocore's default read timeout of 60 s.
             async with asyncio.timeout(seconds):
                 return await self._call(method, parameters, semaphore.release)
         except TimeoutError as error:

@@ -1,0 +1,58 @@
+"""Transports over both clients, to any endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import boto3
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.config import Config
+from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
+from sqs_lease.sqs.boto3_transport import Boto3Transport
+from sqs_lease.sqs.client_config import client_config
+from sqs_lease.sqs.client_transport import ClientTransport
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+REGION = "us-east-1"
+
+MakeTransport: TypeAlias = Callable[..., ClientTransport]
+
+
+def boto3_client(endpoint_url: str, config: Config | None = None) -> SQSClient:
+    """A boto3 client with the recommended configuration, changed by ``config``."""
+    recommended = client_config()
+    return boto3.client(
+        "sqs",
+        endpoint_url=endpoint_url,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=recommended if config is None else recommended.merge(config),
+    )
+
+
+def aiobotocore_client(endpoint_url: str, config: Config | None = None) -> Any:
+    """The context manager of an aiobotocore client with the recommended configuration, changed by ``config``."""
+    session = get_session()
+    recommended = client_config()
+    # The stubs do not know that a botocore Config can be merged into an AioConfig.
+    return session.create_client(
+        "sqs",
+        endpoint_url=endpoint_url,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=cast("Any", AioConfig()).merge(recommended if config is None else recommended.merge(config)),
+    )
+
+
+def boto3_transport(endpoint_url: str, config: Config | None = None) -> ClientTransport:
+    return Boto3Transport(boto3_client(endpoint_url, config))
+
+
+def aiobotocore_transport(endpoint_url: str, config: Config | None = None) -> ClientTransport:
+    return AiobotocoreTransport(aiobotocore_client(endpoint_url, config))

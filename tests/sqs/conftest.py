@@ -1,0 +1,29 @@
+"""What the tests of SQS access share: a real server process, a scripted one, and transports over both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from demo.sqs_server import SqsServer, sqs_server
+from tests.sqs.clients import MakeTransport, aiobotocore_transport, boto3_transport
+from tests.sqs.scripted_server import ScriptedServer, scripted_server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[SqsServer]:
+    with sqs_server() as running:
+        yield running
+
+
+@pytest.fixture
+def scripted() -> Iterator[ScriptedServer]:
+    with scripted_server() as running:
+        yield running
+
+
+@pytest.fixture(params=[boto3_transport, aiobotocore_transport], ids=["boto3", "aiobotocore"])
+def make_transport(request: pytest.FixtureRequest) -> MakeTransport:
+    maker: MakeTransport = request.param
+    return maker
