@@ -1,1 +1,29 @@
-"""Airflow: the sensor, the keeper operator and the context manager that joins them."""
+"""Airflow: a sensor that receives without deleting, a keeper beside the work, and the context that makes both.
+
+``from sqs_lease.airflow import sqs_lease`` is all that most DAGs need.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from sqs_lease.airflow.context import sqs_lease
+    from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
+    from sqs_lease.airflow.sensor import SqsLeaseSensor
+
+__all__ = ["SqsLeaseKeeperOperator", "SqsLeaseSensor", "sqs_lease"]
+
+_MODULES: Final = {
+    "SqsLeaseKeeperOperator": "sqs_lease.airflow.keeper_operator",
+    "SqsLeaseSensor": "sqs_lease.airflow.sensor",
+    "sqs_lease": "sqs_lease.airflow.context",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: every Airflow command loads this package for its provider metadata.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
