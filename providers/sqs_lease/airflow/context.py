@@ -24,7 +24,7 @@ def sqs_lease(
     on_failure: FailureRule | None = None,
     handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
     **sensor_arguments: Any,
-) -> Iterator[XComArg]:
+) -> Iterator[Any]:
     """Receive messages and keep them invisible while the tasks in the body work on them.
 
     For example::
@@ -50,8 +50,8 @@ def sqs_lease(
         sensor_arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`.
 
     Yields:
-        The messages, as an ``XComArg``: a list of mappings with ``MessageId``, ``Body``, ``Attributes`` and
-        ``MessageAttributes``.
+        The messages, as an ``XComArg`` (typed as Any, like what it stands for at run time): a list of mappings with
+        ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``.
 
     Raises:
         ValueError: The body has no work, an argument is out of range, or more messages may be received than

@@ -1,0 +1,129 @@
+"""A triggerer in virtual time: runs triggers as Airflow's does, over the in-memory SQS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+from airflow.models.trigger import Trigger
+from airflow.sdk._shared.module_loading import import_string
+from airflow.serialization.decoders import smart_decode_trigger_kwargs
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.comms import RunOfTask
+from sqs_lease.airflow.handed_lease import LEASE_KEY
+from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.receive_trigger import ReceiveOptions, SqsLeaseReceiveTrigger
+from sqs_lease.airflow.settling import WorkTask
+from sqs_lease.airflow.shared_keeper import TriggererKeepers, install
+from sqs_lease.core.policies import Growing, RenewalPolicy
+from sqs_lease.core.settlements import FailureRule, release
+from sqs_lease.core.specs import encode_failure_rule, encode_policy
+from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock
+
+from tests.airflow.scripted_comms import ScriptedComms
+
+DAG_ID = "dag"
+RUN_ID = "run"
+RECEIVE = RunOfTask(DAG_ID, RUN_ID, "orders")
+KEEP = RunOfTask(DAG_ID, RUN_ID, "orders_keeper")
+USER_ACTION = "__airflow_user_action__"
+LOAD = WorkTask("load")
+CHECK = WorkTask("check", mapped=True, per_message=True)
+
+
+class RunningTrigger:
+    """A trigger under way, with the events that it fired."""
+
+    def __init__(self, trigger: BaseTrigger) -> None:
+        self.trigger = trigger
+        self.events: list[TriggerEvent] = []
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        # The order of Airflow's TriggerRunner.run_trigger: the trigger ends first, then on_kill, then cleanup.
+        try:
+            async for event in self.trigger.run():
+                self.events.append(event)
+        except asyncio.CancelledError as cancelled:
+            if cancelled.args and cancelled.args[0] == USER_ACTION:
+                await self.trigger.on_kill()
+            raise
+        finally:
+            await self.trigger.cleanup()
+
+    async def ended(self) -> list[TriggerEvent]:
+        """Wait for its end."""
+        await self.task
+        return self.events
+
+    async def cancel(self, message: str | None = None) -> None:
+        """Cancel it as the triggerer does when it stops, or with ``USER_ACTION``, and wait for its end."""
+        self.task.cancel(message)
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+
+class VirtualTriggerer:
+    """One triggerer process."""
+
+    def __init__(self, sqs: MemorySqs, clock: VirtualClock, name: str = "triggerer") -> None:
+        self.keepers = TriggererKeepers(open_transport=self._open, clock=clock)
+        self._sqs = sqs
+        self._name = name
+
+    async def _open(self, connection: AwsConnection) -> MemoryTransport:
+        return MemoryTransport(self._sqs, name=self._name)
+
+    def start(self, trigger: BaseTrigger, task: RunOfTask) -> RunningTrigger:
+        """Start a trigger, made anew from what Airflow would have stored of it."""
+        install(self.keepers)
+        classpath, kwargs = trigger.serialize()
+        stored = Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(kwargs))
+        decode: Callable[[Any], Any] = smart_decode_trigger_kwargs
+        made = import_string(classpath)(**{key: decode(value) for key, value in stored.items()})
+        made.task_instance = SimpleNamespace(dag_id=task.dag_id, run_id=task.run_id, task_id=task.task_id, map_index=-1)
+        return RunningTrigger(made)
+
+
+def receive_trigger(
+    queue: str,
+    clock: VirtualClock,
+    *,
+    policy: RenewalPolicy | None = None,
+    timeout_seconds: float = 60.0,
+    **options: Any,
+) -> SqsLeaseReceiveTrigger:
+    """The trigger of a sensor that deferred just now."""
+    defaults: dict[str, Any] = {
+        "batch_id": "batch",
+        "connection": AwsConnection().encode(),
+        "policy": encode_policy(Growing(visibility=30.0) if policy is None else policy),
+        "max_messages": 10,
+        "linger_seconds": 1.0,
+        "deferred_at": clock.wall(),
+        "expires_at": clock.wall() + timeout_seconds,
+        "skip_when_expired": False,
+        "keeper_task_id": KEEP.task_id,
+        "handoff_timeout_seconds": 600.0,
+        "mapped_over": False,
+    }
+    arguments = ReceiveOptions(queue=queue, **{**defaults, **options})
+    return SqsLeaseReceiveTrigger({name: getattr(arguments, name) for name in ReceiveOptions.__slots__})
+
+
+def keeper_trigger(
+    supervisor: ScriptedComms, work: Sequence[WorkTask], *, on_failure: FailureRule | None = None
+) -> SqsLeaseKeeperTrigger:
+    """The trigger of a keeper that took what the sensor's trigger had published."""
+    lease: Mapping[str, Any] = supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]
+    return SqsLeaseKeeperTrigger(
+        lease=dict(lease),
+        receive_task_id=RECEIVE.task_id,
+        work=plain_work(work),
+        on_failure=encode_failure_rule(release() if on_failure is None else on_failure),
+        handoff_timeout_seconds=600.0,
+    )
