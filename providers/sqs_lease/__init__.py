@@ -1,1 +1,34 @@
 """SQS leases for orchestrators: receive, keep invisible while the work runs, delete on success, release on failure."""
+
+from sqs_lease.blocking import LeasedBatch, lease
+from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
+from sqs_lease.core.settlements import FailureRule, backoff, dead_letter, expire, release
+from sqs_lease.keeper import LeaseReport
+
+__all__ = [
+    "Buffered",
+    "Ending",
+    "FailureRule",
+    "Fixed",
+    "Growing",
+    "Lapsed",
+    "LeaseEvent",
+    "LeaseReport",
+    "LeasedBatch",
+    "Lost",
+    "Message",
+    "Never",
+    "Outcome",
+    "Receipt",
+    "Refused",
+    "RenewalPolicy",
+    "Settled",
+    "Threshold",
+    "backoff",
+    "dead_letter",
+    "expire",
+    "lease",
+    "release",
+]

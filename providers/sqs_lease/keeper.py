@@ -163,10 +163,11 @@ class Keeper:
         """
         self._closed = True
         if leaving is not Leaving.NOTHING:
-            leave = HeldBatch.extend_now if leaving is Leaving.EXTEND else HeldBatch.release_all
+            extending = leaving is Leaving.EXTEND
+            last = [batch.extend_now() if extending else batch.release_all() for batch in self._batches]
             try:
                 async with asyncio.timeout(self._call_timeout_seconds):
-                    await asyncio.gather(*(leave(batch) for batch in self._batches))
+                    await asyncio.gather(*last)
             except TimeoutError:
                 logger.warning("Closing the keeper: not all calls were answered in time; those leases run out")
         await asyncio.gather(*(driver.stop() for driver in self._drivers.values()))
@@ -313,9 +314,9 @@ class HeldBatch:
             settlements[receipt] = self._on_failure.settlement(receive_count=count, reason=reason, random=self._random)
         return await self.settle(settlements)
 
-    async def release_all(self) -> None:
-        """Make all that is still held visible at once, whatever the failure rule: its work never began."""
-        await self.settle(dict.fromkeys(self._chosen(None), Release()))
+    async def release_all(self) -> Mapping[Receipt, Settled]:
+        """Make all that is still held visible at once, whatever the failure rule: its work is not at fault."""
+        return await self.settle(dict.fromkeys(self._chosen(None), Release()))
 
     def _chosen(self, receipts: Iterable[Receipt] | None) -> list[Receipt]:
         return [lease.receipt for lease in self.leases()] if receipts is None else list(receipts)

@@ -78,6 +78,11 @@ class RenewalPolicy(ABC):
         """
         if self.visibility is not None:
             return self
+        if visibility_seconds < 1:
+            raise ValueError(
+                f"the queue's own visibility timeout is {visibility_seconds:g} s: receive with one of your own, "
+                "visibility=..., or raise the queue's"
+            )
         return replace(self, visibility=visibility_seconds)
 
     @abstractmethod

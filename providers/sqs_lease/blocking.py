@@ -1,0 +1,279 @@
+"""Leases for synchronous code: ``with lease(...) as batch``, kept by a background thread while the block runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import boto3
+
+from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.events import Outcome, Settled
+from sqs_lease.core.limits import MAX_IN_FLIGHT
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.settlements import FailureRule
+from sqs_lease.core.specs import resolve_policy
+from sqs_lease.keeper import EventListener, HeldBatch, Keeper, LeaseReport, Leaving
+from sqs_lease.sqs.boto3_transport import Boto3Transport
+from sqs_lease.sqs.client_config import client_config
+from sqs_lease.sqs.receiving import Receiver
+from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.validation import check_whole_number, queue_reference
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@contextmanager
+def lease(
+    queue: str,
+    *,
+    max_messages: int = 10,
+    wait: Duration = 20.0,
+    linger: Duration = 0.0,
+    policy: RenewalPolicy | str | None = None,
+    visibility: Duration | None = None,
+    on_failure: FailureRule | None = None,
+    on_event: EventListener | None = None,
+    client: SQSClient | None = None,
+) -> Iterator[LeasedBatch]:
+    """Receive a batch of messages and keep it invisible to others until the block ends.
+
+    ::
+
+        with lease("orders", max_messages=100) as batch:
+            for message in batch:
+                load(message.body)
+
+    At the end of the block the messages are deleted. If the block raises, they are given back by
+    ``on_failure`` instead, and the exception goes on. Single messages can be settled earlier with
+    :meth:`LeasedBatch.succeed` and :meth:`LeasedBatch.fail`. If the process dies, so does the thread:
+    messages are visible again when their last extension ends.
+
+    Args:
+        queue: The queue's name, ARN or URL.
+        max_messages: Most messages to receive; 10 by default.
+        wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
+        linger: How long to wait for more once one came; 0, the default, takes what the first answer brought.
+        policy: When to extend: a renewal policy or its name; ``Growing`` by default.
+        visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
+        on_failure: What becomes of failed messages; visible again at once by default.
+        on_event: Told of leases that are lost, lapse or near their end. Called in the background thread;
+            it must not block.
+        client: An SQS client of boto3, which the lease closes; by default one with boto3's usual credentials
+            and region, and the timeouts of :func:`sqs_lease.sqs.client_config.client_config`.
+
+    Yields:
+        The batch, empty if no message came.
+
+    Raises:
+        ValueError: An argument is out of range.
+        sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
+    """
+    resolved = resolve_policy(policy, visibility=visibility)
+    queue_reference(queue)
+    check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, f"leasing from {queue}")
+    for name, duration in (("wait", wait), ("linger", linger)):
+        seconds_of(duration, name=name)
+    host = _LoopThread(f"sqs-lease {queue}")
+    try:
+        transport = Boto3Transport(boto3.client("sqs", config=client_config()) if client is None else client)
+        held = _Held(transport)
+        try:
+            yield from _leased(host, held, queue, resolved, on_failure, on_event, max_messages, wait, linger)
+        finally:
+            host.run(held.close())
+    finally:
+        host.stop()
+
+
+def _leased(
+    host: _LoopThread,
+    held: _Held,
+    queue: str,
+    policy: RenewalPolicy,
+    on_failure: FailureRule | None,
+    on_event: EventListener | None,
+    max_messages: int,
+    wait: Duration,
+    linger: Duration,
+) -> Iterator[LeasedBatch]:
+    try:
+        host.run(held.receive(queue, policy, on_failure, on_event, max_messages, wait, linger))
+        yield LeasedBatch(host, held.batch)
+    except Exception as error:
+        # The type only: an exception's text may quote a message's body, and the reason is sent and logged.
+        reason = type(error).__name__
+        host.run(held.end(lambda batch: batch.fail(reason)))
+        raise
+    except BaseException:
+        # Interrupted: the work is not at fault, so the messages are not dead-lettered or delayed for it.
+        host.run(held.end(HeldBatch.release_all))
+        raise
+    else:
+        host.run(held.end(HeldBatch.succeed))
+
+
+class LeasedBatch:
+    """The messages of one :func:`lease`, in the order they were received. To be used within its block only."""
+
+    def __init__(self, host: _LoopThread, batch: HeldBatch) -> None:
+        self._host = host
+        self._batch = batch
+        self._messages = tuple(batch.messages())
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def still_held(self, message: Message) -> bool:
+        """Whether the message is still ours: not settled, and not lost to somebody else.
+
+        Worth asking before work that must not be done twice.
+        """
+        return self._host.run(self._still_held(message))
+
+    def succeed(self, *messages: Message) -> None:
+        """These are done: delete them now.
+
+        Raises:
+            KeyError: A message is not of this batch.
+        """
+        self._host.run(self._batch.succeed([message.receipt for message in messages]))
+
+    def fail(self, *messages: Message, reason: str) -> None:
+        """These failed for good: settle them by the failure rule now.
+
+        Args:
+            messages: Messages of this batch.
+            reason: Why, for people; it becomes a message attribute of what is dead-lettered.
+
+        Raises:
+            KeyError: A message is not of this batch.
+        """
+        self._host.run(self._batch.fail(reason, [message.receipt for message in messages]))
+
+    def report(self) -> LeaseReport:
+        """Counts so far."""
+        return self._host.run(self._report())
+
+    async def _still_held(self, message: Message) -> bool:
+        return self._batch.holds(message.receipt)
+
+    async def _report(self) -> LeaseReport:
+        return self._batch.report()
+
+
+class _Held:
+    """What lives in the thread's event loop: the transport, the keeper and its one batch."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._keeper: Keeper | None = None
+        self.batch: HeldBatch
+
+    async def receive(
+        self,
+        queue: str,
+        policy: RenewalPolicy,
+        on_failure: FailureRule | None,
+        on_event: EventListener | None,
+        max_messages: int,
+        wait: Duration,
+        linger: Duration,
+    ) -> None:
+        queue_url = await self._transport.queue_url(queue)
+        if policy.visibility is None:
+            policy = policy.for_queue((await self._transport.queue_attributes(queue_url)).visibility_seconds)
+        receiver = Receiver(self._transport, queue_url, visibility_seconds=int(policy.visibility_seconds))
+        self._keeper = Keeper(self._transport)
+        batch = self.batch = self._keeper.hold(queue_url, policy=policy, on_failure=on_failure, on_event=on_event)
+        collected = await receiver.collect(
+            max_messages,
+            wait=wait,
+            linger=linger,
+            on_received=lambda reception: batch.add(reception.messages, received_at=reception.received_at),
+        )
+        if collected.error is not None:
+            logger.warning("Took %d messages only: %s", len(collected.messages), collected.error)
+
+    async def end(self, settle: Callable[[HeldBatch], Awaitable[Mapping[Receipt, Settled]]]) -> None:
+        """Settle what is still held, and say what could not be."""
+        if self._keeper is None:
+            return
+        for settled in (await settle(self.batch)).values():
+            if settled.outcome in (Outcome.LOST, Outcome.FAILED):
+                logger.warning(
+                    "%s of %s was not settled (%s): %s",
+                    settled.receipt,
+                    self.batch.queue_url,
+                    settled.outcome.value,
+                    settled.detail,
+                )
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            await self._keeper.close(Leaving.NOTHING)
+        await self._transport.aclose()
+
+
+class _LoopThread:
+    """An event loop in a thread of its own, for a caller that blocks."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        # A daemon: an interpreter that ends without leaving the block must not wait for it. The leases then lapse.
+        self._thread = Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine in the loop and wait for its result.
+
+        If the caller is interrupted, the coroutine is cancelled and its end awaited: a receive hands over what its
+        polls bring before it ends.
+        """
+        result: Future[_T] = Future()
+        tasks: list[asyncio.Task[_T]] = []
+
+        def start() -> None:
+            task = self._loop.create_task(coroutine)
+            tasks.append(task)
+            task.add_done_callback(partial(_pass_on, result))
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            return result.result()
+        except BaseException:
+            if not result.done():
+                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+                wait_for([result])
+            raise
+
+    def stop(self) -> None:
+        """End the loop and the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _pass_on(result: Future[_T], task: asyncio.Task[_T]) -> None:
+    if task.cancelled():
+        result.set_exception(CancelledError())
+    elif (error := task.exception()) is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(task.result())

@@ -1,0 +1,139 @@
+"""``with lease(...)`` keeps messages from others while synchronous work runs, on a real SQS server."""
+
+from __future__ import annotations
+
+from _thread import interrupt_main
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import boto3
+import pytest
+from sqs_lease import LeaseReport, dead_letter, lease
+from sqs_lease.sqs.client_config import client_config
+from sqs_lease.sqs.errors import QueueNotFoundError
+
+from demo.sqs_server import REGION, SqsServer
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+pytestmark = pytest.mark.processes
+
+MakeClient = Callable[[], "SQSClient"]
+
+
+@pytest.fixture
+def make_client(server: SqsServer) -> MakeClient:
+    def make() -> SQSClient:
+        return boto3.client(
+            "sqs",
+            endpoint_url=server.endpoint_url,
+            region_name=REGION,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            config=client_config(),
+        )
+
+    return make
+
+
+@pytest.fixture
+def sqs(make_client: MakeClient) -> SQSClient:
+    return make_client()
+
+
+@pytest.fixture
+def queue(sqs: SQSClient) -> str:
+    return sqs.create_queue(QueueName=f"queue-{uuid4()}", Attributes={"VisibilityTimeout": "2"})["QueueUrl"]
+
+
+def send(sqs: SQSClient, queue: str, count: int) -> None:
+    for number in range(count):
+        sqs.send_message(QueueUrl=queue, MessageBody=f"message {number}")
+
+
+def receive(sqs: SQSClient, queue: str, wait_seconds: int) -> list[str]:
+    answer = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=wait_seconds, MaxNumberOfMessages=10)
+    return sorted(message["Body"] for message in answer.get("Messages", []))
+
+
+def test_nobody_else_receives_during_work_longer_than_the_visibility_timeout_and_then_the_messages_are_gone(
+    sqs: SQSClient, queue: str, make_client: MakeClient
+) -> None:
+    send(sqs, queue, 3)
+    with lease(queue, max_messages=3, linger=2, client=make_client()) as batch:
+        assert sorted(message.body for message in batch) == ["message 0", "message 1", "message 2"]
+        assert receive(sqs, queue, wait_seconds=5) == [], "the work takes 5 s, the visibility timeout is 2 s"
+        report: LeaseReport = batch.report()
+        assert report.extensions >= 3
+        assert report.late == 0
+    assert receive(sqs, queue, wait_seconds=3) == []
+
+
+def test_a_block_that_raises_gives_its_messages_back_at_once(
+    sqs: SQSClient, queue: str, make_client: MakeClient
+) -> None:
+    send(sqs, queue, 1)
+
+    def work() -> None:
+        with lease(queue, visibility=600, client=make_client()) as batch:
+            assert len(batch) == 1
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert receive(sqs, queue, wait_seconds=5) == ["message 0"]
+
+
+def test_single_messages_are_settled_within_the_block(sqs: SQSClient, queue: str, make_client: MakeClient) -> None:
+    send(sqs, queue, 2)
+    with lease(queue, max_messages=2, linger=2, visibility=600, client=make_client()) as batch:
+        good, bad = sorted(batch, key=lambda message: message.body)
+        batch.fail(bad, reason="it is bad")
+        batch.succeed(good)
+        assert not batch.still_held(good)
+        assert not batch.still_held(bad)
+        assert receive(sqs, queue, wait_seconds=5) == ["message 1"]
+
+
+def test_a_queue_without_messages_gives_an_empty_batch(queue: str, make_client: MakeClient) -> None:
+    with lease(queue, wait=0, client=make_client()) as batch:
+        assert len(batch) == 0
+        assert list(batch) == []
+
+
+def test_an_interrupted_receive_gives_back_what_it_took_whatever_the_failure_rule(
+    sqs: SQSClient, queue: str, make_client: MakeClient
+) -> None:
+    send(sqs, queue, 1)
+    client = make_client()
+    client.meta.events.register("before-call.sqs.ReceiveMessage", lambda **_: interrupt_main())
+    with (
+        pytest.raises(KeyboardInterrupt),
+        lease(queue, visibility=600, client=client, on_failure=dead_letter()),
+    ):
+        pytest.fail("the block is not entered")
+    assert receive(sqs, queue, wait_seconds=5) == ["message 0"]
+
+
+def test_a_queue_that_does_not_exist_is_named_in_the_error(queue: str, make_client: MakeClient) -> None:
+    with pytest.raises(QueueNotFoundError, match="no-such-queue"), lease("no-such-queue", client=make_client()):
+        pytest.fail("the block is not entered")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queue": "queue", "visibility": 43_201}, "visibility must be between 1 and 43200"),
+        ({"queue": "queue", "max_messages": 0}, "max_messages"),
+        ({"queue": "queue", "wait": -1}, "wait must be at least 0"),
+        ({"queue": "queue", "linger": float("nan")}, "linger must be at least 0"),
+        ({"queue": "not a queue!"}, "not a queue!"),
+        ({"queue": "queue", "policy": "gently"}, "policy must be one of"),
+    ],
+)
+def test_impossible_arguments_are_refused_before_anything_is_called(arguments: dict[str, Any], message: str) -> None:
+    # Without a client of the test's own: there is no region to make one for, and none is needed.
+    with pytest.raises(ValueError, match=message), lease(**arguments):
+        pytest.fail("the block is not entered")
