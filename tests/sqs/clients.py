@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import boto3
 from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
+from aiobotocore.session import AioSession, get_session
 from botocore.config import Config
 from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
 from sqs_lease.sqs.boto3_transport import Boto3Transport
@@ -35,9 +36,15 @@ def boto3_client(endpoint_url: str, config: Config | None = None) -> SQSClient:
     )
 
 
+@functools.cache
+def _session() -> AioSession:
+    """One for all tests: a session reads the service's model only once."""
+    return get_session()
+
+
 def aiobotocore_client(endpoint_url: str, config: Config | None = None) -> Any:
     """The context manager of an aiobotocore client with the recommended configuration, changed by ``config``."""
-    session = get_session()
+    session = _session()
     recommended = client_config()
     # The stubs do not know that a botocore Config can be merged into an AioConfig.
     return session.create_client(

@@ -26,9 +26,9 @@ _TOKEN: Final = frozenset(string.ascii_letters + string.digits + string.punctuat
 _HOSTS: Final = (
     re.compile(
         r"(?:^|\.)sqs(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
-        r"(?:(?:vpce\.)?amazonaws\.[a-z.]+|api\.aws|api\.amazonwebservices\.com\.cn)$"
+        r"(?:(?:vpce\.)?amazonaws\.(?:com|com\.cn|eu)|api\.aws|api\.amazonwebservices\.com\.cn)$"
     ),
-    re.compile(r"^(?P<region>[a-z0-9-]+)\.queue\.amazonaws\.[a-z.]+$"),
+    re.compile(r"^(?P<region>[a-z0-9-]+)\.queue\.amazonaws\.com(?:\.cn)?$"),
 )
 _OLDEST_HOST: Final = "queue.amazonaws.com"
 

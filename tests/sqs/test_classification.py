@@ -1,0 +1,282 @@
+"""What errors mean: by code in every spelling, by text, by status, by exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from botocore import exceptions as botocore_errors
+from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
+from sqs_lease.core.verdicts import Verdict
+from sqs_lease.sqs import errors
+from sqs_lease.sqs.classification import entry_verdict, error_from_code, error_from_exception, plain_code, redacted
+
+QUEUE = "https://sqs.us-east-1.amazonaws.com/123456789012/orders"
+URL = "https://sqs.us-east-1.amazonaws.com/"
+
+
+@pytest.mark.parametrize(
+    ("code", "plain"),
+    [
+        ("AWS.SimpleQueueService.NonExistentQueue", "NonExistentQueue"),
+        ("com.amazonaws.sqs#QueueDoesNotExist", "QueueDoesNotExist"),
+        ("com.amazon.coral.service#AccessDeniedException", "AccessDenied"),
+        ("ThrottlingException", "Throttling"),
+        ("KMS.DisabledException", "KmsDisabled"),
+        ("KMS.OptInRequired", "KmsOptInRequired"),
+        ("KmsThrottled", "KmsThrottled"),
+        ("OverLimit", "OverLimit"),
+        ("", ""),
+    ],
+)
+def test_a_code_is_brought_to_one_spelling(code: str, plain: str) -> None:
+    assert plain_code(code) == plain
+
+
+BEYOND = (
+    "Value 43200 for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the message is "
+    "beyond the limit [43200 seconds]."
+)
+NOT_AVAILABLE = (
+    "Value AQEB for parameter ReceiptHandle is invalid. Reason: Message does not exist or is not available for "
+    "visibility timeout change."
+)
+EXPIRED = "Value AQEB for parameter ReceiptHandle is invalid. Reason: The receipt handle has expired."
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "verdict"),
+    [
+        ("InvalidParameterValue", BEYOND, Verdict.CAPPED),
+        ("InvalidParameterValueException", BEYOND.upper(), Verdict.CAPPED),
+        ("InvalidParameterValue", NOT_AVAILABLE, Verdict.LOST),
+        ("InvalidParameterValue", EXPIRED, Verdict.LOST),
+        ("InvalidParameterValue", "VisibilityTimeout must be between 0 and 43200", Verdict.REFUSED),
+        ("InvalidParameterValue", "", Verdict.REFUSED),
+        ("ReceiptHandleIsInvalid", "The input receipt handle is invalid.", Verdict.LOST),
+        ("AWS.SimpleQueueService.ReceiptHandleIsInvalid", "", Verdict.LOST),
+        ("MessageNotInflight", "", Verdict.LOST),
+        ("AWS.SimpleQueueService.MessageNotInflight", "", Verdict.LOST),
+        ("RequestThrottled", "", Verdict.THROTTLED),
+        ("AWS.SimpleQueueService.RequestThrottled", "", Verdict.THROTTLED),
+        ("RequestThrottledException", "", Verdict.THROTTLED),
+        ("Throttling", "", Verdict.THROTTLED),
+        ("ThrottlingException", "", Verdict.THROTTLED),
+        ("ThrottledException", "", Verdict.THROTTLED),
+        ("TooManyRequestsException", "", Verdict.THROTTLED),
+        ("SlowDown", "", Verdict.THROTTLED),
+        ("KmsThrottled", "", Verdict.THROTTLED),
+        ("KMS.ThrottlingException", "", Verdict.THROTTLED),
+        ("OverLimit", "", Verdict.THROTTLED),
+        ("InternalError", "", Verdict.TRANSIENT),
+        ("InternalFailure", "", Verdict.TRANSIENT),
+        ("ServiceUnavailable", "", Verdict.TRANSIENT),
+        ("AWS.SimpleQueueService.ServiceUnavailable", "", Verdict.TRANSIENT),
+        ("ServiceUnavailableException", "", Verdict.TRANSIENT),
+        ("RequestTimeout", "", Verdict.TRANSIENT),
+        ("AccessDenied", "", Verdict.REFUSED),
+        ("AccessDeniedException", "", Verdict.REFUSED),
+        ("QueueDoesNotExist", "", Verdict.REFUSED),
+        ("AWS.SimpleQueueService.NonExistentQueue", "", Verdict.REFUSED),
+        ("KmsAccessDenied", "", Verdict.REFUSED),
+        ("KMS.AccessDeniedException", "", Verdict.REFUSED),
+        ("ExpiredToken", "", Verdict.REFUSED),
+        ("ExpiredTokenException", "", Verdict.REFUSED),
+        ("UnrecognizedClientException", "", Verdict.REFUSED),
+        ("InvalidClientTokenId", "", Verdict.REFUSED),
+        ("SignatureDoesNotMatch", "", Verdict.REFUSED),
+        ("InvalidSignatureException", "", Verdict.REFUSED),
+        ("MissingParameter", "The request must contain the parameter ReceiptHandle.", Verdict.REFUSED),
+    ],
+)
+def test_the_error_of_one_entry_is_a_verdict_on_its_lease(code: str, text: str, verdict: Verdict) -> None:
+    assert entry_verdict(code, text) is verdict
+    # What the service says of whose fault it is changes nothing about a code that is known.
+    assert entry_verdict(code, text, sender_fault=True) is verdict
+    assert entry_verdict(code, text, sender_fault=False) is verdict
+
+
+@pytest.mark.parametrize(
+    ("sender_fault", "verdict"), [(True, Verdict.REFUSED), (None, Verdict.REFUSED), (False, Verdict.TRANSIENT)]
+)
+def test_an_unknown_code_is_judged_by_whose_fault_it_is(sender_fault: bool | None, verdict: Verdict) -> None:
+    assert entry_verdict("SomethingNew", "whatever", sender_fault=sender_fault) is verdict
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("AWS.SimpleQueueService.NonExistentQueue", errors.QueueNotFoundError),
+        ("QueueDoesNotExist", errors.QueueNotFoundError),
+        ("AWS.SimpleQueueService.QueueDeletedRecently", errors.QueueNotFoundError),
+        ("AccessDenied", errors.AccessDeniedError),
+        ("KmsAccessDenied", errors.AccessDeniedError),
+        ("KMS.AccessDeniedException", errors.AccessDeniedError),
+        ("KMS.NotFoundException", errors.EncryptionKeyError),
+        ("KMS.InvalidStateException", errors.EncryptionKeyError),
+        ("KmsDisabled", errors.EncryptionKeyError),
+        ("ExpiredTokenException", errors.CredentialsError),
+        ("InvalidClientTokenId", errors.CredentialsError),
+        ("SignatureDoesNotMatch", errors.CredentialsError),
+        ("RequestExpired", errors.CredentialsError),
+        ("InvalidAddress", errors.WrongRegionError),
+        ("InvalidSecurity", errors.EndpointError),
+        ("OverLimit", errors.OverLimitError),
+        ("KMS.ThrottlingException", errors.ThrottledError),
+        ("RequestThrottled", errors.ThrottledError),
+        ("InternalFailure", errors.TransientError),
+        ("InvalidParameterValue", errors.InvalidRequestError),
+        ("UnsupportedOperation", errors.InvalidRequestError),
+    ],
+)
+def test_a_code_of_the_service_is_an_exception_whatever_the_status(code: str, error: type[errors.SqsError]) -> None:
+    for status in (None, 400, 403, 404, 500):
+        raised = error_from_code(code, "the text", operation="ReceiveMessage", queue=QUEUE, status=status)
+        assert type(raised) is error
+        assert (raised.queue, raised.code, raised.text) == (QUEUE, plain_code(code), "the text")
+        assert str(raised).startswith(f"ReceiveMessage on queue {QUEUE}: ")
+        assert str(raised).endswith(f"[{plain_code(code)}: the text]")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (None, errors.InvalidRequestError),
+        (301, errors.EndpointError),
+        (400, errors.InvalidRequestError),
+        (401, errors.AccessDeniedError),
+        (403, errors.AccessDeniedError),
+        (404, errors.EndpointError),
+        (408, errors.TransientError),
+        (413, errors.InvalidRequestError),
+        (429, errors.ThrottledError),
+        (500, errors.TransientError),
+        (502, errors.TransientError),
+        (503, errors.TransientError),
+        (504, errors.TransientError),
+    ],
+)
+def test_an_unknown_code_is_judged_by_the_http_status(status: int | None, error: type[errors.SqsError]) -> None:
+    raised = error_from_code("SomethingNew", "", operation="ReceiveMessage", queue=QUEUE, status=status)
+    assert type(raised) is error
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "verdict"),
+    [
+        (botocore_errors.ReadTimeoutError(endpoint_url=URL), errors.TransientError, Verdict.TRANSIENT),
+        (botocore_errors.ConnectionClosedError(endpoint_url=URL), errors.TransientError, Verdict.TRANSIENT),
+        (botocore_errors.HTTPClientError(error="cut"), errors.TransientError, Verdict.TRANSIENT),
+        (
+            botocore_errors.IncompleteReadError(actual_bytes=1, expected_bytes=2),
+            errors.TransientError,
+            Verdict.TRANSIENT,
+        ),
+        (botocore_errors.MetadataRetrievalError(error_msg="timed out"), errors.TransientError, Verdict.TRANSIENT),
+        (ResponseParserError("not JSON"), errors.TransientError, Verdict.TRANSIENT),
+        (TimeoutError(), errors.TransientError, Verdict.TRANSIENT),
+        (ConnectionResetError("reset by peer"), errors.TransientError, Verdict.TRANSIENT),
+        (
+            botocore_errors.EndpointConnectionError(endpoint_url=URL),
+            errors.EndpointUnreachableError,
+            Verdict.TRANSIENT,
+        ),
+        (botocore_errors.ConnectTimeoutError(endpoint_url=URL), errors.EndpointUnreachableError, Verdict.TRANSIENT),
+        (
+            botocore_errors.ProxyConnectionError(proxy_url="http://proxy"),
+            errors.EndpointUnreachableError,
+            Verdict.TRANSIENT,
+        ),
+        (
+            botocore_errors.SSLError(endpoint_url=URL, error=OSError("EOF occurred in violation of protocol")),
+            errors.TransientError,
+            Verdict.TRANSIENT,
+        ),
+        (
+            botocore_errors.SSLError(endpoint_url=URL, error=OSError("CERTIFICATE_VERIFY_FAILED: self-signed")),
+            errors.EndpointError,
+            Verdict.REFUSED,
+        ),
+        (botocore_errors.NoRegionError(), errors.EndpointError, Verdict.REFUSED),
+        (botocore_errors.NoCredentialsError(), errors.CredentialsError, Verdict.REFUSED),
+        (
+            botocore_errors.PartialCredentialsError(provider="env", cred_var="secret"),
+            errors.CredentialsError,
+            Verdict.REFUSED,
+        ),
+        (
+            botocore_errors.CredentialRetrievalError(provider="process", error_msg="exit status 1"),
+            errors.CredentialsError,
+            Verdict.REFUSED,
+        ),
+        (botocore_errors.UnauthorizedSSOTokenError(), errors.CredentialsError, Verdict.REFUSED),
+        (botocore_errors.ParamValidationError(report="bad"), errors.InvalidRequestError, Verdict.REFUSED),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_an_exception_of_the_client_is_one_of_ours(
+    raised: Exception, error: type[errors.SqsError], verdict: Verdict
+) -> None:
+    described = error_from_exception(raised, operation="DeleteMessageBatch", queue=QUEUE)
+    assert type(described) is error
+    assert described.verdict is verdict
+    assert described.code == type(raised).__name__
+    assert QUEUE in str(described)
+
+
+def test_an_exception_that_nothing_is_known_of_is_a_defect_and_stays_one() -> None:
+    for defect in (TypeError("not callable"), KeyError("x"), RuntimeError("closed")):
+        assert error_from_exception(defect, operation="ReceiveMessage", queue=QUEUE) is None
+
+
+def client_error(operation: str, code: str, text: str, status: int = 400, **more: Any) -> ClientError:
+    answer: Any = {
+        "Error": {"Code": code, "Message": text, **more},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return ClientError(answer, operation)
+
+
+def test_a_client_error_is_read_from_its_answer() -> None:
+    error = client_error(
+        "ReceiveMessage",
+        "AWS.SimpleQueueService.NonExistentQueue",
+        "The specified queue does not exist.",
+        QueryErrorCode="QueueDoesNotExist",
+        Type="Sender",
+    )
+    described = error_from_exception(error, operation="ReceiveMessage", queue="orders")
+    assert isinstance(described, errors.QueueNotFoundError)
+    assert str(described) == (
+        "ReceiveMessage on queue orders: there is no such queue. Check its name, account and region, and that the "
+        "caller may call sqs:ReceiveMessage on it: to a caller without any permission the queue does not exist. "
+        "[NonExistentQueue: The specified queue does not exist.]"
+    )
+
+
+def test_a_client_error_without_a_code_is_judged_by_its_status() -> None:
+    described = error_from_exception(
+        client_error("ReceiveMessage", "503", "", status=503), operation="ReceiveMessage", queue=QUEUE
+    )
+    assert type(described) is errors.TransientError
+
+
+def test_a_refusal_of_the_service_that_gives_credentials_is_about_the_credentials() -> None:
+    denied = client_error("AssumeRole", "AccessDenied", "not authorized to perform sts:AssumeRole", status=403)
+    described = error_from_exception(denied, operation="ReceiveMessage", queue=QUEUE)
+    assert type(described) is errors.CredentialsError
+    assert "AssumeRole" in str(described)
+    busy = client_error("AssumeRole", "Throttling", "Rate exceeded")
+    assert type(error_from_exception(busy, operation="ReceiveMessage", queue=QUEUE)) is errors.ThrottledError
+
+
+def test_a_text_keeps_its_sense_without_secrets() -> None:
+    handle = "AQEB" + "a/b+" * 50
+    text = f"Value {handle} for parameter ReceiptHandle is invalid. Reason: {QUEUE} does not know short-handle."
+    assert redacted(text, ["short-handle"]) == (
+        f"Value … for parameter ReceiptHandle is invalid. Reason: {QUEUE} does not know …."
+    )
+    longest_url = f"https://sqs.us-gov-west-1.amazonaws.com/123456789012/{'q' * 75}.fifo"
+    assert redacted(longest_url) == longest_url
+    assert redacted(text, [""]) == redacted(text)
