@@ -1,0 +1,74 @@
+"""The Python code in README.md and docs/ does what the text around it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import boto3
+import pytest
+
+from demo.sqs_server import SqsServer
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[str]:
+    return BLOCK.findall(page.read_text())
+
+
+def readme_block(containing: str) -> dict[str, Any]:
+    """Run the one block of the README that has some text in it, and return its names."""
+    (code,) = (block for block in blocks(ROOT / "README.md") if containing in block)
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(code, "README.md", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_every_block_compiles(page: Path) -> None:
+    for block in blocks(page):
+        compile(block, str(page), "exec")
+
+
+def test_the_dag_has_the_sensor_the_work_and_the_keeper_as_its_teardown() -> None:
+    from airflow.sdk import DAG
+
+    names = readme_block("@dag(")
+    made = names["orders"]()
+    assert isinstance(made, DAG)
+    assert set(made.task_dict) == {"orders", "check", "orders_keeper"}
+    keeper = made.get_task("orders_keeper")
+    assert keeper.is_teardown
+    assert keeper.upstream_task_ids == {"orders"}
+
+
+def test_the_ingestion_stores_orders_and_names_what_it_rejects(tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    names = readme_block("ingest(")
+    good = {"MessageId": "m1", "Body": '{"order_id": 7, "customer": "Ada", "total": 9.5}'}
+    bad = {"MessageId": "m2", "Body": '{"order_id": 8}'}
+    response = names["load"]([good, bad], tmp_path)
+    assert response == {"batchItemFailures": [{"itemIdentifier": "m2"}]}
+    assert DeltaTable(tmp_path / "orders").to_pyarrow_table().column("order_id").to_pylist() == [7]
+
+
+@pytest.mark.processes
+def test_the_block_without_an_orchestrator_deletes_what_it_handled(
+    server: SqsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    sqs = boto3.client("sqs")
+    queue = sqs.create_queue(QueueName=f"orders-{uuid4()}", Attributes={"VisibilityTimeout": "1"})["QueueUrl"]
+    sqs.send_message(QueueUrl=queue, MessageBody="an order")
+    handled: list[str] = []
+    readme_block("with lease(")["work_through"](queue, handled.append)
+    assert handled == ["an order"]
+    assert "Messages" not in sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=2)
