@@ -1,0 +1,70 @@
+"""Flights from an SQS queue into a Delta table, a thousand a run, each exactly once.
+
+The messages of a run stay invisible for as long as `load` needs, with all of its tries, however short the queue's
+visibility timeout is. Then those that are in the table are deleted, and those that are no flights are given back;
+the queue's redrive policy moves them to its dead-letter queue.
+
+`make demo` runs this DAG. To run it elsewhere, set two Airflow variables (`flights_queue_url`: the URL or the
+name of the queue, `flights_table`: a directory that all workers reach) and the connection `aws_default`.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import Param, dag, task
+from sqs_lease.airflow import sqs_lease
+
+FLIGHT = """
+    time_hour TIMESTAMP NOT NULL, carrier STRING NOT NULL, flight INT NOT NULL, tailnum STRING,
+    origin STRING NOT NULL, dest STRING NOT NULL, distance INT, air_time INT,
+    sched_dep_time INT, dep_time INT, dep_delay INT, sched_arr_time INT, arr_time INT, arr_delay INT
+"""
+
+
+@dag(
+    schedule=None,
+    max_active_runs=4,
+    params={
+        "work_seconds": Param(0, type="integer", description="`load` takes at least so long, for demonstrations"),
+        "fail_first_try": Param(False, description="the first try of `load` fails after its commit"),
+    },
+)
+def flights_to_delta() -> None:
+    """Receive a batch, load it, settle it."""
+
+    @task(retries=2, retry_delay=timedelta(seconds=2))
+    def load(messages: Any, table: str, params: Any = None, ti: Any = None) -> dict[str, Any]:
+        # Imported where it runs: whoever only parses this file needs no Spark.
+        from sqs_lease.spark import DeltaSink, JsonSource, ingest, local_session
+
+        started = time.monotonic()
+        with local_session(cores=2) as spark:
+            result = ingest(
+                spark,
+                messages,
+                source=JsonSource(FLIGHT),
+                sink=DeltaSink(f"{table}/flights"),
+                workspace=f"{table}/batches",
+            )
+        if params["fail_first_try"] and ti.try_number == 1:
+            raise RuntimeError("failing once, as asked to: the rows are in the table, but nobody was told")
+        # Stands in for work that takes longer than this batch does: a slow API, a large join, a queue for a cluster.
+        time.sleep(max(0.0, params["work_seconds"] - (time.monotonic() - started)))
+        # Names the messages that are no flights; all others are deleted.
+        return result.partial_batch_response()
+
+    with sqs_lease(
+        "flights",
+        queue_url="{{ var.value.flights_queue_url }}",
+        max_messages=1000,
+        linger=5,
+        timeout=5,
+        soft_fail=True,
+    ) as messages:
+        load(messages, table="{{ var.value.flights_table }}")
+
+
+flights_to_delta()

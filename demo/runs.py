@@ -1,0 +1,137 @@
+"""Drives the DAG until the queue is drained, and reads from Airflow what its runs did."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from demo.airflow_api import FINAL_RUN_STATES, TaskState
+from demo.airflow_stack import AirflowStack
+from demo.processes import pause
+from demo.queues import Counts, Queues
+from demo.summary import BatchOutcome
+
+DAG_ID = "flights_to_delta"
+RECEIVING_TASK = "flights"
+KEEPER_TASK = "flights_keeper"
+BATCH_SIZE = 1000
+"""`max_messages` of the DAG."""
+
+WORK_SECONDS = 45
+"""How long the work on each batch takes at least: one and a half times the visibility timeout."""
+
+DEADLINE_SECONDS = 600.0
+LOOK_SECONDS = 1.0
+FINAL_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+
+
+class NotDrainedError(RuntimeError):
+    """The queue still held messages at the deadline."""
+
+
+@dataclass(slots=True)
+class Runs:
+    """The runs of the demo so far.
+
+    Args:
+        stack: Airflow.
+        queues: The queues.
+        rows: Tells how many rows the table has now.
+        show: Takes one line that says how it stands, when that changed.
+    """
+
+    stack: AirflowStack
+    queues: Queues
+    rows: Callable[[], int]
+    show: Callable[[str], None]
+    _states: dict[str, str] = field(default_factory=dict)
+
+    def drain(self) -> None:
+        """Start runs, several at a time, until every message is deleted or in the dead-letter queue.
+
+        The first one is told to fail on its first try.
+
+        Raises:
+            NotDrainedError: That took longer than ten minutes.
+        """
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        shown = ""
+        while True:
+            # In this order: what a run that is over gave back is seen as visible.
+            self._look()
+            counts = self.queues.counts()
+            if (line := self._line(counts)) != shown:
+                self.show(line)
+                shown = line
+            active = self._active()
+            if not active and not counts.total:
+                return
+            if time.monotonic() > deadline:
+                raise NotDrainedError(
+                    f"The queue still holds {counts.total} messages after {DEADLINE_SECONDS:.0f} s: {line}"
+                )
+            for _ in range(runs_to_start(counts.visible, sum(map(self._is_receiving, active)))):
+                conf = {"work_seconds": WORK_SECONDS, "fail_first_try": not self._states}
+                self._states[self.stack.api.trigger(DAG_ID, conf)] = "queued"
+            pause(self.stack.processes["scheduler"], LOOK_SECONDS)
+
+    def outcomes(self) -> list[BatchOutcome]:
+        """What became of each batch; runs that received nothing are left out."""
+        found = []
+        for run_id in self._states:
+            report = self.stack.api.xcom(DAG_ID, run_id, KEEPER_TASK, "lease_report")
+            if report:
+                tasks = self.stack.api.task_states(DAG_ID, run_id)
+                found.append(
+                    BatchOutcome(
+                        run_id,
+                        received=report["received"],
+                        extensions=report["extensions"],
+                        extension_calls=report["extension_calls"],
+                        lost=report["lost"],
+                        retried=sum(task.try_number > 1 for task in _work(tasks)),
+                    )
+                )
+        return found
+
+    def failed(self) -> list[str]:
+        """The ids of the runs that failed."""
+        return [run_id for run_id, state in self._states.items() if state == "failed"]
+
+    def _look(self) -> None:
+        for run_id in self._active():
+            self._states[run_id] = self.stack.api.run_state(DAG_ID, run_id)
+
+    def _active(self) -> list[str]:
+        return [run_id for run_id, state in self._states.items() if state not in FINAL_RUN_STATES]
+
+    def _is_receiving(self, run_id: str) -> bool:
+        tasks = {task.task_id: task.state for task in self.stack.api.task_states(DAG_ID, run_id)}
+        return tasks.get(RECEIVING_TASK) not in FINAL_TASK_STATES
+
+    def _line(self, counts: Counts) -> str:
+        active = len(self._active())
+        return (
+            f"runs: {active} at work, {len(self._states) - active} over | "
+            f"queue: {counts.visible} visible, {counts.in_flight} in flight | "
+            f"dead letters: {self.queues.dead_letters()} | table: {self.rows()} rows"
+        )
+
+
+def runs_to_start(visible: int, receiving: int) -> int:
+    """How many runs to start for the messages that no run will take yet.
+
+    Args:
+        visible: Messages that can be received now.
+        receiving: Runs that have not received their batch yet.
+
+    Returns:
+        A number from 0.
+    """
+    return max(0, math.ceil(visible / BATCH_SIZE) - receiving)
+
+
+def _work(tasks: Sequence[TaskState]) -> list[TaskState]:
+    return [task for task in tasks if task.task_id not in (RECEIVING_TASK, KEEPER_TASK)]
