@@ -63,12 +63,15 @@ LAYERS: Final = {
     "clock": Layer(),
     "sqs": Layer(layers=frozenset({"core", "clock"}), distributions=BOTO),
     "keeper": Layer(layers=BASE),
+    "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
+    PACKAGE: Layer(layers=BASE | {"blocking"}),
     "airflow": Layer(layers=BASE, distributions=BOTO | {"airflow"}),
-    "dagster": Layer(layers=BASE, distributions=frozenset({"dagster"})),
-    "spark": Layer(layers=BASE, distributions=frozenset({"deltalake", "msgspec", "pyarrow", "pyspark"})),
+    "dagster": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"dagster"})),
+    "spark": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"deltalake", "msgspec", "pyarrow", "pyspark"})),
     "testing": Layer(layers=BASE, distributions=frozenset({"botocore", "hypothesis", "pytest"})),
-    "cli": Layer(layers=BASE),
+    "cli": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"boto3"})),
 }
+"""The layers by the directory or module that they are; the package's own ``__init__`` offers the base's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,9 @@ class Import:
 def layer_of(module: str) -> str:
     """The layer that a module of the package belongs to; what stands beside ``keeper.py`` is the keeper's."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in LAYERS else "keeper"
+    if len(parts) == 1:
+        return PACKAGE
+    return parts[1] if parts[1] in LAYERS else "keeper"
 
 
 def imports_of(source: str, *, module: str, is_package: bool) -> Iterator[Import]:

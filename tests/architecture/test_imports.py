@@ -56,6 +56,10 @@ def test_every_layer_that_exists_is_really_looked_at() -> None:
         ("sqs/a.py", "import airflow", "not among its dependencies"),
         ("keeper.py", "import boto3", "keeper must not import boto3"),
         ("queue_driver.py", "import sqs_lease.testing", "testing is not below it"),
+        ("keeper.py", "from sqs_lease.blocking import lease", "blocking is not below it"),
+        ("keeper.py", "import sqs_lease", "sqs_lease is not below it"),
+        ("core/a.py", "from sqs_lease import Receipt", "keeper is not below it"),
+        ("__init__.py", "import boto3", "not among its dependencies"),
         ("__init__.py", "from sqs_lease.airflow import sensor", "airflow is not below it"),
         ("airflow/a.py", "import sqs_lease.spark.ingestion", "spark is not below it"),
         ("airflow/a.py", "import pyspark", "not among its dependencies"),
@@ -90,6 +94,8 @@ def test_an_import_against_the_direction_is_found(tmp_path: Path, name: str, sou
         ("sqs/a.py", "if TYPE_CHECKING:\n    from types_boto3_sqs import SQSClient"),
         ("queue_driver.py", "import asyncio\nimport sqs_lease.sqs.transport"),
         ("keeper.py", "from sqs_lease.queue_driver import QueueDriver"),
+        ("blocking.py", "import boto3\nfrom sqs_lease.keeper import Keeper"),
+        ("__init__.py", "from sqs_lease.blocking import lease\nfrom sqs_lease.core.messages import Receipt"),
         ("airflow/a.py", "from airflow.sdk import BaseOperator\nfrom sqs_lease.keeper import Keeper"),
         ("spark/a.py", "import pyspark, pyarrow, deltalake, msgspec"),
         ("testing/a.py", "import pytest\nfrom sqs_lease.keeper import Keeper"),
@@ -103,7 +109,7 @@ def base_modules() -> list[str]:
     """Every module that works with the base install alone: all but those of the hosts."""
     paths = [path.relative_to(SOURCE.parent).with_suffix("") for path in SOURCE.rglob("*.py")]
     names = [".".join(part for part in path.parts if part != "__init__") for path in paths]
-    return sorted(name for name in names if layer_of(name) in BASE)
+    return sorted(name for name in names if layer_of(name) in BASE | {"blocking", PACKAGE})
 
 
 def loaded_by(*modules: str) -> set[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -65,9 +66,12 @@ def sdist(built: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Installation]:
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Installation]]:
     """Gives the environment of an extra, "" for the base alone; each is made once."""
-    return cache(lambda extra: install(wheel, extra, tmp_path_factory.mktemp("environment") / (extra or "base")))
+    directory = tmp_path_factory.mktemp("environments")
+    yield cache(lambda extra: install(wheel, extra, directory / (extra or "base")))
+    # Together they are more than a gigabyte, and pytest would keep those of the last three runs.
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module")
