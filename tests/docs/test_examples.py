@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,11 +22,16 @@ def blocks(page: Path) -> list[str]:
     return BLOCK.findall(page.read_text())
 
 
-def readme_block(containing: str) -> dict[str, Any]:
-    """Run the one block of the README that has some text in it, and return its names."""
+def readme_code(containing: str) -> str:
+    """The one block of the README that has some text in it."""
     (code,) = (block for block in blocks(ROOT / "README.md") if containing in block)
+    return code
+
+
+def readme_names(containing: str) -> dict[str, Any]:
+    """Run that block, and return the names it defines."""
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(readme_code(containing), "README.md", "exec"), names)
     return names
 
 
@@ -39,7 +46,7 @@ def test_every_block_compiles(page: Path) -> None:
 def test_the_dag_has_the_sensor_the_work_and_the_keeper_as_its_teardown() -> None:
     from airflow.sdk import DAG
 
-    names = readme_block("@dag(")
+    names = readme_names("@dag(")
     made = names["orders"]()
     assert isinstance(made, DAG)
     assert set(made.task_dict) == {"orders", "check", "orders_keeper"}
@@ -48,14 +55,17 @@ def test_the_dag_has_the_sensor_the_work_and_the_keeper_as_its_teardown() -> Non
     assert keeper.upstream_task_ids == {"orders"}
 
 
+@pytest.mark.processes
 def test_the_ingestion_stores_orders_and_names_what_it_rejects(tmp_path: Path) -> None:
     from deltalake import DeltaTable
 
-    names = readme_block("ingest(")
     good = {"MessageId": "m1", "Body": '{"order_id": 7, "customer": "Ada", "total": 9.5}'}
     bad = {"MessageId": "m2", "Body": '{"order_id": 8}'}
-    response = names["load"]([good, bad], tmp_path)
-    assert response == {"batchItemFailures": [{"itemIdentifier": "m2"}]}
+    call = f"print(load([{good!r}, {bad!r}], {str(tmp_path)!r}))"
+    # In a process of its own, as it starts a Spark session and a process can have only one.
+    script = f"{readme_code('ingest(')}\n{call}"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
+    assert ended.stdout.splitlines()[-1] == "{'batchItemFailures': [{'itemIdentifier': 'm2'}]}"
     assert DeltaTable(tmp_path / "orders").to_pyarrow_table().column("order_id").to_pylist() == [7]
 
 
@@ -69,6 +79,6 @@ def test_the_block_without_an_orchestrator_deletes_what_it_handled(
     queue = sqs.create_queue(QueueName=f"orders-{uuid4()}", Attributes={"VisibilityTimeout": "1"})["QueueUrl"]
     sqs.send_message(QueueUrl=queue, MessageBody="an order")
     handled: list[str] = []
-    readme_block("with lease(")["work_through"](queue, handled.append)
+    readme_names("with lease(")["work_through"](queue, handled.append)
     assert handled == ["an order"]
     assert "Messages" not in sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=2)
