@@ -35,12 +35,23 @@ LOAD = WorkTask("load")
 CHECK = WorkTask("check", mapped=True, per_message=True)
 
 
+class ClosableTransport(MemoryTransport):
+    """A transport that can be asked whether it was closed."""
+
+    is_open = True
+
+    async def aclose(self) -> None:
+        self.is_open = False
+        await super().aclose()
+
+
 class RunningTrigger:
     """A trigger under way, with the events that it fired."""
 
     def __init__(self, trigger: BaseTrigger) -> None:
         self.trigger = trigger
         self.events: list[TriggerEvent] = []
+        self._killed = False
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
@@ -53,12 +64,18 @@ class RunningTrigger:
                 await self.trigger.on_kill()
             raise
         finally:
-            await self.trigger.cleanup()
+            if not self._killed:
+                await self.trigger.cleanup()
 
     async def ended(self) -> list[TriggerEvent]:
         """Wait for its end."""
         await self.task
         return self.events
+
+    async def kill(self) -> None:
+        """End it as ``kill -9`` of its triggerer does: nothing more is done."""
+        self._killed = True
+        await self.cancel()
 
     async def cancel(self, message: str | None = None) -> None:
         """Cancel it as the triggerer does when it stops, or with ``USER_ACTION``, and wait for its end."""
@@ -74,9 +91,24 @@ class VirtualTriggerer:
         self.keepers = TriggererKeepers(open_transport=self._open, clock=clock)
         self._sqs = sqs
         self._name = name
+        self._transports: list[ClosableTransport] = []
+        self._running: list[RunningTrigger] = []
 
     async def _open(self, connection: AwsConnection) -> MemoryTransport:
-        return MemoryTransport(self._sqs, name=self._name)
+        self._transports.append(ClosableTransport(self._sqs, name=self._name))
+        return self._transports[-1]
+
+    @property
+    def open_transports(self) -> int:
+        """How many clients are open."""
+        return sum(transport.is_open for transport in self._transports)
+
+    async def kill(self) -> None:
+        """End the process: its triggers do nothing more, and its calls do not reach the service."""
+        for running in self._running:
+            await running.kill()
+        for transport in self._transports:
+            await transport.aclose()
 
     def start(self, trigger: BaseTrigger, task: RunOfTask) -> RunningTrigger:
         """Start a trigger, made anew from what Airflow would have stored of it."""
@@ -86,7 +118,8 @@ class VirtualTriggerer:
         decode: Callable[[Any], Any] = smart_decode_trigger_kwargs
         made = import_string(classpath)(**{key: decode(value) for key, value in stored.items()})
         made.task_instance = SimpleNamespace(dag_id=task.dag_id, run_id=task.run_id, task_id=task.task_id, map_index=-1)
-        return RunningTrigger(made)
+        self._running.append(RunningTrigger(made))
+        return self._running[-1]
 
 
 def receive_trigger(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from contextvars import Context
 from typing import Final
 
@@ -27,6 +26,7 @@ from sqs_lease.airflow.settling import TaskStates
 from sqs_lease.airflow.shared_keeper import SharedBatch, TriggererKeepers
 from sqs_lease.airflow.state_poller import POLL_SECONDS, StateWatch
 from sqs_lease.core.events import LeaseEvent
+from sqs_lease.keeper import Leaving
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ TAKEOVER_SECONDS: Final = ADOPTION_SECONDS + 2.0
 By then the other process has seen that the keeper is deferred, and extends no more what is released here.
 """
 
-_LAST_EXTENSION_SECONDS: Final = 5.0
 _FRESH_SECONDS: Final = 5.0
 _NOBODY_WILL_COME: Final = frozenset({"failed", "upstream_failed", "skipped", "removed"})
 
@@ -85,13 +84,9 @@ class HandOff:
         except asyncio.CancelledError:
             # The triggerer stops. Whoever takes over needs time: this is the most that can be given.
             if self._is_ours():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_LAST_EXTENSION_SECONDS):
-                        await self._shared.batch.extend_now()
+                await self._keepers.leave(self._batch_id, self._shared, Leaving.EXTEND)
             raise
         finally:
-            if self._is_ours():
-                self._keepers.remove(self._batch_id, self._shared)
             await self._keepers.release(self._shared.shared_keeper)
 
     async def _hold(self) -> None:

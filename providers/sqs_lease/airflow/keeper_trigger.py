@@ -11,11 +11,9 @@ its arguments: it holds the leases itself and extends them at once. How it ends:
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -39,14 +37,12 @@ from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, Triggerer
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.messages import Message
 from sqs_lease.core.specs import decode_failure_rule
+from sqs_lease.keeper import Leaving
 
 logger = logging.getLogger(__name__)
 
 REPORT_KEY: Final = "lease_report"
 """The keeper's XCom key for how the batch ended."""
-
-LAST_EXTENSION_SECONDS: Final = 5.0
-"""How long the last extension may take when the triggerer stops."""
 
 _ENDED_BY_A_USER: Final = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 _ELSEWHERE: Final = "deferred"
@@ -118,13 +114,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         keepers, batch = self._keepers, self._batch
         try:
             if keepers is not None and batch is not None and batch.owner is self:
-                try:
-                    if batch.batch.leases():
-                        with suppress(TimeoutError):
-                            async with asyncio.timeout(LAST_EXTENSION_SECONDS):
-                                await batch.batch.extend_now()
-                finally:
-                    keepers.remove(self.lease["batch_id"], batch)
+                await keepers.leave(self.lease["batch_id"], batch, Leaving.EXTEND)
             if keepers is not None and self._shared_keeper is not None:
                 await keepers.release(self._shared_keeper)
         except Exception:

@@ -15,7 +15,6 @@ import contextvars
 import logging
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -32,6 +31,7 @@ from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy
 from sqs_lease.core.verdicts import Verdict
+from sqs_lease.keeper import Leaving
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.receiving import Receiver, Reception
 
@@ -52,9 +52,6 @@ DEFERRAL_SECONDS: Final = 6.0
 A worker's supervisor notices up to 5 s late that the deferring process ended; if the task is queued again by then,
 the scheduler takes the old process's end for a failure of the new one.
 """
-
-RELEASE_SECONDS: Final = 5.0
-"""How long the release may take when the trigger ends early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +136,8 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         """Release what was received but not handed on."""
         keepers, batch = self._keepers, self._batch
         try:
-            if batch is not None and batch.owner is self:
-                try:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(RELEASE_SECONDS):
-                            await batch.batch.release_all()
-                finally:
-                    batch.drop()
+            if keepers is not None and batch is not None and batch.owner is self:
+                await keepers.leave(self.options.batch_id, batch, Leaving.RELEASE)
             if keepers is not None and self._shared_keeper is not None:
                 await keepers.release(self._shared_keeper)
         except Exception:

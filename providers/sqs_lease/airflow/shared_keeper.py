@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from sqs_lease.airflow.aws_connection import AwsConnection, open_transport
 from sqs_lease.airflow.state_poller import StatePoller
@@ -23,6 +23,9 @@ from sqs_lease.keeper import EventListener, HeldBatch, Keeper, Leaving, MessageS
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
+
+LAST_CALL_SECONDS: Final = 4.0
+"""How long the last calls may take: a triggerer that stops is killed after 10 s."""
 
 OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[Transport]]
 
@@ -40,7 +43,7 @@ class SharedKeeper:
         self, queue_url: str, policy: RenewalPolicy, listener: EventListener, source: MessageSource
     ) -> SharedBatch:
         """Open a batch that triggers of this process can hand to one another."""
-        shared = SharedBatch(self, listener)
+        shared = SharedBatch(self, policy, listener)
         # In a context of its own: the keeper's calls serve many triggers, and what they log belongs to none.
         opened = partial(self.keeper.hold, queue_url, policy=policy, on_event=shared.happened, message_source=source)
         shared.batch = Context().run(opened)
@@ -52,6 +55,7 @@ class SharedBatch:
     """A held batch with the trigger that owns it; whoever is not the owner must leave it alone."""
 
     shared_keeper: SharedKeeper
+    policy: RenewalPolicy
     listener: EventListener
     batch: HeldBatch = field(init=False)
     owner: object = None
@@ -126,6 +130,20 @@ class TriggererKeepers:
         if self.batches.get(batch_id) is shared:
             del self.batches[batch_id]
         shared.drop()
+
+    async def leave(self, batch_id: str, shared: SharedBatch, leaving: Leaving) -> None:
+        """Know a batch no longer, and extend or release once what it still holds, within a few seconds.
+
+        When the triggerer stops, its event loop cancels all tasks at once, those of the shared keeper too. What is
+        left to do is therefore done by a keeper made for it, whose tasks are new.
+        """
+        leases = shared.batch.leases()
+        self.remove(batch_id, shared)
+        if not leases:
+            return
+        keeper = Keeper(shared.shared_keeper.transport, clock=self.clock, call_timeout_seconds=LAST_CALL_SECONDS)
+        keeper.hold(shared.batch.queue_url, policy=shared.policy).adopt(leases)
+        await keeper.close(leaving)
 
 
 _keepers: TriggererKeepers | None = None

@@ -1,0 +1,119 @@
+"""One question a second for all who watch, and no end to the watching when Airflow does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+
+from sqs_lease.airflow.comms import CommsError
+from sqs_lease.airflow.settling import TaskStates
+from sqs_lease.airflow.state_poller import MAX_RUNS_IN_REQUEST, StatePoller
+from sqs_lease.testing import run_virtual
+
+
+class Airflow:
+    """Answers with the number of the question as the state of each task, and remembers the questions."""
+
+    def __init__(self) -> None:
+        self.questions: list[tuple[str, tuple[str, ...], frozenset[str]]] = []
+        self.failing = False
+        self.unknown_runs: set[str] = set()
+
+    async def fetch(self, dag_id: str, run_ids: Sequence[str], task_ids: Collection[str]) -> Mapping[str, TaskStates]:
+        self.questions.append((dag_id, tuple(run_ids), frozenset(task_ids)))
+        if self.failing:
+            raise CommsError("no answer")
+        state = str(len(self.questions))
+        return {run: dict.fromkeys(task_ids, state) for run in run_ids if run not in self.unknown_runs}
+
+
+def test_runs_of_one_dag_are_asked_for_together_and_each_watch_gets_its_own() -> None:
+    airflow = Airflow()
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        with poller.watch("dag", "a", ["t"]) as first, poller.watch("dag", "b", ["t"]) as second:
+            assert await first.next() == {"t": "1"}
+            assert await second.next() == {"t": "1"}
+
+    run_virtual(scenario)
+    assert airflow.questions == [("dag", ("a", "b"), frozenset({"t"}))]
+
+
+def test_other_dags_and_other_tasks_are_other_questions() -> None:
+    airflow = Airflow()
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        with (
+            poller.watch("dag", "a", ["t"]),
+            poller.watch("dag", "a", ["u"]),
+            poller.watch("other", "a", ["t"]) as last,
+        ):
+            await last.next()
+
+    run_virtual(scenario)
+    assert len(airflow.questions) == 3
+
+
+def test_it_asks_once_a_second_while_somebody_watches_and_then_no_more() -> None:
+    airflow = Airflow()
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        with poller.watch("dag", "a", ["t"]):
+            await asyncio.sleep(9.5)
+        assert len(airflow.questions) == 10
+        await asyncio.sleep(60)
+        assert len(airflow.questions) == 10
+        with poller.watch("dag", "a", ["t"]) as again:
+            await again.next()
+
+    run_virtual(scenario)
+
+
+def test_a_watch_waits_through_unanswered_questions() -> None:
+    airflow = Airflow()
+    airflow.failing = True
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        with poller.watch("dag", "a", ["t"]) as watch:
+            waiting = asyncio.create_task(watch.next())
+            await asyncio.sleep(30.5)
+            assert not waiting.done()
+            airflow.failing = False
+            assert await waiting == {"t": "32"}
+
+    run_virtual(scenario)
+
+
+def test_a_run_that_the_answer_does_not_know_is_waited_for() -> None:
+    airflow = Airflow()
+    airflow.unknown_runs = {"b"}
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        with poller.watch("dag", "a", ["t"]) as known, poller.watch("dag", "b", ["t"]) as unknown:
+            await known.next()
+            waiting = asyncio.create_task(unknown.next())
+            await asyncio.sleep(5)
+            assert not waiting.done()
+            waiting.cancel()
+
+    run_virtual(scenario)
+
+
+def test_very_many_runs_are_asked_for_in_several_questions() -> None:
+    airflow = Airflow()
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        watches = [poller.watch("dag", f"run{number}", ["t"]) for number in range(MAX_RUNS_IN_REQUEST + 1)]
+        entered = [watch.__enter__() for watch in watches]
+        await asyncio.gather(*(watch.next() for watch in entered))
+        for watch in watches:
+            watch.__exit__(None, None, None)
+
+    run_virtual(scenario)
+    assert [len(run_ids) for _, run_ids, _ in airflow.questions] == [MAX_RUNS_IN_REQUEST, 1]
