@@ -95,7 +95,8 @@ class Collected:
 
     Attributes:
         messages: What was received, each message once, with its newest receipt, in the order of arrival.
-        error: The transient error, throttling or ``OverLimit`` with which it ended short of messages; else None.
+        error: Why there may be fewer than there could be: the transient error, throttling or ``OverLimit`` with
+            which it ended, or with which an answer of a FIFO queue was lost for good; else None.
     """
 
     messages: tuple[Message, ...]
@@ -195,6 +196,7 @@ class _Poll:
     first_sent_at: float | None = None
     sent_at: float = 0.0
     sent: bool = False
+    error: SqsError | None = None
 
 
 class _Collection:
@@ -232,8 +234,10 @@ class _Collection:
         self._closing = False
         self._stopped = False
         self._wake = asyncio.Event()
-        # Errors: the last that may pass, since when and how often in a row; and the one that ends everything.
+        # Errors: the last that may pass, since when and how often in a row; that of a lost answer which did not
+        # come again; and the one that ends everything.
         self._passing: SqsError | None = None
+        self._given_up: SqsError | None = None
         self._failures = 0
         self._failed_at = -math.inf
         self._resume_at = -math.inf
@@ -252,7 +256,7 @@ class _Collection:
             raise self._fatal
         if self._passing is not None and not self._messages and not self._stopped:
             raise self._passing
-        return Collected(tuple(self._messages.values()), self._passing)
+        return Collected(tuple(self._messages.values()), self._passing or self._given_up)
 
     def stop(self) -> None:
         self._stopped = True
@@ -267,8 +271,7 @@ class _Collection:
         self._forget_what_cannot_be_repeated(now)
         while (poll := self._next_poll(now)) is not None:
             self._start(poll, now)
-        if self._closing or (self._messages and now >= self._ends_at):
-            self._drop_unsent()
+        self._drop_unsent(now)
         return bool(self._polls) or self._seconds_to_next_step() is not None
 
     def _next_poll(self, now: float) -> _Poll | None:
@@ -291,18 +294,31 @@ class _Collection:
         steps = []
         if now < self._resume_at and (self._lost or self._resume_at < self._ends_at):
             steps.append(self._resume_at)
-        if self._messages and now < self._ends_at and not all(poll.sent for poll in self._polls.values()):
-            steps.append(self._ends_at)
-        return min(steps) - now if steps else None
+        steps += [until for poll in self._polls.values() if not poll.sent and now < (until := self._unsent_until(poll))]
+        return min(steps) - now if steps and min(steps) < math.inf else None
 
     def _forget_what_cannot_be_repeated(self, now: float) -> None:
         """Lost answers that the service would not give again, or that there is no time left for."""
-        self._lost = [poll for poll in self._lost if max(now, self._resume_at) < self._repeatable_until(poll)]
+        given_up = [poll for poll in self._lost if max(now, self._resume_at) >= self._repeatable_until(poll)]
+        for poll in given_up:
+            self._lost.remove(poll)
+            if now < self._visible_again_at(poll):
+                self._given_up = poll.error
 
     def _repeatable_until(self, poll: _Poll) -> float:
         first_sent_at = poll.asked_at if poll.first_sent_at is None else poll.first_sent_at
-        visible_again_at = poll.sent_at + poll.wait_seconds + self._visibility_seconds
-        return min(first_sent_at + RECEIVE_ATTEMPT_SECONDS, visible_again_at, self._ends_at + RECOVERY_SECONDS)
+        ends_at = self._ends_at + RECOVERY_SECONDS
+        return min(first_sent_at + RECEIVE_ATTEMPT_SECONDS, self._visible_again_at(poll), ends_at)
+
+    def _visible_again_at(self, poll: _Poll) -> float:
+        """When messages that a lost answer may have held are visible to all again, at the latest."""
+        return poll.sent_at + poll.wait_seconds + self._visibility_seconds
+
+    def _unsent_until(self, poll: _Poll) -> float:
+        """Until when a poll waits for a connection: as long as it takes while nothing came, then to the end."""
+        if poll.first_sent_at is not None:
+            return self._repeatable_until(poll)
+        return self._ends_at if self._messages else math.inf
 
     def _close(self) -> None:
         self._closing = True
@@ -387,21 +403,26 @@ class _Collection:
             self._resume_at = now + pause * (1 + self._random.random()) / 2
             logger.warning("Receiving failed %d times in a row: %s", self._failures, error)
         self._failed_at = now
-        if poll.attempt_id is not None and poll.sent and isinstance(error, TransientError):
+        if poll.attempt_id is None or poll.first_sent_at is None:
+            return
+        # A repetition that is throttled does not find the lost answer, but leaves it where it is.
+        if poll.error is not None or isinstance(error, TransientError):
+            poll.error = poll.error or error
             self._lost.append(poll)
 
     # Ending
 
-    def _drop_unsent(self) -> None:
-        """Cancel the polls that wait for a connection: the service has not heard of them."""
+    def _drop_unsent(self, now: float) -> None:
+        """Cancel polls that wait for a connection when their time is over: the service has not heard of them."""
         for task, poll in self._polls.items():
-            if not poll.sent:
+            if not poll.sent and (self._closing or now >= self._unsent_until(poll)):
+                self._given_up = poll.error or self._given_up
                 task.cancel()
 
     async def _drain(self) -> None:
         """Await the polls in flight; abandon them if cancelled while doing so."""
         self._closing = True
-        self._drop_unsent()
+        self._drop_unsent(self._clock.now())
         try:
             while self._polls:
                 await asyncio.wait(self._polls)
