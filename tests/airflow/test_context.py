@@ -1,0 +1,284 @@
+"""What `sqs_lease` makes of a DAG: tasks, edges, roles, and errors that come while the DAG is parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, setup, task, task_group, teardown
+from airflow.serialization.serialized_objects import DagSerialization
+from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
+from sqs_lease.airflow.settling import WorkTask
+from sqs_lease.airflow.work import work_tasks
+from sqs_lease.core.policies import Fixed, Threshold
+from sqs_lease.core.settlements import backoff
+
+QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+
+
+@pytest.fixture
+def dag() -> Iterator[DAG]:
+    with DAG("shop", schedule=None) as opened:
+        yield opened
+
+
+@task
+def load(messages: list[Any]) -> None: ...
+
+
+@task
+def check(message: Any) -> None: ...
+
+
+@task
+def step(value: Any = None) -> None: ...
+
+
+def work_of(dag: DAG) -> list[WorkTask]:
+    keeper = dag.task_dict["orders_keeper"]
+    assert isinstance(keeper, SqsLeaseKeeperOperator)
+    return work_tasks(dag, keeper.work_task_ids, keeper.receive_task_id)
+
+
+def test_a_sensor_and_a_keeper_are_put_around_the_work(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load(orders)
+    assert sorted(dag.task_ids) == ["load", "orders", "orders_keeper"]
+    assert isinstance(dag.task_dict["orders"], SqsLeaseSensor)
+    assert isinstance(dag.task_dict["orders_keeper"], SqsLeaseKeeperOperator)
+
+
+def test_the_keeper_is_a_teardown_that_starts_with_the_work_and_not_after_it(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load(orders)
+    sensor, keeper = dag.task_dict["orders"], dag.task_dict["orders_keeper"]
+    assert (sensor.is_setup, keeper.is_teardown) == (True, True)
+    assert keeper.upstream_task_ids == {"orders"}
+    assert keeper.downstream_task_ids == set()
+    assert dag.task_dict["load"].upstream_task_ids == {"orders"}
+    assert sensor.downstream_task_ids == {"load", "orders_keeper"}
+
+
+def test_tasks_that_do_not_use_the_messages_wait_for_them_all_the_same(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        step.override(task_id="prepare")() >> load(orders)
+        step.override(task_id="alone")()
+    assert dag.task_dict["prepare"].upstream_task_ids == {"orders"}
+    assert dag.task_dict["alone"].upstream_task_ids == {"orders"}
+    assert [task.task_id for task in work_of(dag)] == ["prepare", "load", "alone"]
+
+
+def test_tasks_outside_the_body_are_no_work(dag: DAG) -> None:
+    before = step.override(task_id="before")()
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        loaded = load(orders)
+    before >> loaded >> step.override(task_id="after")()
+    assert [task.task_id for task in work_of(dag)] == ["load"]
+    assert dag.task_dict["load"].upstream_task_ids == {"orders", "before"}
+
+
+def test_a_task_that_depends_on_one_before_the_body_still_waits_for_the_messages(dag: DAG) -> None:
+    before = step.override(task_id="before")()
+    with sqs_lease("orders", queue_url=QUEUE):
+        step.override(task_id="inside")(before)
+    assert dag.task_dict["inside"].upstream_task_ids == {"orders", "before"}
+
+
+def test_a_task_over_the_batch_concerns_all_messages(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load(orders)
+    assert work_of(dag) == [WorkTask("load", mapped=False, per_message=False)]
+
+
+def test_a_task_mapped_over_the_messages_concerns_one_each(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        check.expand(message=orders)
+    assert work_of(dag) == [WorkTask("check", mapped=True, per_message=True)]
+
+
+def test_so_does_one_mapped_over_a_function_of_each_message(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        check.expand(message=orders.map(lambda message: message["Body"]))
+    assert work_of(dag) == [WorkTask("check", mapped=True, per_message=True)]
+
+
+def test_so_does_one_mapped_over_arguments_made_of_each_message(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        check.expand_kwargs(orders.map(lambda message: {"message": message["Body"]}))
+    assert work_of(dag) == [WorkTask("check", mapped=True, per_message=True)]
+
+
+def test_so_do_the_tasks_of_a_group_mapped_over_the_messages(dag: DAG) -> None:
+    @task_group
+    def process(message: Any) -> None:
+        check(message) >> step()
+
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        process.expand(message=orders)
+    assert work_of(dag) == [
+        WorkTask("process.check", mapped=True, per_message=True),
+        WorkTask("process.step", mapped=True, per_message=True),
+    ]
+
+
+def test_a_task_mapped_over_something_else_concerns_all_messages(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        step.override(task_id="chunk").expand(value=load(orders))
+        check.expand(message=[1, 2])
+    assert work_of(dag) == [
+        WorkTask("load"),
+        WorkTask("chunk", mapped=True),
+        WorkTask("check", mapped=True),
+    ]
+
+
+def test_a_task_mapped_over_messages_and_something_else_concerns_all_messages(dag: DAG) -> None:
+    @task
+    def pair(message: Any, region: str) -> None: ...
+
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        pair.expand(message=orders, region=["eu", "us"])
+    assert work_of(dag) == [WorkTask("pair", mapped=True)]
+
+
+def test_a_task_that_leaves_no_return_value_is_known_to_name_no_failures(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load.override(do_xcom_push=False)(orders)
+        check.override(do_xcom_push=False).expand(message=orders)
+    assert [task.returns for task in work_of(dag)] == [False, False]
+
+
+def test_setups_and_teardowns_in_the_body_are_no_work_but_wait_for_the_messages(dag: DAG) -> None:
+    @setup
+    def start_cluster() -> None: ...
+
+    @teardown
+    def stop_cluster() -> None: ...
+
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        start_cluster() >> load(orders) >> stop_cluster()
+    assert [task.task_id for task in work_of(dag)] == ["load"]
+    assert dag.task_dict["start_cluster"].upstream_task_ids == {"orders"}
+
+
+def test_two_leases_in_one_dag_have_a_sensor_and_a_keeper_each(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load(orders)
+    with sqs_lease("refunds", queue_url="refunds") as refunds:
+        load.override(task_id="load_refunds")(refunds)
+    assert {"orders", "orders_keeper", "refunds", "refunds_keeper"} <= set(dag.task_ids)
+    assert [task.task_id for task in work_of(dag)] == ["load"]
+
+
+def test_the_tasks_take_the_prefix_of_the_group_they_are_in(dag: DAG) -> None:
+    @task_group
+    def shop() -> None:
+        with sqs_lease("orders", queue_url=QUEUE) as orders:
+            load(orders)
+
+    shop()
+    keeper = dag.task_dict["shop.orders_keeper"]
+    assert isinstance(keeper, SqsLeaseKeeperOperator)
+    assert (keeper.receive_task_id, keeper.work_task_ids) == ("shop.orders", ["shop.load"])
+
+
+def test_the_dag_survives_serialisation(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE, policy=Threshold(visibility=30), on_failure=backoff()) as orders:
+        check.expand(message=orders)
+        load(orders)
+    restored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    assert sorted(restored.task_dict) == ["check", "load", "orders", "orders_keeper"]
+    keeper = restored.get_task("orders_keeper")
+    assert keeper.is_teardown
+    assert restored.get_task("orders").is_setup
+    assert keeper.upstream_task_ids == {"orders"}
+
+
+def test_the_keeper_is_started_before_the_work_when_slots_are_few(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load(orders)
+    assert dag.task_dict["orders_keeper"].priority_weight > 100 * dag.task_dict["load"].priority_weight
+
+
+def test_a_body_without_tasks_is_an_error(dag: DAG) -> None:
+    lease = sqs_lease("orders", queue_url=QUEUE)
+    with pytest.raises(ValueError, match=r"body of sqs_lease\('orders'\) in DAG 'shop' has no tasks"), lease:
+        pass
+
+
+def test_an_error_in_the_body_is_raised_as_it_is(dag: DAG) -> None:
+    with pytest.raises(KeyError, match="typo"), sqs_lease("orders", queue_url=QUEUE):
+        raise KeyError("typo")
+
+
+def test_a_lease_outside_a_dag_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="inside a DAG"), sqs_lease("orders", queue_url=QUEUE):
+        pass
+
+
+def test_a_task_named_like_an_instance_of_a_mapped_one_is_an_error(dag: DAG) -> None:
+    def define() -> None:
+        with sqs_lease("orders", queue_url=QUEUE) as orders:
+            check.expand(message=orders)
+            step.override(task_id="check_1")()
+
+    with pytest.raises(ValueError, match="'check_1' is named like an instance of the mapped task 'check'"):
+        define()
+
+
+def test_more_messages_than_airflow_can_map_over_are_an_error(dag: DAG) -> None:
+    def define() -> None:
+        with sqs_lease("orders", queue_url=QUEUE, max_messages=1025) as orders:
+            check.expand(message=orders)
+
+    with pytest.raises(ValueError, match=r"'check' is mapped over up to 1025 messages.*max_map_length"):
+        define()
+
+
+def test_as_many_messages_as_wanted_can_be_taken_by_one_task(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE, max_messages=5000) as orders:
+        load(orders)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"queue_url": "not a queue"}, ValueError, "no name of a queue"),
+        ({"queue_url": "ftp://somewhere/orders"}, ValueError, "not the URL of an SQS queue"),
+        ({"visibility": 43_201}, ValueError, "visibility must be between 1 and 43200 seconds"),
+        ({"visibility": timedelta(hours=13)}, ValueError, "visibility must be between 1 and 43200 seconds"),
+        ({"visibility": 0}, ValueError, "visibility must be between"),
+        ({"max_messages": 0}, ValueError, "max_messages of 'orders' must be a whole number from 1"),
+        ({"max_messages": 120_001}, ValueError, "from 1 to 120000"),
+        ({"max_messages": 2.5}, ValueError, "must be a whole number"),
+        ({"max_messages": True}, ValueError, "must be a whole number"),
+        ({"linger": -1}, ValueError, "linger must be"),
+        ({"handoff_timeout": -1}, ValueError, "handoff_timeout must be"),
+        ({"policy": "sometimes"}, ValueError, "policy must be one of growing"),
+        ({"policy": "fixed"}, TypeError, "needs arguments"),
+        ({"policy": Fixed(visibility=30, every=10), "visibility": 60}, ValueError, "contradicts"),
+        ({"botocore_config": {"x": object()}}, TypeError, "plain values"),
+        ({"timeout": -1}, ValueError, "timeout"),
+        ({"no_such_option": 1}, TypeError, "no_such_option"),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, dict) else "",
+)
+def test_bad_input_is_an_error_while_the_dag_is_parsed(
+    dag: DAG, arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text), sqs_lease("orders", **{"queue_url": QUEUE, **arguments}) as orders:
+        load(orders)
+
+
+@pytest.mark.parametrize("queue", ["orders", "orders.fifo", QUEUE, "arn:aws:sqs:eu-west-1:123456789012:orders"])
+def test_a_queue_is_given_by_name_url_or_arn(dag: DAG, queue: str) -> None:
+    with sqs_lease("orders", queue_url=queue) as orders:
+        load(orders)
+
+
+def test_a_templated_queue_is_looked_at_when_it_is_known(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url="{{ var.value.orders_queue }}") as orders:
+        load(orders)
+    assert "queue_url" in dag.task_dict["orders"].template_fields

@@ -1,0 +1,198 @@
+"""What the sensor and the keeper do on a worker: they defer with everything their triggers need, or fail clearly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, task
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    TaskDeferred,
+)
+from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
+from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger
+from sqs_lease.airflow.provider_info import get_provider_info
+from sqs_lease.airflow.receive_trigger import FAILED, FAILED_FOR_GOOD, TIMED_OUT, SqsLeaseReceiveTrigger
+from sqs_lease.airflow.settler import PROGRESS_KEY
+from sqs_lease.clock import SystemClock
+from sqs_lease.core.leases import Lease
+from sqs_lease.core.messages import Receipt
+from sqs_lease.core.policies import Growing
+from sqs_lease.core.settlements import backoff
+
+from tests.airflow.scripted_comms import ScriptedComms
+
+HANDLE = "AQEB" + "x" * 300
+
+
+@task
+def check(message: Any) -> None: ...
+
+
+@pytest.fixture
+def dag() -> Iterator[DAG]:
+    with DAG("shop", schedule=None) as opened:
+        with sqs_lease("orders", queue_url="orders", on_failure=backoff(5), visibility=30, timeout=60) as orders:
+            check.expand(message=orders)
+        yield opened
+
+
+def sensor_of(dag: DAG) -> SqsLeaseSensor:
+    sensor = dag.task_dict["orders"]
+    assert isinstance(sensor, SqsLeaseSensor)
+    return sensor
+
+
+def keeper_of(dag: DAG) -> SqsLeaseKeeperOperator:
+    keeper = dag.task_dict["orders_keeper"]
+    assert isinstance(keeper, SqsLeaseKeeperOperator)
+    return keeper
+
+
+class TaskInstance(SimpleNamespace):
+    """A task instance as an operator sees it, with XComs of its own."""
+
+    def __init__(self, map_index: int = -1, *, lease: dict[str, Any] | None = None) -> None:
+        super().__init__(map_index=map_index)
+        self.pulled = {LEASE_KEY: lease}
+        self.pushed: dict[str, Any] = {}
+
+    def xcom_pull(self, *, task_ids: str, key: str) -> Any:
+        return self.pulled.get(key)
+
+    def xcom_push(self, *, key: str, value: Any) -> None:
+        self.pushed[key] = value
+
+
+def execute(operator: Any, task_instance: TaskInstance) -> TaskDeferred:
+    """Execute an operator as a worker does, and return how it deferred."""
+    body = type(operator).execute
+    with pytest.raises(TaskDeferred) as deferred:
+        getattr(body, "__wrapped__", body)(operator, {"ti": task_instance})
+    return deferred.value
+
+
+def test_the_sensor_defers_with_plain_values(dag: DAG, supervisor: ScriptedComms) -> None:
+    deferred = execute(sensor_of(dag), TaskInstance())
+    assert isinstance(deferred.trigger, SqsLeaseReceiveTrigger)
+    _, arguments = deferred.trigger.serialize()
+    assert json.loads(json.dumps(arguments)) == arguments
+    options = deferred.trigger.options
+    assert (options.queue, options.max_messages, options.keeper_task_id) == ("orders", 10, "orders_keeper")
+    assert options.mapped_over is True
+    assert options.expires_at - options.deferred_at == 60
+    assert abs(options.deferred_at - SystemClock().wall()) < 60
+
+
+def test_airflow_ends_the_wait_itself_only_after_the_trigger_should_have(dag: DAG, supervisor: ScriptedComms) -> None:
+    deferred = execute(sensor_of(dag), TaskInstance())
+    assert deferred.timeout is not None
+    assert 60 < deferred.timeout.total_seconds() <= 180
+
+
+def test_each_try_of_the_sensor_has_a_batch_of_its_own(dag: DAG, supervisor: ScriptedComms) -> None:
+    first, second = (execute(sensor_of(dag), TaskInstance()).trigger for _ in range(2))
+    assert isinstance(first, SqsLeaseReceiveTrigger)
+    assert isinstance(second, SqsLeaseReceiveTrigger)
+    assert first.options.batch_id != second.options.batch_id
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(TIMED_OUT, AirflowSensorTimeout), (FAILED_FOR_GOOD, AirflowFailException), (FAILED, AirflowException)],
+)
+def test_the_resumed_sensor_fails_with_queue_task_and_remedy(
+    dag: DAG, status: str, error: type[AirflowException]
+) -> None:
+    with pytest.raises(error, match="task 'orders' of DAG 'shop': no such queue, check its name") as raised:
+        sensor_of(dag).execute_complete({}, {"status": status, "error": "no such queue, check its name"})
+    assert type(raised.value) is error
+
+
+def test_with_soft_fail_the_resumed_sensor_is_skipped_as_airflows_own_sensors_are(dag: DAG) -> None:
+    sensor = sensor_of(dag)
+    sensor.soft_fail = True
+    event = {"status": TIMED_OUT, "error": "no message"}
+    with pytest.raises(AirflowSkipException):
+        sensor.resume_execution("execute_complete", {"event": event}, {})
+
+
+def test_a_sensor_without_a_keeper_fails_before_it_receives(supervisor: ScriptedComms) -> None:
+    with DAG("shop", schedule=None):
+        sensor = SqsLeaseSensor(task_id="orders", queue_url="orders")
+    with pytest.raises(AirflowFailException, match="'orders' has no SqsLeaseKeeperOperator behind it"):
+        _execute_body(sensor, TaskInstance())
+
+
+def test_a_mapped_sensor_fails_before_it_receives(dag: DAG, supervisor: ScriptedComms) -> None:
+    with pytest.raises(AirflowFailException, match="'orders' is mapped"):
+        _execute_body(sensor_of(dag), TaskInstance(map_index=0))
+
+
+@pytest.mark.parametrize("role", [sensor_of, keeper_of])
+def test_a_dag_run_without_a_triggerer_is_refused(dag: DAG, role: Any) -> None:
+    with pytest.raises(AirflowFailException, match=r"dag\.test\(\)"):
+        _execute_body(role(dag), TaskInstance())
+
+
+def test_the_keeper_defers_with_the_lease_the_work_and_the_failure_rule(dag: DAG, supervisor: ScriptedComms) -> None:
+    task_instance = TaskInstance(lease=_lease())
+    deferred = execute(keeper_of(dag), task_instance)
+    assert isinstance(deferred.trigger, SqsLeaseKeeperTrigger)
+    assert deferred.timeout is None
+    classpath, arguments = deferred.trigger.serialize()
+    assert classpath == "sqs_lease.airflow.keeper_trigger.SqsLeaseKeeperTrigger"
+    assert arguments["work"] == [{"task_id": "check", "mapped": True, "per_message": True, "returns": True}]
+    assert arguments["on_failure"]["on_failure"] == "backoff"
+    assert task_instance.pushed == {PROGRESS_KEY: {}}
+
+
+def test_no_receipt_handle_can_be_read_in_the_keepers_arguments_or_fields(dag: DAG, supervisor: ScriptedComms) -> None:
+    deferred = execute(keeper_of(dag), TaskInstance(lease=_lease()))
+    assert HANDLE not in repr(deferred.trigger)
+    assert not any("x" * 20 in repr(getattr(keeper_of(dag), name)) for name in keeper_of(dag).template_fields)
+
+
+def test_a_keeper_without_a_lease_says_where_it_should_come_from(dag: DAG, supervisor: ScriptedComms) -> None:
+    with pytest.raises(AirflowFailException, match="task 'orders' left no lease for 'orders_keeper'"):
+        _execute_body(keeper_of(dag), TaskInstance())
+
+
+def test_a_keeper_without_work_is_an_error() -> None:
+    with DAG("shop", schedule=None), pytest.raises(ValueError, match="work_task_ids of 'keep' is empty"):
+        SqsLeaseKeeperOperator(task_id="keep", receive_task_id="orders", work_task_ids=[])
+
+
+def test_airflow_finds_the_provider_with_its_version_and_modules() -> None:
+    from importlib import import_module
+    from importlib.metadata import entry_points
+
+    (entry_point,) = entry_points(group="apache_airflow_provider", name="provider_info").select(
+        module="sqs_lease.airflow.provider_info"
+    )
+    assert entry_point.load() is get_provider_info
+    information = get_provider_info()
+    assert information["package-name"] == "sqs-lease"
+    for kind in ("operators", "sensors", "triggers"):
+        for entry in information[kind]:
+            for module in entry["python-modules"]:
+                import_module(module)
+
+
+def _execute_body(operator: Any, task_instance: TaskInstance) -> None:
+    body = type(operator).execute
+    getattr(body, "__wrapped__", body)(operator, {"ti": task_instance})
+
+
+def _lease() -> dict[str, Any]:
+    lease = Lease(Receipt("m0", HANDLE), 0.0, 30.0)
+    return HandedLease("batch", "https://sqs/1/orders", Growing(visibility=30.0), AwsConnection(), [lease]).encode()
