@@ -241,3 +241,30 @@ def test_what_was_received_is_visible_again_when_airflow_does_not_take_it(world:
         assert world.states() == {MessageState.VISIBLE}
 
     world.run(scenario)
+
+
+def test_a_batch_is_published_although_airflow_takes_a_minute_to_answer(world: World) -> None:
+    world.sqs.send(world.url, "a")
+    world.supervisor.silent = True
+
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        running = world.start(triggerer)
+        await asyncio.sleep(60)
+        assert world.states() == {MessageState.IN_FLIGHT}
+        world.supervisor.silent = False
+        assert [type(event) for event in await running.ended()] == [TaskSuccessEvent]
+
+    world.run(scenario)
+
+
+def test_a_batch_is_given_back_when_airflow_never_answers(world: World) -> None:
+    world.sqs.send(world.url, "a")
+    world.supervisor.silent = True
+
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        with pytest.raises(CommsError, match="no answer to SetXCom"):
+            await world.start(triggerer).ended()
+        assert world.states() == {MessageState.VISIBLE}
+
+    world.run(scenario)
+    assert world.clock.now() < 150

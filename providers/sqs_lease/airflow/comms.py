@@ -7,6 +7,7 @@ other (about 45 a second) and some requests never. So every request here has a t
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -20,14 +21,27 @@ from airflow.sdk.execution_time.xcom import XCom
 
 from sqs_lease.airflow.settling import UNMAPPED, InstanceKey, TaskStates
 
+logger = logging.getLogger(__name__)
+
 ANSWER_SECONDS: Final = 10.0
 """How long to wait for an answer of the supervisor; it gives fifty requests at once theirs within about a second."""
 
 RETURN_VALUE_KEY: Final = BaseXCom.XCOM_RETURN_KEY
 
 
+PATIENCE_SECONDS: Final = 120.0
+"""How long a value that must be published is offered again while no answer comes.
+
+A triggerer's first answer can take half a minute on a busy machine: its supervisor loads the API server's code for it.
+"""
+
+
 class CommsError(RuntimeError):
-    """Airflow gave no answer, or refused: the request may or may not have been carried out."""
+    """Airflow gave no usable answer, or refused: the request may or may not have been carried out."""
+
+
+class NoAnswerError(CommsError):
+    """Airflow gave no answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +92,29 @@ async def task_states(dag_id: str, run_ids: Sequence[str], task_ids: Collection[
     return answer.task_states
 
 
-async def publish(task: RunOfTask, key: str, value: Any, *, mapped_length: int | None = None) -> None:
+async def publish(
+    task: RunOfTask,
+    key: str,
+    value: Any,
+    *,
+    mapped_length: int | None = None,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> None:
     """Set an XCom of the trigger's own task, as the task itself would.
+
+    Setting it twice does no harm, so it is set again while no answer comes.
 
     Args:
         task: The trigger's own task: Airflow allows no other.
         key: The XCom's key.
         value: The value, before serialisation.
         mapped_length: How many instances a task mapped over the value is expanded to; None where none is.
+        patience_seconds: How long it is set again while no answer comes; 0 sets it once.
 
     Raises:
         CommsError: There was no usable answer.
     """
+    ends_at = asyncio.get_running_loop().time() + patience_seconds
     place: dict[str, Any] = {
         "dag_id": task.dag_id,
         "run_id": task.run_id,
@@ -101,7 +126,16 @@ async def publish(task: RunOfTask, key: str, value: Any, *, mapped_length: int |
     else:
         # A backend of the user's own may write to another service, and blocks while it does.
         serialised = await asyncio.to_thread(XCom.serialize_value, value, key=key, **place)
-    await _ask(SetXCom(key=key, value=serialised, mapped_length=mapped_length, **place))
+    request = SetXCom(key=key, value=serialised, mapped_length=mapped_length, **place)
+    while True:
+        try:
+            await _ask(request)
+        except NoAnswerError as error:
+            if asyncio.get_running_loop().time() >= ends_at:
+                raise
+            logger.warning("Trying again to publish the XCom %r of %s: %s", key, task, error)
+        else:
+            return
 
 
 async def pull(task: RunOfTask, key: str, *, map_index: int = UNMAPPED) -> Any:
@@ -165,7 +199,7 @@ async def _ask(request: Any) -> Any:
         async with asyncio.timeout(ANSWER_SECONDS):
             return await task_runner.SUPERVISOR_COMMS.asend(request)
     except TimeoutError:
-        raise CommsError(f"Airflow gave no answer to {request.type} within {ANSWER_SECONDS:g} s") from None
+        raise NoAnswerError(f"Airflow gave no answer to {request.type} within {ANSWER_SECONDS:g} s") from None
     except AirflowRuntimeError as error:
         raise CommsError(f"Airflow refused {request.type}: {error}") from error
     except Exception as error:

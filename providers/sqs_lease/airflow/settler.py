@@ -184,7 +184,7 @@ class Settler:
         for receipt, settlement in settlements.items():
             self._progress[self._positions[receipt]] = _OUTCOMES[type(settlement)]
         try:
-            await publish(self._task, PROGRESS_KEY, encode_progress(self._progress))
+            await publish(self._task, PROGRESS_KEY, encode_progress(self._progress), patience_seconds=0)
         except CommsError as error:
             logger.warning("The keeper's progress cannot be written down; settling all the same: %s", error)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 from threading import Event
+from time import time
 from typing import Any
 
 from airflow.sdk import dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 from sqs_lease.airflow import sqs_lease
 
-VISIBILITY_SECONDS = 5
-WORK_SECONDS = 16
+VISIBILITY_SECONDS = 6
+WORK_SECONDS = 20
 
 
 def work(seconds: float) -> None:
@@ -21,13 +22,14 @@ def work(seconds: float) -> None:
 
 @task(retries=1, retry_delay=timedelta(seconds=1))
 def check(message: dict[str, Any]) -> None:
-    """Work on one message as its body says."""
-    if message["Body"] == "poison":
-        work(4)
-        raise AirflowFailException("this message can never be processed")
-    if message["Body"] == "flaky" and get_current_context()["ti"].try_number == 1:
+    """Work on one message as its body says, and leave the time when that ended."""
+    task_instance = get_current_context()["ti"]
+    if message["Body"] == "flaky" and task_instance.try_number == 1:
         raise RuntimeError("the next try will succeed")
-    work(WORK_SECONDS)
+    work(WORK_SECONDS / 2 if message["Body"] == "poison" else WORK_SECONDS)
+    task_instance.xcom_push(key="ended_at", value=time())
+    if message["Body"] == "poison":
+        raise AirflowFailException("this message can never be processed")
 
 
 @dag(schedule=None)
@@ -51,6 +53,7 @@ def whole_batch() -> None:
     @task
     def load(messages: list[dict[str, Any]]) -> dict[str, Any]:
         work(WORK_SECONDS)
+        get_current_context()["ti"].xcom_push(key="ended_at", value=time())
         failed = [message["MessageId"] for message in messages if message["Body"] == "bad"]
         return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
 

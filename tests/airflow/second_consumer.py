@@ -1,0 +1,77 @@
+"""Another consumer of a queue, which polls all the time and remembers what it was given, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event, Thread
+from time import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+POLL_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reception:
+    """A message that the consumer was given.
+
+    Attributes:
+        body: Its body.
+        at: When, in seconds since the epoch.
+    """
+
+    body: str
+    at: float
+
+
+class SecondConsumer:
+    """Polls one queue in a thread, from the moment when the first consumer has all of its messages.
+
+    Args:
+        sqs: A client of its own.
+        queue_url: The queue.
+        messages: How many messages the first consumer takes.
+    """
+
+    def __init__(self, sqs: SQSClient, queue_url: str, messages: int) -> None:
+        self.receptions: list[Reception] = []
+        self.polls = 0
+        self._sqs = sqs
+        self._queue_url = queue_url
+        self._messages = messages
+        self._stopped = Event()
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        """Poll until the block ends."""
+        thread = Thread(target=self._poll, name=f"second consumer of {self._queue_url}")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            thread.join()
+
+    def _poll(self) -> None:
+        while not self._stopped.is_set() and self._in_flight() < self._messages:
+            self._stopped.wait(0.1)
+        while not self._stopped.is_set():
+            answer = self._sqs.receive_message(
+                QueueUrl=self._queue_url,
+                WaitTimeSeconds=POLL_SECONDS,
+                MaxNumberOfMessages=10,
+                # Long enough that it is given each message once.
+                VisibilityTimeout=600,
+            )
+            self.polls += 1
+            self.receptions += [Reception(message["Body"], time()) for message in answer.get("Messages", [])]
+
+    def _in_flight(self) -> int:
+        answer = self._sqs.get_queue_attributes(
+            QueueUrl=self._queue_url, AttributeNames=["ApproximateNumberOfMessagesNotVisible"]
+        )
+        return int(answer["Attributes"]["ApproximateNumberOfMessagesNotVisible"])

@@ -1,0 +1,240 @@
+"""Leases on real Airflow processes and a real SQS server, with a second consumer polling all along.
+
+All DAGs of `dags/leases.py` run at the same time, each on a queue of its own; the tests then look at each.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+
+from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.sqs_server import REGION, SqsServer, sqs_server
+from tests.airflow.dags.leases import VISIBILITY_SECONDS, WORK_SECONDS
+from tests.airflow.second_consumer import SecondConsumer
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+pytestmark = pytest.mark.processes
+
+DAGS_FOLDER = Path(__file__).parent / "dags"
+BODIES = {
+    "per_message": ["good", "flaky", "poison", "better"],
+    "never_extended": ["good"],
+    "whole_batch": ["good", "bad", "better"],
+    "no_messages_fail": [],
+    "no_messages_skip": [],
+}
+RUN_SECONDS = 150.0
+
+
+class Running:
+    """The stack with a run of each DAG under way.
+
+    Args:
+        stack: Airflow.
+        server: The SQS server.
+    """
+
+    def __init__(self, stack: AirflowStack, server: SqsServer) -> None:
+        self.stack = stack
+        self.sqs = _client(server)
+        self.urls = {name: self.sqs.create_queue(QueueName=name)["QueueUrl"] for name in BODIES}
+        self.consumers = {
+            name: SecondConsumer(_client(server), self.urls[name], len(bodies))
+            for name, bodies in BODIES.items()
+            if bodies
+        }
+        for name, bodies in BODIES.items():
+            for body in bodies:
+                self.sqs.send_message(QueueUrl=self.urls[name], MessageBody=body)
+        self.runs: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Trigger a run of each DAG."""
+        for dag_id in [*BODIES, "no_such_queue"]:
+            self.stack.wait_for_dag(dag_id)
+            self.runs[dag_id] = self.stack.api.trigger(dag_id)
+
+    def ended(self, dag_id: str) -> str:
+        """Wait for the end of the DAG's run and return its state."""
+        return self.stack.wait_for_run(dag_id, self.runs[dag_id], RUN_SECONDS)
+
+    def task_states(self, dag_id: str) -> dict[tuple[str, int], tuple[str | None, int]]:
+        """State and number of tries by task and map index."""
+        return {
+            (task.task_id, task.map_index): (task.state, task.try_number)
+            for task in self.stack.api.task_states(dag_id, self.runs[dag_id])
+        }
+
+    def report(self, dag_id: str) -> dict[str, Any]:
+        """The keeper's lease report."""
+        report = self.stack.api.xcom(dag_id, self.runs[dag_id], "orders_keeper", "lease_report")
+        assert isinstance(report, dict)
+        return report
+
+    def messages(self, dag_id: str) -> list[dict[str, Any]]:
+        """What the sensor gave to the work."""
+        messages = self.stack.api.xcom(dag_id, self.runs[dag_id], "orders")
+        assert isinstance(messages, list)
+        return messages
+
+    def work_ended_at(self, dag_id: str, task_id: str, body: str | None = None) -> float:
+        """When the work (on the message with a body) ended, in seconds since the epoch."""
+        bodies = [message["Body"] for message in self.messages(dag_id)]
+        index = -1 if body is None else bodies.index(body)
+        return float(self.stack.api.xcom(dag_id, self.runs[dag_id], task_id, "ended_at", map_index=index))
+
+    def left(self, dag_id: str) -> int:
+        """How many messages the queue still has, in flight or not."""
+        answer = self.sqs.get_queue_attributes(QueueUrl=self.urls[dag_id], AttributeNames=["All"])["Attributes"]
+        return int(answer["ApproximateNumberOfMessages"]) + int(answer["ApproximateNumberOfMessagesNotVisible"])
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    home = tmp_path_factory.mktemp("airflow")
+    with ExitStack() as exits:
+        server = exits.enter_context(sqs_server(home))
+        connection = {
+            "conn_type": "aws",
+            "login": "test",
+            "password": "test",
+            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
+        }
+        environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection)}
+        stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment))
+        under_way = Running(stack, server)
+        for consumer in under_way.consumers.values():
+            exits.enter_context(consumer.polling())
+        under_way.start()
+        yield under_way
+
+
+def test_messages_are_settled_one_by_one(running: Running) -> None:
+    assert running.ended("per_message") == "failed"
+    states = running.task_states("per_message")
+    bodies = [message["Body"] for message in running.messages("per_message")]
+    assert sorted(bodies) == sorted(BODIES["per_message"])
+    assert {body: states["check", index] for index, body in enumerate(bodies)} == {
+        "good": ("success", 1),
+        "better": ("success", 1),
+        "flaky": ("success", 2),
+        "poison": ("failed", 1),
+    }
+    assert states["orders_keeper", -1][0] == "success"
+    ids = {message["Body"]: message["MessageId"] for message in running.messages("per_message")}
+    report = running.report("per_message")
+    assert {name: report[name] for name in ("received", "deleted", "released", "lost", "failed", "late", "held")} == {
+        "received": 4,
+        "deleted": 3,
+        "released": 1,
+        "lost": 0,
+        "failed": 0,
+        "late": 0,
+        "held": 0,
+    }
+    assert report["messages"]["released"] == [ids["poison"]]
+    assert sorted(report["messages"]["deleted"]) == sorted([ids["good"], ids["better"], ids["flaky"]])
+    assert running.left("per_message") == 1
+
+
+def test_nobody_else_gets_a_message_while_the_work_takes_several_visibility_timeouts(running: Running) -> None:
+    running.ended("per_message")
+    consumer = running.consumers["per_message"]
+    assert WORK_SECONDS > 3 * VISIBILITY_SECONDS
+    assert consumer.polls > WORK_SECONDS / 2
+    assert [reception.body for reception in consumer.receptions] == ["poison"]
+
+
+def test_a_failed_message_is_received_by_others_within_ten_seconds_and_not_before(running: Running) -> None:
+    running.ended("per_message")
+    failed_at = running.work_ended_at("per_message", "check", "poison")
+    (reception,) = running.consumers["per_message"].receptions
+    assert 0 <= reception.at - failed_at <= 10
+
+
+def test_without_extensions_somebody_else_does_get_the_message_while_the_work_runs(running: Running) -> None:
+    running.ended("never_extended")
+    (reception,) = running.consumers["never_extended"].receptions
+    assert reception.at < running.work_ended_at("never_extended", "check", "good")
+    report = running.report("never_extended")
+    assert (report["deleted"], report["extensions"], report["late"]) == (0, 0, 1)
+
+
+def test_a_batch_is_settled_by_what_its_task_returns(running: Running) -> None:
+    assert running.ended("whole_batch") == "success"
+    ended_at = running.work_ended_at("whole_batch", "load")
+    receptions = running.consumers["whole_batch"].receptions
+    report = running.report("whole_batch")
+    assert (report["deleted"], report["released"], report["extension_calls"] > 1) == (2, 1, True)
+    assert [reception.body for reception in receptions] == ["bad"]
+    assert 0 <= receptions[0].at - ended_at <= 10
+    assert running.left("whole_batch") == 1
+
+
+def test_a_sensor_that_times_out_fails_without_being_tried_again(running: Running) -> None:
+    assert running.ended("no_messages_fail") == "failed"
+    states = running.task_states("no_messages_fail")
+    assert states["orders", -1] == ("failed", 1)
+    assert states["orders_keeper", -1][0] == "upstream_failed"
+    log = running.stack.api.log("no_messages_fail", running.runs["no_messages_fail"], "orders")
+    assert "task 'orders' of DAG 'no_messages_fail': no message of no_messages_fail came in time" in log
+
+
+def test_a_sensor_that_may_be_skipped_skips_the_work_when_it_times_out(running: Running) -> None:
+    assert running.ended("no_messages_skip") == "success"
+    states = running.task_states("no_messages_skip")
+    assert {task_id: state for (task_id, _), (state, _) in states.items()} == {
+        "orders": "skipped",
+        "load": "skipped",
+        "orders_keeper": "skipped",
+    }
+
+
+def test_a_queue_that_does_not_exist_fails_the_run_with_a_remedy_and_without_retries(running: Running) -> None:
+    assert running.ended("no_such_queue") == "failed"
+    assert running.task_states("no_such_queue")["orders", -1] == ("failed", 1)
+    log = running.stack.api.log("no_such_queue", running.runs["no_such_queue"], "orders")
+    assert "task 'orders' of DAG 'no_such_queue': GetQueueUrl on queue no_such_queue" in log
+    assert "Check its name, account and region" in log
+
+
+def test_no_receipt_handle_can_be_seen_in_airflow(running: Running) -> None:
+    running.ended("per_message")
+    run_id = running.runs["per_message"]
+    assert all("ReceiptHandle" not in message for message in running.messages("per_message"))
+    lease = running.stack.api.xcom("per_message", run_id, "orders", "lease")
+    assert lease["messages"] == 4
+    # What Airflow's own Fernet key encrypted begins with this version byte.
+    assert lease["sealed_leases"].startswith("gAAAAA")
+
+
+def test_airflow_lists_the_provider(running: Running) -> None:
+    listed = subprocess.run(
+        [sys.executable, "-m", "airflow", "providers", "list", "--output", "json"],
+        env=dict(running.stack.environment),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "sqs-lease" in {provider["package_name"] for provider in json.loads(listed.stdout)}
+
+
+def _client(server: SqsServer) -> SQSClient:
+    return boto3.client(
+        "sqs",
+        endpoint_url=server.endpoint_url,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
