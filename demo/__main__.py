@@ -163,6 +163,9 @@ def _environment(server: SqsServer, queues: Queues, table: Path) -> dict[str, st
         "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
         "AIRFLOW_VAR_FLIGHTS_QUEUE_URL": queues.url,
         "AIRFLOW_VAR_FLIGHTS_TABLE": str(table),
+        # Each batch starts a Spark of its own for a few seconds of work: compiling it to the last costs more than
+        # twice the processor time that it saves, and several run at once on perhaps two cores.
+        "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
 
 

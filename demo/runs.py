@@ -24,6 +24,7 @@ WORK_SECONDS = 45
 
 DEADLINE_SECONDS = 600.0
 LOOK_SECONDS = 1.0
+STILL_SECONDS = 10.0
 FINAL_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 
@@ -39,7 +40,7 @@ class Runs:
         stack: Airflow.
         queues: The queues.
         rows: Tells how many rows the table has now.
-        show: Takes one line that says how it stands, when that changed.
+        show: Takes one line that says how it stands: when that changed, and every ten seconds.
     """
 
     stack: AirflowStack
@@ -57,14 +58,15 @@ class Runs:
             NotDrainedError: That took longer than ten minutes.
         """
         deadline = time.monotonic() + DEADLINE_SECONDS
-        shown = ""
+        shown, shown_at = "", 0.0
         while True:
             # In this order: what a run that is over gave back is seen as visible.
             self._look()
             counts = self.queues.counts()
-            if (line := self._line(counts)) != shown:
+            line = self._line(counts)
+            if line != shown or time.monotonic() > shown_at + STILL_SECONDS:
                 self.show(line)
-                shown = line
+                shown, shown_at = line, time.monotonic()
             active = self._active()
             if not active and not counts.total:
                 return
