@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -39,12 +40,16 @@ _FORBIDDEN_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
 def delta_schema(columns: StructType) -> Schema:
     """Translate Spark's schema; the two have the same JSON notation.
 
+    Only columns are ``NOT NULL`` in the table, not what is inside of them: readers fail on a required field
+    inside an object that is null itself. Rows are checked before they are written all the same.
+
     Raises:
         SchemaError: A column has a type or a name that Delta tables cannot have.
     """
     for field in columns.fields:
         _check(field.name, field.dataType)
-    return Schema.from_json(columns.json())
+    relaxed = [StructField(field.name, _relaxed(field.dataType), field.nullable) for field in columns.fields]
+    return Schema.from_json(StructType(relaxed).json())
 
 
 def differences(table: Schema, columns: StructType) -> list[str]:
@@ -106,6 +111,16 @@ def _check(path: str, kind: DataType) -> None:
         _check(path, kind.valueType)
     elif not isinstance(kind, _PLAIN_TYPES):
         raise SchemaError(f"column {path}: a Delta table cannot store the type {kind.simpleString()}")
+
+
+def _relaxed(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _relaxed(field.dataType)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_relaxed(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_relaxed(kind.keyType), _relaxed(kind.valueType))
+    return kind
 
 
 def _takes(table: DataType, given: DataType) -> bool:

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -49,7 +49,7 @@ class DeltaSnapshot:
 
     def find(self, message_ids: DataFrame) -> dict[str, str]:
         """Semi-join with the table's files; the ids looked for are broadcast, so the table is never shuffled."""
-        files = self.table.file_uris()
+        files = _named(self.table)
         if not files:
             return {}
         stored = (
@@ -94,6 +94,7 @@ class DeltaSink:
     def open(self, columns: StructType) -> DeltaSnapshot:
         """See :class:`.sinks.Sink`."""
         schema = delta_schema(columns)
+        self._check_path()
         table = self._load()
         if table is None:
             self._require_empty()
@@ -141,9 +142,13 @@ class DeltaSink:
         """See :class:`.sinks.Sink`."""
         version = snapshot.version + 1
         directory = Path(staged.location)
+        rows = {file: _row_count(file) for file in _written(directory)}
+        if sum(rows.values()) != len(staged.message_ids):
+            # Another try of the same batch was committed and has tidied up, or somebody deletes files here.
+            raise self._refusal(snapshot, OSError(f"files have gone from {directory}"))
         try:
             snapshot.table.create_write_transaction(
-                [_add_action(file, self.root) for file in _written(directory)],
+                [_add_action(file, count, self.root) for file, count in rows.items() if count],
                 "append",
                 snapshot.table.schema(),
                 commit_properties=CommitProperties(
@@ -154,10 +159,7 @@ class DeltaSink:
                 ),
             )
         except CommitFailedError as error:
-            now = self._load()
-            if now is not None and now.version() > snapshot.version:
-                raise Overtaken from error
-            raise self._unusable("cannot be written", error) from error
+            raise self._refusal(snapshot, error) from error
         except (DeltaError, OSError) as error:
             raise self._unusable("cannot be written", error) from error
         self._tidy(directory)
@@ -168,7 +170,7 @@ class DeltaSink:
         directory = Path(staged.location)
         table = self._load()
         # A commit may have been carried out although its answer was an error.
-        if table is not None and any(Path(file).is_relative_to(directory) for file in table.file_uris()):
+        if table is not None and any(file.is_relative_to(directory) for file in _named(table)):
             return
         _remove(directory)
 
@@ -190,15 +192,26 @@ class DeltaSink:
         except (DeltaError, OSError) as error:
             raise self._unusable("cannot be read", error) from error
 
-    def _require_empty(self) -> None:
+    def _check_path(self) -> None:
+        if "%" in str(self.root):
+            raise TableError(f"{self.root} has a % in it, which delta-rs takes for an escape: use another path")
         if self.root.exists() and not self.root.is_dir():
             raise TableError(f"{self.root} is a file: give the path of a directory for the table")
+
+    def _require_empty(self) -> None:
         # Another driver may be creating the table at this moment.
         if self.root.is_dir() and any(entry.name != _LOG for entry in self.root.iterdir()):
             raise TableError(
                 f"{self.root} has files in it, but is no Delta table: give the path of a table, or of a "
                 "directory that is empty or does not exist"
             )
+
+    def _refusal(self, snapshot: DeltaSnapshot, error: Exception) -> Exception:
+        """Why a commit failed: the table has moved on, or there is something wrong with it."""
+        now = self._load()
+        if now is not None and now.version() > snapshot.version:
+            return Overtaken()
+        return self._unusable("cannot be written", error)
 
     def _unusable(self, what: str, error: Exception) -> TableError:
         return TableError(
@@ -207,19 +220,29 @@ class DeltaSink:
         )
 
 
+def _named(table: DeltaTable) -> list[Path]:
+    """The files of the table; delta-rs percent-encodes them."""
+    return [Path(unquote(file)) for file in table.file_uris()]
+
+
 def _written(directory: Path) -> list[Path]:
     return sorted(directory.rglob("part-*.parquet"))
 
 
-def _add_action(file: Path, root: Path) -> AddAction:
+def _row_count(file: Path) -> int:
+    count: int = pq.read_metadata(file).num_rows
+    return count
+
+
+def _add_action(file: Path, rows: int, root: Path) -> AddAction:
     status = file.stat()
     return AddAction(
-        path=quote(file.relative_to(root).as_posix()),
+        path=file.relative_to(root).as_posix(),
         size=status.st_size,
         partition_values={},
         modification_time=int(status.st_mtime * 1000),
         data_change=True,
-        stats=json.dumps({"numRecords": pq.read_metadata(file).num_rows}),
+        stats=json.dumps({"numRecords": rows}),
     )
 
 
@@ -227,6 +250,7 @@ def _remove(directory: Path) -> None:
     """Remove files that no table has. They do no harm where that fails, so it must not fail the batch."""
 
     def tell(_function: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
-        logger.warning("left over, and not part of the table: %s (%s)", path, error[1])
+        if not isinstance(error[1], FileNotFoundError):
+            logger.warning("left over, and not part of the table: %s (%s)", path, error[1])
 
     shutil.rmtree(directory, onerror=tell)

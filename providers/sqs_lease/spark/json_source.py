@@ -12,7 +12,7 @@ import msgspec
 from pyspark.errors import ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, ByteType, DataType, MapType, StringType, StructField, StructType
 
 from sqs_lease.spark import manifest as manifests
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
@@ -27,6 +27,8 @@ _OPTIONS: Final = {
     "columnNameOfCorruptRecord": _CORRUPT,
     # Otherwise "NaN" and "Infinity" in quotes are numbers.
     "allowNonNumericNumbers": "false",
+    # Otherwise the date "2013-01-02 or so" is one.
+    "dateFormat": "yyyy-MM-dd",
     # Otherwise the date "20130102" is the 20 130 102nd day since 1970.
     "enableDateTimeParsingFallback": "false",
     # A timestamp without a zone means the same whichever session parses it.
@@ -42,9 +44,11 @@ class JsonSource:
 
     Rejected are bodies that are empty, not JSON by the letter of RFC 8259 (text after the object, a second
     object, single quotes, ``NaN``, numbers that no double can hold), or no object; and objects in which a
-    field that the schema declares ``NOT NULL`` is missing or null, or any field has the wrong type. A field
-    that the schema does not name is ignored. A timestamp without a zone is in UTC. A ``STRING`` column
-    takes any value, as its JSON text; a ``DECIMAL`` one rounds to its scale.
+    field that the schema declares ``NOT NULL`` is missing or null, or any field has the wrong type.
+
+    A field that the schema does not name is ignored. A ``DATE`` is written ``2013-01-31``; a timestamp
+    without a zone is in UTC. A ``STRING`` column takes any value, as its JSON text; a ``DECIMAL`` one rounds
+    to its scale, and in a ``FLOAT`` one a number beyond its range is infinite.
 
     Attributes:
         schema: The fields of the object, as a Spark DDL string (``"id BIGINT NOT NULL, name STRING"``) or
@@ -55,17 +59,12 @@ class JsonSource:
 
     def columns(self, spark: SparkSession) -> StructType:
         """The schema, parsed where it is DDL."""
-        if isinstance(self.schema, StructType):
-            return self.schema
-        if not isinstance(self.schema, str):
-            raise SchemaError(f"schema must be a DDL string or a StructType, not {type(self.schema).__name__}")
-        try:
-            parsed = StructType.fromDDL(self.schema)
-        except ParseException as error:
-            raise SchemaError(f"the schema {self.schema!r} is not Spark DDL: {error.getMessage()}") from error
-        if not isinstance(parsed, StructType):
-            raise SchemaError(f"the schema {self.schema!r} names no columns: write 'name TYPE, ...'")
-        return parsed
+        columns = _struct_type(self.schema)
+        if any(isinstance(kind, ByteType) for kind in _types(columns)):
+            raise SchemaError(
+                "the schema has a TINYINT, in which Spark makes the JSON numbers 128 to 255 negative: use SMALLINT"
+            )
+        return columns
 
     def rejection(self, body: str) -> str | None:
         """Check the syntax, strictly: ``from_json`` takes much that is not JSON and drops the rest in silence."""
@@ -98,6 +97,33 @@ class JsonSource:
             SENT_AT,
             _reason(record, columns).alias(REASON),
         )
+
+
+def _struct_type(schema: str | StructType) -> StructType:
+    if isinstance(schema, StructType):
+        return schema
+    if not isinstance(schema, str):
+        raise SchemaError(f"schema must be a DDL string or a StructType, not {type(schema).__name__}")
+    try:
+        parsed = StructType.fromDDL(schema)
+    except ParseException as error:
+        raise SchemaError(f"the schema {schema!r} is not Spark DDL: {error.getMessage()}") from error
+    if not isinstance(parsed, StructType):
+        raise SchemaError(f"the schema {schema!r} names no columns: write 'name TYPE, ...'")
+    return parsed
+
+
+def _types(kind: DataType) -> Iterator[DataType]:
+    """A type and all types inside of it."""
+    yield kind
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            yield from _types(field.dataType)
+    elif isinstance(kind, ArrayType):
+        yield from _types(kind.elementType)
+    elif isinstance(kind, MapType):
+        yield from _types(kind.keyType)
+        yield from _types(kind.valueType)
 
 
 def _reason(record: Column, columns: StructType) -> Column:

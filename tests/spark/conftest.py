@@ -1,0 +1,23 @@
+"""One local Spark for all tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from sqs_lease.spark import local_session
+
+from tests.spark.samples import Place
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    with local_session(cores=2) as session:
+        yield session
+
+
+@pytest.fixture
+def place(spark: SparkSession, tmp_path: Path) -> Place:
+    return Place(spark, tmp_path)

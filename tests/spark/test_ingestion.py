@@ -1,0 +1,392 @@
+"""Batches end up in the table with each message once, or leave no trace in it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import StructType
+from sqs_lease.core.messages import Message
+from sqs_lease.spark import (
+    BatchIdReusedError,
+    DeltaSink,
+    IngestResult,
+    JsonSource,
+    ReconciliationError,
+    Staged,
+    TableError,
+    WorkspaceError,
+)
+from sqs_lease.spark.delta_sink import DeltaSnapshot
+
+from tests.spark.samples import (
+    SCHEMA,
+    InterruptedSink,
+    Place,
+    good,
+    message,
+    named_files,
+    rows,
+    staged_files,
+    stored_ids,
+)
+
+pytestmark = pytest.mark.processes
+
+
+def test_records_are_stored_with_their_message_id_the_time_they_were_sent_and_the_batch(place: Place) -> None:
+    result = place.ingest(good([1, 2]))
+
+    assert result == IngestResult(result.batch_id, 2, 2, 0, {}, table_version=1)
+    first, second = rows(place.table)
+    assert {name: first[name] for name in ("id", "name", "_message_id", "_batch_id")} == {
+        "id": 1,
+        "name": "n1",
+        "_message_id": "m1",
+        "_batch_id": result.batch_id,
+    }
+    assert first["_sent_at"].isoformat() == "2023-11-14T22:13:20.123000+00:00"
+    assert second["id"] == 2
+
+
+def test_messages_come_as_dicts_of_the_sqs_api_too(place: Place) -> None:
+    result = place.ingest([*(m.as_dict() for m in good([1])), {"MessageId": "m2", "Body": '{"id": 2}'}])
+
+    assert result.ingested == 2
+    assert [(row["_message_id"], row["_sent_at"] is None) for row in rows(place.table)] == [
+        ("m1", False),
+        ("m2", True),
+    ]
+
+
+def test_an_empty_batch_is_nothing_to_do(place: Place) -> None:
+    result = place.ingest([])
+
+    assert (result.received, result.ingested, result.duplicates, result.rejected) == (0, 0, 0, {})
+    assert result.table_version is None
+    assert result.partial_batch_response() == {"batchItemFailures": []}
+    assert list(place.root.iterdir()) == []
+
+
+def test_a_batch_handed_over_again_commits_nothing_and_reports_the_same(place: Place) -> None:
+    batch = [*good([1, 2]), message("bad", "not JSON"), message("worse", '{"id": "x"}')]
+    first = place.ingest(batch)
+    place.ingest(good([3]))
+
+    again = place.ingest(batch)
+
+    assert again == first
+    assert (again.ingested, again.table_version, set(again.rejected)) == (2, 1, {"bad", "worse"})
+    assert DeltaTable(str(place.table)).version() == 2
+    assert stored_ids(place.table) == ["m1", "m2", "m3"]
+    assert staged_files(place.table) == named_files(place.table)
+
+
+def test_a_redelivery_in_a_later_batch_is_a_duplicate(place: Place) -> None:
+    place.ingest(good([1, 2]))
+
+    later = place.ingest(good([2, 3], receive_count=2))
+
+    assert (later.received, later.ingested, later.duplicates, later.table_version) == (2, 1, 1, 2)
+    assert stored_ids(place.table) == ["m1", "m2", "m3"]
+
+
+def test_a_batch_of_nothing_but_redeliveries_leaves_the_table_alone(place: Place) -> None:
+    place.ingest(good([1, 2]))
+    files = staged_files(place.table)
+
+    later = place.ingest(good([1, 2], receive_count=2))
+
+    assert (later.ingested, later.duplicates, later.table_version) == (0, 2, 1)
+    assert staged_files(place.table) == files
+
+
+def test_a_message_twice_in_one_batch_is_stored_once(place: Place) -> None:
+    result = place.ingest([*good([1, 2]), *good([1], receive_count=2)])
+
+    assert (result.received, result.ingested, result.duplicates) == (3, 2, 1)
+    assert stored_ids(place.table) == ["m1", "m2"]
+
+
+def test_a_rejected_message_twice_in_one_batch_still_adds_up(place: Place) -> None:
+    result = place.ingest([message("bad", "{"), message("bad", "{", receive_count=2), *good([1])])
+
+    assert (result.received, result.ingested, result.duplicates, len(result.rejected)) == (3, 1, 1, 1)
+
+
+def test_rejects_are_named_for_the_keeper_in_lambdas_shape(place: Place) -> None:
+    result = place.ingest([*good([1]), message("driver", "[]"), message("spark", "{}")])
+
+    assert result.partial_batch_response() == {
+        "batchItemFailures": [{"itemIdentifier": "driver"}, {"itemIdentifier": "spark"}]
+    }
+    assert stored_ids(place.table) == ["m1"]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [[message("bad", "{"), message("worse", "")], [message("bad", "{}"), message("worse", '{"id": null}')]],
+    ids=["by the driver", "by Spark"],
+)
+def test_a_batch_of_nothing_but_rejects_leaves_no_files(place: Place, batch: list[Message]) -> None:
+    result = place.ingest(batch)
+
+    assert (result.ingested, set(result.rejected)) == (0, {"bad", "worse"})
+    assert staged_files(place.table) == set()
+
+
+def test_a_corrected_schema_gives_rejected_messages_another_chance(place: Place) -> None:
+    batch = [message("m1", '{"id": 1}'), message("m2", '{"name": "n2"}')]
+    place.ingest(batch, source=JsonSource("id BIGINT, name STRING NOT NULL"))
+    table = place.root / "corrected"
+
+    assert place.ingest(batch, sink=DeltaSink(table), source=JsonSource("id BIGINT, name STRING")).ingested == 2
+
+
+def test_a_message_that_is_in_the_table_is_a_duplicate_even_if_it_would_be_rejected_now(place: Place) -> None:
+    place.ingest(good([1]))
+
+    result = place.ingest([message("m1", "not what it was", receive_count=2)])
+
+    assert (result.duplicates, result.rejected) == (1, {})
+
+
+def test_a_batch_that_overlaps_with_one_committed_meanwhile_stores_the_rest(place: Place) -> None:
+    sink = InterruptedSink(place.table, before_commit=lambda: place.ingest(good([2, 3])))
+
+    result = place.ingest(good([1, 2]), sink=sink)
+
+    assert sink.calls == ["commit", "overtaken", "commit"]
+    assert (result.ingested, result.duplicates, result.table_version) == (1, 1, 2)
+    assert stored_ids(place.table) == ["m1", "m2", "m3"]
+    assert staged_files(place.table) == named_files(place.table)
+
+
+def test_a_batch_that_was_overtaken_by_other_messages_keeps_what_it_wrote(place: Place) -> None:
+    staged: list[set[str]] = []
+
+    def others() -> None:
+        staged.append(staged_files(place.table))
+        place.ingest(good([3]))
+
+    sink = InterruptedSink(place.table, before_commit=others)
+
+    result = place.ingest(good([1, 2]), sink=sink)
+
+    assert (result.ingested, result.duplicates) == (2, 0)
+    assert staged[0] <= named_files(place.table)
+    assert stored_ids(place.table) == ["m1", "m2", "m3"]
+
+
+def test_the_same_batch_twice_at_once_is_stored_once_and_reported_alike(place: Place) -> None:
+    twins: list[IngestResult] = []
+    sink = InterruptedSink(place.table, before_commit=lambda: twins.append(place.ingest(good([1, 2]))))
+
+    result = place.ingest(good([1, 2]), sink=sink)
+
+    assert sink.calls == ["commit", "overtaken"]
+    assert result == twins[0]
+    assert stored_ids(place.table) == ["m1", "m2"]
+    assert staged_files(place.table) == named_files(place.table)
+
+
+def test_a_batch_id_of_ones_own_is_recorded(place: Place) -> None:
+    batch_id = "scheduled__2026-01-01T00:00:00+00:00"
+
+    result = place.ingest(good([1]), batch_id=batch_id)
+
+    assert result.batch_id == batch_id
+    assert [row["_batch_id"] for row in rows(place.table)] == [batch_id]
+    assert DeltaTable(str(place.table)).transaction_version(batch_id) == 1
+
+
+def test_a_batch_id_cannot_stand_for_other_messages(place: Place) -> None:
+    place.ingest(good([1]), batch_id="mine")
+
+    with pytest.raises(BatchIdReusedError, match="batch id mine stands for other messages"):
+        place.ingest(good([2]), batch_id="mine")
+    assert stored_ids(place.table) == ["m1"]
+
+
+def test_rows_deleted_after_the_commit_are_not_brought_back_by_the_same_batch(place: Place) -> None:
+    place.ingest(good([1, 2]), batch_id="mine")
+    DeltaTable(str(place.table)).delete("id = 1")
+
+    with pytest.raises(BatchIdReusedError, match="1 of its messages are not there"):
+        place.ingest(good([1, 2]), batch_id="mine")
+    assert stored_ids(place.table) == ["m2"]
+    assert place.ingest(good([1, 2])).ingested == 1
+
+
+def test_a_compacted_table_still_knows_its_messages(place: Place) -> None:
+    place.ingest(good([1]))
+    place.ingest(good([2]))
+    DeltaTable(str(place.table)).optimize.compact()
+
+    result = place.ingest(good([1, 2, 3], receive_count=2))
+
+    assert (result.ingested, result.duplicates) == (1, 2)
+    assert stored_ids(place.table) == ["m1", "m2", "m3"]
+
+
+@dataclass(frozen=True)
+class BrokenSource(JsonSource):
+    """Parses as a JSON source does, then does something to the rows that no source may do."""
+
+    fault: Callable[[DataFrame], DataFrame] = lambda parsed: parsed
+
+    def parse(self, manifest: DataFrame, columns: StructType) -> DataFrame:
+        return self.fault(super().parse(manifest, columns))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(lambda rows: rows.where("_message_id != 'm2'"), id="a message is lost"),
+        pytest.param(lambda rows: rows.union(rows.where("_message_id = 'm2'")), id="a message is stored twice"),
+        pytest.param(
+            lambda rows: rows.withColumn("_message_id", F.concat("_message_id", F.lit("x"))),
+            id="the right number of wrong messages",
+        ),
+        pytest.param(
+            lambda rows: rows.union(
+                rows.where("_message_id = 'm2'").withColumn("_rejected", F.lit("both stored and rejected"))
+            ),
+            id="a message is stored and rejected",
+        ),
+        pytest.param(
+            lambda rows: rows.where("_message_id = 'm1'").union(rows.where("_message_id = 'm1'")),
+            id="the right number, one lost and one twice",
+        ),
+    ],
+)
+def test_a_batch_that_does_not_add_up_is_not_committed(place: Place, fault: Callable[[DataFrame], DataFrame]) -> None:
+    place.ingest(good([7]))
+
+    with pytest.raises(ReconciliationError, match="does not add up, so nothing of it was committed"):
+        place.ingest(good([1, 2]), source=BrokenSource(SCHEMA, fault))
+
+    assert stored_ids(place.table) == ["m7"]
+    assert staged_files(place.table) == named_files(place.table)
+    assert place.ingest(good([1, 2])).ingested == 2
+
+
+def test_a_commit_that_went_through_although_it_seemed_to_fail_is_not_undone(place: Place) -> None:
+    @dataclass(frozen=True)
+    class DeafSink(DeltaSink):
+        def commit(self, snapshot: DeltaSnapshot, staged: Staged, batch_id: str) -> int:
+            super().commit(snapshot, staged, batch_id)
+            raise TableError("no answer")
+
+    with pytest.raises(TableError, match="no answer"):
+        place.ingest(good([1, 2]), sink=DeafSink(place.table))
+
+    assert stored_ids(place.table) == ["m1", "m2"]
+    assert place.ingest(good([1, 2])).ingested == 2
+
+
+def test_a_job_that_fails_in_spark_leaves_no_files(place: Place) -> None:
+    source = BrokenSource(SCHEMA, lambda rows: rows.withColumn("name", F.raise_error(F.lit("disk on fire"))))
+
+    with pytest.raises(Exception, match="disk on fire"):
+        place.ingest(good([1, 2]), source=source)
+
+    assert staged_files(place.table) == set()
+    assert place.ingest(good([1, 2])).ingested == 2
+
+
+def test_the_session_keeps_its_own_settings(place: Place) -> None:
+    before = place.spark.conf.get("spark.sql.parquet.outputTimestampType")
+
+    place.ingest(good([1]))
+
+    assert place.spark.conf.get("spark.sql.parquet.outputTimestampType") == before == "INT96"
+
+
+def test_paths_may_hold_what_hadoop_takes_for_patterns(place: Place, tmp_path: Path) -> None:
+    odd = Place(place.spark, tmp_path / "a b[1]{x}*?")
+    odd.ingest(good([1]))
+
+    assert odd.ingest(good([1, 2], receive_count=2)).duplicates == 1
+    assert stored_ids(odd.table) == ["m1", "m2"]
+
+
+def test_no_body_and_no_receipt_handle_is_logged_or_returned(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="sqs_lease")
+    secret = [
+        message("syntax", '{"id": 1, "name": "s3cret"} s3cret'),
+        message("type", '{"id": "s3cret"}'),
+        message("missing", '{"s3cret": "s3cret"}'),
+        message("good", '{"id": 1, "name": "s3cret"}'),
+    ]
+
+    result = place.ingest(secret)
+
+    assert len(result.rejected) == 3
+    assert "3 rejected" in caplog.text
+    for text in (caplog.text, repr(result)):
+        assert "s3cret" not in text
+        assert "handle-of" not in text
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "says"),
+    [
+        pytest.param([{"Body": "{}"}], ValueError, r"messages\[0\] has no 'MessageId'", id="no id"),
+        pytest.param([{"MessageId": "m"}], ValueError, r"messages\[0\] has no 'Body'", id="no body"),
+        pytest.param(
+            [*good([1]), {"MessageId": "", "Body": "{}"}], ValueError, r"messages\[1\] .* empty", id="empty id"
+        ),
+        pytest.param([{"MessageId": "m", "Body": None}], TypeError, r"body of messages\[0\] \(m\)", id="null body"),
+        pytest.param(["m1"], TypeError, r"messages\[0\] must be a Message or a dict, not str", id="a string"),
+    ],
+)
+def test_what_is_no_message_is_refused_at_once(
+    place: Place, messages: list[Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        place.ingest(messages)
+    assert list(place.root.iterdir()) == []
+
+
+def test_an_empty_batch_id_is_refused(place: Place) -> None:
+    with pytest.raises(ValueError, match="batch_id is empty"):
+        place.ingest(good([1]), batch_id=" ")
+
+
+def test_a_workspace_that_cannot_be_written_is_named(place: Place) -> None:
+    place.workspace.write_text("a file in the way")
+
+    with pytest.raises(WorkspaceError, match=rf"{place.workspace}.*make workspace= a directory"):
+        place.ingest(good([1]))
+
+
+def test_a_manifest_that_cannot_be_read_is_named(place: Place) -> None:
+    place.ingest(good([1]), batch_id="mine")
+    (manifest,) = place.workspace.rglob("manifest.parquet")
+    manifest.write_bytes(b"not Parquet")
+
+    with pytest.raises(WorkspaceError, match=f"{manifest} is not a manifest that can be read: remove it"):
+        place.ingest(good([1]), batch_id="mine")
+
+
+def test_the_manifest_is_the_record_of_the_whole_batch(place: Place) -> None:
+    place.ingest([*good([1], receive_count=3), message("bad", "{'a': 1}")])
+
+    (manifest,) = place.workspace.rglob("manifest.parquet")
+    first, second = pq.read_table(manifest).to_pylist()
+    assert first["message_id"] == "m1"
+    assert first["body"] == '{"id": 1, "name": "n1"}'
+    assert first["receive_count"] == 3
+    assert first["sent_at"].isoformat() == "2023-11-14T22:13:20.123000+00:00"
+    assert first["rejected"] is None
+    assert (second["message_id"], second["body"]) == ("bad", "{'a': 1}")
+    assert second["rejected"].startswith("not valid JSON")

@@ -1,0 +1,94 @@
+"""A Java that will not do is noticed before Spark is started, with what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqs_lease.spark import JavaError, local_session, require_java
+
+REMEDY = "Spark needs Java 17 or newer: install one .* PATH or set JAVA_HOME"
+
+
+def java(home: Path, script: str) -> Path:
+    """A home of a Java that does what the script says."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(
+    "version",
+    ['openjdk version "17.0.15" 2025-04-15', 'java version "21" 2023-09-19 LTS', 'openjdk version "25-ea"'],
+)
+def test_a_java_that_spark_can_run_on_is_found_by_java_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    program = java(tmp_path, f"echo '{version}' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    assert require_java() == program
+
+
+def test_a_java_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = java(tmp_path, """echo 'openjdk version "17.0.15"' >&2""")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(program.parent))
+
+    assert require_java() == program
+
+
+def test_no_java_at_all_is_said_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(JavaError, match=f"no java on PATH, and JAVA_HOME is not set. {REMEDY}"):
+        require_java()
+
+
+def test_a_java_home_without_java_is_said_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(JavaError, match=f"JAVA_HOME is {tmp_path}, but there is no {tmp_path}/bin/java. {REMEDY}"):
+        require_java()
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [('openjdk version "11.0.2" 2019-01-15', "Java 11"), ('java version "1.8.0_292"', "Java 8")],
+)
+def test_an_old_java_is_said_with_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, said: str
+) -> None:
+    program = java(tmp_path, f"echo '{version}' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(JavaError, match=f"{program} is {said}. {REMEDY}"):
+        require_java()
+
+
+@pytest.mark.parametrize("script", ["echo 'Unable to locate a Java Runtime.' >&2; exit 1", "echo hello"])
+def test_a_program_that_is_no_java_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program = java(tmp_path, script)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(JavaError, match=f"{program} does not answer -version as a Java does. {REMEDY}"):
+        require_java()
+
+
+def test_a_program_that_cannot_be_started_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = java(tmp_path, "exit 0")
+    program.write_bytes(b"\x00 no program of this machine")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(JavaError, match=f"{program} cannot be started .* {REMEDY}"):
+        require_java()
+
+
+def test_a_local_session_is_not_tried_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(JavaError, match=REMEDY), local_session():
+        pass
