@@ -22,11 +22,12 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One HTTP answer."""
+    """One HTTP answer; ``held`` keeps it back until the server is released."""
 
     body: Mapping[str, Any] | str
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+    held: bool = False
 
 
 def refused(shape: str, text: str, *, status: int = 400, query_code: str | None = None) -> Answer:
@@ -80,7 +81,7 @@ def scripted_server() -> Iterator[ScriptedServer]:
         def do_POST(self) -> None:
             parameters = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             answer = scripted.answer(self.headers["X-Amz-Target"].removeprefix("AmazonSQS."), parameters)
-            if answer is Fault.HANG:
+            if answer is Fault.HANG or (isinstance(answer, Answer) and answer.held):
                 scripted.released.wait()
             if isinstance(answer, Fault):
                 self.close_connection = True

@@ -69,8 +69,6 @@ RECOVERY_SECONDS: Final = 10.0
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 10.0
-# Sums of floats that should be whole seconds must not be rounded up to the next one.
-_ROUNDING_SECONDS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +325,7 @@ class _Collection:
     # Polling
 
     def _start(self, poll: _Poll, now: float) -> None:
-        left_seconds = math.ceil(self._ends_at - now - _ROUNDING_SECONDS)
+        left_seconds = math.ceil(self._ends_at - now)
         poll.wait_seconds = max(min(self._longest_poll_seconds, left_seconds), 0)
         poll.asked_at = poll.sent_at = now
         poll.sent = False
