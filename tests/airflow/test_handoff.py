@@ -100,6 +100,18 @@ def test_a_batch_whose_keeper_was_deferred_elsewhere_is_left_to_it(world: World)
     assert world.releases() == 0
 
 
+def test_a_batch_whose_keeper_failed_right_after_it_was_deferred_elsewhere_is_not_released(world: World) -> None:
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(ADOPTION_SECONDS / 2)
+        world.states[KEEP.task_id] = "failed"
+        await asyncio.sleep(3)
+        assert triggerer.keepers.batches == {}
+
+    world.run(scenario)
+    assert world.releases() == 0
+
+
 @pytest.mark.parametrize("state", ["running", "success"])
 def test_a_batch_is_not_released_while_its_keeper_is_about_to_take_it_or_has_settled_it(
     world: World, state: str

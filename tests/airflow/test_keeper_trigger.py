@@ -476,3 +476,38 @@ def test_messages_are_left_alone_when_a_user_acts_and_airflow_does_not_say_how(w
 
     world.run(scenario)
     assert not world.events(AuditKind.RELEASED, AuditKind.CHANGED)
+
+
+def test_nothing_is_settled_by_a_keeper_whose_task_is_no_longer_deferred(world: World) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(5)
+        # Cleared: the triggerer has not told the trigger yet, and the next try will settle.
+        world.states.update({KEEP.task_id: "queued", "load": "failed"})
+        await asyncio.sleep(3)
+        assert world.message_states() == ALL_HELD
+        await running.cancel(USER_ACTION)
+
+    world.run(scenario)
+    assert not world.events(AuditKind.RELEASED)
+
+
+def test_messages_are_left_to_the_next_try_when_it_begins_while_airflow_is_asked(world: World) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        old = world.keep(triggerer)
+        await asyncio.sleep(5)
+        claimed_by = object()
+
+        def claim(request: Any) -> None:
+            triggerer.keepers.claim("batch", claimed_by, lambda event: None)
+
+        world.states[KEEP.task_id] = "failed"
+        world.supervisor.on_request = claim
+        await old.cancel(USER_ACTION)
+        assert world.message_states() == ALL_HELD
+        assert triggerer.keepers.batches["batch"].owner is claimed_by
+
+    world.run(scenario)
+    assert not world.events(AuditKind.RELEASED)
