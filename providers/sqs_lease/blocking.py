@@ -206,7 +206,9 @@ class _Held:
             max_messages,
             wait=wait,
             linger=linger,
-            on_received=lambda reception: batch.add(reception.messages, received_at=reception.received_at),
+            on_received=lambda reception: batch.add(
+                reception.messages, received_at=reception.received_at, sent_at=reception.sent_at
+            ),
         )
         if collected.error is not None:
             logger.warning("Took %d messages only: %s", len(collected.messages), collected.error)

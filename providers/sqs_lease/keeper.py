@@ -211,13 +211,19 @@ class HeldBatch:
 
     # Holding
 
-    def add(self, messages: Iterable[Message], *, received_at: float) -> None:
-        """Hold messages that were just received by a call sent at ``received_at`` (the keeper's clock).
+    def add(self, messages: Iterable[Message], *, received_at: float, sent_at: float | None = None) -> None:
+        """Hold messages that were just received; times are of the keeper's clock.
 
         A message that the batch holds already is held by its new receipt alone: the older one is void.
+
+        Args:
+            messages: The messages, received with the policy's visibility timeout.
+            received_at: When the call that brought them was sent first: the service's 12 hours count from no
+                earlier.
+            sent_at: When it was sent last, if it was repeated (FIFO): the visibility timeout counts from no earlier.
         """
+        deadline = (received_at if sent_at is None else sent_at) + self._visibility_seconds
         for message in messages:
-            deadline = received_at + self._visibility_seconds
             lease = Lease(message.receipt, received_at, deadline, message.receive_count, message.message_group_id)
             self._put(lease, message, at_once=False)
 

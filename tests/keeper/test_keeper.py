@@ -279,6 +279,18 @@ def test_a_message_received_again_within_the_batch_is_held_by_its_new_receipt_al
     setting.run(scenario)
 
 
+def test_a_repeated_receive_counts_its_visibility_from_the_last_try_and_its_12_hours_from_the_first(
+    setting: Setting,
+) -> None:
+    async def scenario(keeper: Keeper) -> None:
+        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch.add(messages(1), received_at=0.0, sent_at=15.0)
+        (lease,) = batch.leases()
+        assert (lease.received_at, lease.deadline) == (0.0, 45.0)
+
+    setting.run(scenario)
+
+
 def test_an_adopted_lease_is_extended_at_once_and_counts_from_its_own_receive(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
         await asyncio.sleep(1_000)
