@@ -96,10 +96,10 @@ ALL_VISIBLE = dict.fromkeys("abc", MessageState.VISIBLE)
 # Settling
 
 
-def test_messages_stay_invisible_for_hours_of_work_and_are_deleted_when_it_succeeded(world: World) -> None:
+def test_messages_stay_invisible_for_an_hour_of_work_and_are_deleted_when_it_succeeded(world: World) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep()
-        await asyncio.sleep(5 * 3600)
+        await asyncio.sleep(3600)
         assert world.message_states() == ALL_HELD
         world.states["load"] = "success"
         assert [type(event) for event in await running.ended()] == [TaskSuccessEvent]
@@ -356,6 +356,27 @@ def test_a_keeper_resumed_after_its_triggerer_was_killed_touches_nothing_that_wa
         "deleted": 2,
         "released": 1,
     }
+
+
+def test_a_resumed_keeper_deletes_nothing_behind_a_message_that_was_given_back_before(
+    supervisor: ScriptedComms,
+) -> None:
+    world = World(supervisor, fifo=True)
+
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        world.keep(first, CHECK)
+        del world.states["load"]
+        world.states.update({"check_0": "running", "check_1": "failed", "check_2": "running"})
+        await asyncio.sleep(5)
+        await first.kill()
+        resumed = world.keep(world.triggerer("second"), CHECK)
+        world.states.update({"check_0": "success", "check_2": "success"})
+        await resumed.ended()
+        assert world.message_states() == {"b": MessageState.VISIBLE, "c": MessageState.VISIBLE}
+
+    world.run(scenario)
 
 
 def test_a_triggerer_that_stops_gives_one_last_extension_and_releases_nothing(world: World) -> None:
