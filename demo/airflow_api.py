@@ -95,6 +95,11 @@ class AirflowApi:
         """The state of a run: queued, running, success or failed."""
         return str(self._get(f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
+    def run_states(self, dag_id: str) -> dict[str, str]:
+        """The states of the runs of a DAG by their ids, at most 100: queued, running, success or failed."""
+        answer = self._get(f"/dags/{dag_id}/dagRuns", {"limit": 100})
+        return {run["dag_run_id"]: run["state"] for run in answer["dag_runs"]}
+
     def task_states(self, dag_id: str, run_id: str) -> list[TaskState]:
         """The task instances of a run, mapped ones each for itself, at most 1000."""
         parameters = {"limit": 1000}

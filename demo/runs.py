@@ -61,7 +61,7 @@ class Runs:
         shown, shown_at = "", 0.0
         while True:
             # In this order: what a run that is over gave back is seen as visible.
-            self._look()
+            self._states.update(self.stack.api.run_states(DAG_ID))
             counts = self.queues.counts()
             line = self._line(counts)
             if line != shown or time.monotonic() > shown_at + STILL_SECONDS:
@@ -74,9 +74,10 @@ class Runs:
                 raise NotDrainedError(
                     f"The queue still holds {counts.total} messages after {DEADLINE_SECONDS:.0f} s: {line}"
                 )
-            for _ in range(runs_to_start(counts.visible, sum(map(self._is_receiving, active)))):
-                conf = {"work_seconds": WORK_SECONDS, "fail_first_try": not self._states}
-                self._states[self.stack.api.trigger(DAG_ID, conf)] = "queued"
+            if counts.visible:
+                for _ in range(runs_to_start(counts.visible, sum(map(self._is_receiving, active)))):
+                    conf = {"work_seconds": WORK_SECONDS, "fail_first_try": not self._states}
+                    self._states[self.stack.api.trigger(DAG_ID, conf)] = "queued"
             pause(self.stack.processes["scheduler"], LOOK_SECONDS)
 
     def outcomes(self) -> list[BatchOutcome]:
@@ -101,10 +102,6 @@ class Runs:
     def failed(self) -> list[str]:
         """The ids of the runs that failed."""
         return [run_id for run_id, state in self._states.items() if state == "failed"]
-
-    def _look(self) -> None:
-        for run_id in self._active():
-            self._states[run_id] = self.stack.api.run_state(DAG_ID, run_id)
 
     def _active(self) -> list[str]:
         return [run_id for run_id, state in self._states.items() if state not in FINAL_RUN_STATES]

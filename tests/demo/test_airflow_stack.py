@@ -31,6 +31,7 @@ def test_a_run_can_be_triggered_and_read(stack: AirflowStack) -> None:
 
     assert stack.wait_for_run("greetings", run_id, deadline_seconds=90) == "failed"
 
+    assert stack.api.run_states("greetings") == {run_id: "failed"}
     states = {(task.task_id, task.map_index): task.state for task in stack.api.task_states("greetings", run_id)}
     assert states == {
         ("names", -1): "success",
