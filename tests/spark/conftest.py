@@ -14,8 +14,11 @@ from tests.spark.samples import Place
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with local_session(cores=2) as session:
-        yield session
+    with pytest.MonkeyPatch.context() as environment:
+        # These JVMs live for seconds: without the optimizing compiler they need half the processor time.
+        environment.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+        with local_session(cores=2) as session:
+            yield session
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -247,10 +248,14 @@ def _add_action(file: Path, rows: int, root: Path) -> AddAction:
 
 
 def _remove(directory: Path) -> None:
-    """Remove files that no table has. They do no harm where that fails, so it must not fail the batch."""
-
-    def tell(_function: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
-        if not isinstance(error[1], FileNotFoundError):
-            logger.warning("left over, and not part of the table: %s (%s)", path, error[1])
-
-    shutil.rmtree(directory, onerror=tell)
+    """Remove a try's files, which no table has. They do no harm where that fails, so it must not fail the batch."""
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        # Nothing was written yet, or another try of the same batch was committed and has tidied up.
+        pass
+    except OSError as error:
+        logger.warning("left over, and not part of the table: %s (%s)", directory, error)
+    # The batch's directory stays while other tries have theirs in it.
+    with suppress(OSError):
+        directory.parent.rmdir()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class IngestionError(Exception):
-    """Something that stops an ingestion. Nothing was committed by the call that raised it."""
+    """Something that stops an ingestion: none of the batch's messages may be deleted from the queue.
+
+    The batch can be handed over again at any time; what a failed call did commit is found in the table.
+    """
 
 
 class JavaError(IngestionError):
