@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from airflow.triggers.base import TaskSkippedEvent, TaskSuccessEvent
+from botocore.exceptions import NoCredentialsError, ProfileNotFound
 from sqs_lease.airflow.comms import CommsError
 from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.receive_trigger import FAILED, FAILED_FOR_GOOD, TIMED_OUT
+from sqs_lease.core.policies import Growing
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 
 from tests.airflow.scripted_comms import ScriptedComms
@@ -116,8 +118,6 @@ def test_a_length_to_map_over_is_published_where_a_task_is_mapped_over_the_messa
 
 
 def test_the_queues_own_visibility_timeout_is_taken_where_none_was_given(supervisor: ScriptedComms) -> None:
-    from sqs_lease.core.policies import Growing
-
     world = World(supervisor, visibility_seconds=77)
     world.sqs.send(world.url, "a")
 
@@ -208,6 +208,27 @@ def test_a_queue_with_too_many_messages_in_flight_fails_the_task_but_may_be_trie
         (event,) = await world.start(triggerer).ended()
         assert event.payload["status"] == FAILED
         assert "in flight" in event.payload["error"]
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ProfileNotFound(profile="nobody"), FAILED_FOR_GOOD),
+        (NoCredentialsError(), FAILED_FOR_GOOD),
+        (TimeoutError("no answer"), FAILED),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value,
+)
+def test_a_client_that_cannot_be_made_fails_the_task_with_the_queue_named(
+    world: World, error: Exception, status: str
+) -> None:
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        triggerer.open_error = error
+        (event,) = await world.start(triggerer).ended()
+        assert event.payload["status"] == status
+        assert "orders" in event.payload["error"]
 
     world.run(scenario)
 

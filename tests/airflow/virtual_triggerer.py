@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 from airflow.models.trigger import Trigger
-from airflow.sdk._shared.module_loading import import_string
 from airflow.serialization.decoders import smart_decode_trigger_kwargs
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from sqs_lease.airflow.aws_connection import AwsConnection
@@ -91,10 +91,13 @@ class VirtualTriggerer:
         self.keepers = TriggererKeepers(open_transport=self._open, clock=clock)
         self._sqs = sqs
         self._name = name
+        self.open_error: Exception | None = None
         self._transports: list[ClosableTransport] = []
         self._running: list[RunningTrigger] = []
 
     async def _open(self, connection: AwsConnection) -> MemoryTransport:
+        if self.open_error is not None:
+            raise self.open_error
         self._transports.append(ClosableTransport(self._sqs, name=self._name))
         return self._transports[-1]
 
@@ -116,7 +119,8 @@ class VirtualTriggerer:
         classpath, kwargs = trigger.serialize()
         stored = Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(kwargs))
         decode: Callable[[Any], Any] = smart_decode_trigger_kwargs
-        made = import_string(classpath)(**{key: decode(value) for key, value in stored.items()})
+        module, _, name = classpath.rpartition(".")
+        made = getattr(import_module(module), name)(**{key: decode(value) for key, value in stored.items()})
         made.task_instance = SimpleNamespace(dag_id=task.dag_id, run_id=task.run_id, task_id=task.task_id, map_index=-1)
         self._running.append(RunningTrigger(made))
         return self._running[-1]

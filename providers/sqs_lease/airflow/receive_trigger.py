@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
+from botocore.exceptions import BotoCoreError
 
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.comms import RETURN_VALUE_KEY, RunOfTask, publish, pull, run_of
@@ -32,6 +33,7 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy
 from sqs_lease.core.verdicts import Verdict
 from sqs_lease.keeper import Leaving
+from sqs_lease.sqs.classification import error_from_exception
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.receiving import Receiver, Reception
 
@@ -148,7 +150,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     async def _receive(self, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
         """Receive until there is a batch; without one when the time is up."""
-        self._shared_keeper = shared_keeper = await keepers.acquire(AwsConnection.decode(self.options.connection))
+        self._shared_keeper = shared_keeper = await self._acquire(keepers)
         transport = shared_keeper.transport
         queue_url = await transport.queue_url(self.options.queue)
         attributes = await transport.queue_attributes(queue_url)
@@ -170,6 +172,16 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
                 return batch, policy
             if keepers.clock.wall() >= self.options.expires_at:
                 return None, policy
+
+    async def _acquire(self, keepers: TriggererKeepers) -> SharedKeeper:
+        try:
+            return await keepers.acquire(AwsConnection.decode(self.options.connection))
+        except (BotoCoreError, OSError) as error:
+            # The client could not be made: a profile that does not exist, credentials that cannot be had.
+            meaning = error_from_exception(error, operation="ReceiveMessage", queue=self.options.queue)
+            if meaning is None:
+                raise
+            raise meaning from error
 
     def _received(self, reception: Reception) -> None:
         if self._batch is not None:
