@@ -34,10 +34,13 @@ def sqs_lease(
             check.expand(message=orders)      # one mapped task a message, settled one by one
 
     It makes two tasks: ``name``, which receives, and ``name_keeper``, which runs beside the work, extends the
-    leases, deletes the messages whose work succeeded and settles the others by ``on_failure``. Every task in the body
-    that has no other task of the body before it is set behind ``name``. A task in the body concerns all messages,
-    unless it is mapped over ``orders`` itself. Tasks that shall run whatever became of single messages (a summary, say)
-    belong outside the body, or need a trigger rule of their own: ``upstream_failed`` counts as failed.
+    leases, deletes the messages whose work succeeded and settles the others by ``on_failure``. Every task in the
+    body that has no other task of the body before it is set behind ``name``.
+
+    A task in the body concerns all messages, unless it is mapped over ``orders`` itself. A task that succeeds may
+    still name messages that failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}``.
+    ``settling.py`` has the rules. Tasks that shall run whatever became of single messages (a summary, say) belong
+    outside the body, or need a trigger rule of their own: ``upstream_failed`` counts as failed.
 
     Setups and teardowns in the body are set behind ``name`` like others, but are not work: their failure gives back
     nothing by itself.

@@ -3,12 +3,12 @@
 The keeper's task may take seconds (or, when no worker is free, minutes) to be started and deferred, and its trigger may
 run in another triggerer, which then takes over by itself. What this process does about a batch that it still owns:
 
-    the keeper's task                              the batch
-    not yet started, queued, running, to be retried   is extended, up to the hand-off timeout; then released
-    deferred                                       is left to its trigger; forgotten if that is not in this process
-    success                                        is forgotten: it was settled elsewhere
-    failed, skipped, removed                       is released at once: nobody will take it over
-    unknown when the hand-off timeout ends         is forgotten, and its messages come back by themselves
+    the keeper's task                                 the batch
+    not yet started, queued, running, to be retried   is extended up to the hand-off timeout, then released
+    deferred                                          is left to its trigger; forgotten if that runs elsewhere
+    success                                           is forgotten: it was settled elsewhere
+    failed, skipped, removed                          is released at once: nobody will take it over
+    unknown, or running, when the timeout ends        is forgotten, and its messages come back by themselves
 
 A batch whose keeper was ever seen deferred is never released here: the leases may be another process's by then, and
 releasing them would give messages away that it holds.

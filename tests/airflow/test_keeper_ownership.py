@@ -1,0 +1,261 @@
+"""The keeper's trigger among other triggerers and users: it settles what is its own, and leaves the rest alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqs_lease.airflow.handoff import TAKEOVER_SECONDS
+from sqs_lease.testing import AuditKind, MessageState
+
+from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
+from tests.airflow.scripted_comms import ScriptedComms
+from tests.airflow.virtual_triggerer import CHECK, KEEP, USER_ACTION
+
+
+@pytest.fixture
+def world(supervisor: ScriptedComms) -> LeasedMessages:
+    return LeasedMessages(supervisor)
+
+
+def test_a_keeper_in_the_same_triggerer_takes_the_batch_without_a_call(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive_and_keep()
+        await asyncio.sleep(5)
+        assert not world.events(AuditKind.CHANGED)
+
+    world.run(scenario)
+
+
+def test_a_keeper_in_another_triggerer_extends_the_leases_at_once(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer("first"))
+        await asyncio.sleep(2)
+        world.keep(world.triggerer("second"))
+        await asyncio.sleep(0.5)
+        assert [entry.caller for entry in world.events(AuditKind.CHANGED)] == ["second"] * 3
+
+    world.run(scenario)
+
+
+def test_the_triggerer_that_received_stops_extending_before_the_other_one_releases(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer("first"))
+        await asyncio.sleep(15)
+        world.states["load"] = "failed"
+        running = world.keep(world.triggerer("second"))
+        started_at = world.clock.now()
+        await running.ended()
+        assert world.clock.now() - started_at >= TAKEOVER_SECONDS
+        await asyncio.sleep(600)
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+    released_at = min(entry.at for entry in world.events(AuditKind.RELEASED))
+    assert not [entry for entry in world.events(AuditKind.CHANGED) if entry.at > released_at]
+
+
+def test_a_keeper_resumed_after_its_triggerer_was_killed_touches_nothing_that_was_settled(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        world.keep(first, CHECK)
+        del world.states["load"]
+        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
+        await asyncio.sleep(5)
+        assert world.message_states() == {"b": MessageState.VISIBLE, "c": MessageState.IN_FLIGHT}
+        await first.kill()
+        await asyncio.sleep(21)
+        resumed = world.keep(world.triggerer("second"), CHECK)
+        await asyncio.sleep(60)
+        world.states["check_2"] = "success"
+        await resumed.ended()
+        assert world.message_states() == {"b": MessageState.VISIBLE}
+
+    world.run(scenario)
+    assert {entry.message_id for entry in world.events(AuditKind.CHANGED)} == {world.ids[2]}
+    assert not world.events(AuditKind.EXPIRED)
+    assert {name: world.report()[name] for name in ("received", "deleted", "released")} == {
+        "received": 3,
+        "deleted": 2,
+        "released": 1,
+    }
+
+
+def test_a_resumed_keeper_deletes_nothing_behind_a_message_that_was_given_back_before(
+    supervisor: ScriptedComms,
+) -> None:
+    world = LeasedMessages(supervisor, fifo=True)
+
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        world.keep(first, CHECK)
+        del world.states["load"]
+        world.states.update({"check_0": "running", "check_1": "failed", "check_2": "running"})
+        await asyncio.sleep(5)
+        await first.kill()
+        resumed = world.keep(world.triggerer("second"), CHECK)
+        world.states.update({"check_0": "success", "check_2": "success"})
+        await resumed.ended()
+        assert world.message_states() == {"b": MessageState.VISIBLE, "c": MessageState.VISIBLE}
+
+    world.run(scenario)
+
+
+def test_a_triggerer_that_stops_gives_one_last_extension_and_releases_nothing(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(10)
+        await running.cancel()
+
+    world.run(scenario)
+    assert [entry.at for entry in world.events(AuditKind.CHANGED)] == pytest.approx([world.clock.now()] * 3, abs=0.1)
+    assert not world.events(AuditKind.RELEASED)
+
+
+def test_a_triggerer_whose_event_loop_ends_gives_one_last_extension_without_delay(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive_and_keep()
+        await asyncio.sleep(10)
+        # Everything that still runs is cancelled now, all at once, as asyncio.run() does at its end.
+
+    world.run(scenario)
+    assert len(world.events(AuditKind.CHANGED)) == 3
+    assert not world.events(AuditKind.RELEASED)
+    assert world.clock.now() < 15
+
+
+def test_nothing_is_settled_right_after_the_process_stood_still(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(10)
+        # While this process stands still, another triggerer may take over, and release.
+        world.states["load"] = "failed"
+        world.clock.advance(15)
+        await asyncio.sleep(TAKEOVER_SECONDS - 2)
+        assert world.message_states() == ALL_HELD
+        await running.ended()
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+
+
+# A user acts
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "skipped"])
+def test_messages_are_released_when_a_user_marks_the_keeper(world: LeasedMessages, state: str) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(5)
+        world.states[KEEP.task_id] = state
+        await running.cancel(USER_ACTION)
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+
+
+def test_messages_are_held_for_the_next_try_when_a_user_clears_the_keeper(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        running = world.keep(triggerer)
+        await asyncio.sleep(5)
+        world.states[KEEP.task_id] = "queued"
+        await running.cancel(USER_ACTION)
+        await asyncio.sleep(120)
+        assert world.message_states() == ALL_HELD
+        again = world.keep(triggerer)
+        await asyncio.sleep(120)
+        world.states["load"] = "success"
+        await again.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+    assert not world.events(AuditKind.RELEASED, AuditKind.EXPIRED)
+
+
+def test_the_next_try_may_begin_before_the_old_one_is_told(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        old = world.keep(triggerer)
+        await asyncio.sleep(5)
+        new = world.keep(triggerer)
+        await asyncio.sleep(0.4)
+        await old.cancel(USER_ACTION)
+        await asyncio.sleep(600)
+        assert world.message_states() == ALL_HELD
+        world.states["load"] = "success"
+        await new.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+
+
+def test_a_stalled_triggerer_that_comes_back_leaves_the_leases_to_the_one_that_took_over(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        stalled = await world.receive_and_keep()
+        await asyncio.sleep(5)
+        other = world.keep(world.triggerer("second"))
+        await asyncio.sleep(1)
+        await stalled.cancel(USER_ACTION)
+        calls_before = len(world.events(AuditKind.CHANGED))
+        await asyncio.sleep(3)
+        assert len(world.events(AuditKind.CHANGED)) == calls_before
+        assert world.message_states() == ALL_HELD
+        world.states["load"] = "success"
+        await other.ended()
+
+    world.run(scenario)
+    assert not world.events(AuditKind.RELEASED)
+
+
+def test_messages_are_left_alone_when_a_user_acts_and_airflow_does_not_say_how(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(5)
+        world.supervisor.silent = True
+        await running.cancel(USER_ACTION)
+
+    world.run(scenario)
+    assert not world.events(AuditKind.RELEASED, AuditKind.CHANGED)
+
+
+def test_nothing_is_settled_by_a_keeper_whose_task_is_no_longer_deferred(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(5)
+        # Cleared: the triggerer has not told the trigger yet, and the next try will settle.
+        world.states.update({KEEP.task_id: "queued", "load": "failed"})
+        await asyncio.sleep(3)
+        assert world.message_states() == ALL_HELD
+        await running.cancel(USER_ACTION)
+
+    world.run(scenario)
+    assert not world.events(AuditKind.RELEASED)
+
+
+def test_messages_are_left_to_the_next_try_when_it_begins_while_airflow_is_asked(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        old = world.keep(triggerer)
+        await asyncio.sleep(5)
+        claimed_by = object()
+
+        def claim(request: Any) -> None:
+            triggerer.keepers.claim("batch", claimed_by, lambda event: None)
+
+        world.states[KEEP.task_id] = "failed"
+        world.supervisor.on_request = claim
+        await old.cancel(USER_ACTION)
+        assert world.message_states() == ALL_HELD
+        assert triggerer.keepers.batches["batch"].owner is claimed_by
+
+    world.run(scenario)
+    assert not world.events(AuditKind.RELEASED)
