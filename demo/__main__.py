@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from botocore.exceptions import BotoCoreError, ClientError
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from sqs_lease.spark.columns import MESSAGE_ID
@@ -55,6 +56,8 @@ class AnotherDemoError(RuntimeError):
 
 
 EXPECTED_ERRORS = (
+    BotoCoreError,
+    ClientError,
     AirflowApiError,
     AirflowSetupError,
     AnotherDemoError,
@@ -119,7 +122,7 @@ def _run(*, keep: bool) -> int:
         stack = started.enter_context(airflow_stack(LAST / "airflow", DAGS, _environment(server, queues, table)))
         stack.wait_for_dag(DAG_ID)
         show(f"Airflow at {stack.url}: the work on a batch takes {WORK_SECONDS} s or more, and fails once")
-        runs = Runs(stack, queues, rows=lambda: len(_message_ids(table)), show=show)
+        runs = Runs(stack, queues, server.process, rows=lambda: len(_message_ids(table)), show=show)
         runs.drain()
         summary = Summary(
             published=published,
@@ -146,7 +149,7 @@ def _report(summary: Summary, table: Path) -> int:
         print("\nThe figures do not add up:", file=sys.stderr)
         for problem in problems:
             print(f"  - {problem}", file=sys.stderr)
-        print("Airflow's logs of the tasks say what happened.\n", file=sys.stderr)
+        print(f"What the tasks did is in {LAST / 'airflow' / 'logs' / f'dag_id={DAG_ID}'}.\n", file=sys.stderr)
         return FAILED
     print("The figures add up.\n", flush=True)
     return 0

@@ -13,7 +13,7 @@ FINAL_RUN_STATES = frozenset({"success", "failed"})
 
 
 class AirflowApiError(RuntimeError):
-    """Airflow refused a request; the message has its answer."""
+    """Airflow refused a request, or gave no answer; the message says which, and what it answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +134,13 @@ class AirflowApi:
         json: Mapping[str, Any] | None = None,
         allowed: tuple[int, ...] = (),
     ) -> httpx.Response:
-        if "Authorization" not in self._client.headers:
-            token = self._client.get("/auth/token").raise_for_status().json()["access_token"]
-            self._client.headers["Authorization"] = f"Bearer {token}"
-        response = self._client.request(method, f"/api/v2{path}", params=parameters, json=json)
+        try:
+            if "Authorization" not in self._client.headers:
+                token = self._client.get("/auth/token").raise_for_status().json()["access_token"]
+                self._client.headers["Authorization"] = f"Bearer {token}"
+            response = self._client.request(method, f"/api/v2{path}", params=parameters, json=json)
+        except httpx.HTTPError as error:
+            raise AirflowApiError(f"Airflow did not answer {method} {path}: {error}") from error
         if response.is_error and response.status_code not in allowed:
             raise AirflowApiError(f"Airflow answered {response.status_code} to {method} {path}: {response.text}")
         return response

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,12 +191,21 @@ def wait_until(
     """
     deadline = time.monotonic() + deadline_seconds
     while not ready():
-        for process in processes:
-            if not process.is_running:
-                raise process.failure(f"ended with exit code {process.popen.returncode} before it was {what}")
+        require_running(processes)
         if time.monotonic() > deadline:
             raise processes[0].failure(f"was not {what} within {deadline_seconds:.0f} s")
         pause(processes[0])
+
+
+def require_running(processes: Iterable[ServerProcess]) -> None:
+    """Check that processes still run.
+
+    Raises:
+        ProcessFailedError: One of them ended by itself.
+    """
+    for process in processes:
+        if not process.is_running:
+            raise process.failure(f"ended with exit code {process.popen.returncode}")
 
 
 def pause(process: ServerProcess, seconds: float = POLL_SECONDS) -> None:

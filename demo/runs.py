@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from demo.airflow_api import FINAL_RUN_STATES, TaskState
 from demo.airflow_stack import AirflowStack
-from demo.processes import pause
+from demo.processes import ServerProcess, pause, require_running
 from demo.queues import Counts, Queues
 from demo.summary import BatchOutcome
 
@@ -39,12 +39,14 @@ class Runs:
     Args:
         stack: Airflow.
         queues: The queues.
+        server: The process that serves them.
         rows: Tells how many rows the table has now.
         show: Takes one line that says how it stands: when that changed, and every ten seconds.
     """
 
     stack: AirflowStack
     queues: Queues
+    server: ServerProcess
     rows: Callable[[], int]
     show: Callable[[str], None]
     _states: dict[str, str] = field(default_factory=dict)
@@ -56,10 +58,12 @@ class Runs:
 
         Raises:
             NotDrainedError: That took longer than ten minutes.
+            demo.processes.ProcessFailedError: The SQS server or one of Airflow's processes ended.
         """
         deadline = time.monotonic() + DEADLINE_SECONDS
         shown, shown_at = "", 0.0
         while True:
+            require_running([self.server, *self.stack.processes.values()])
             # In this order: what a run that is over gave back is seen as visible.
             self._states.update(self.stack.api.run_states(DAG_ID))
             counts = self.queues.counts()

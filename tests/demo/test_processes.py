@@ -104,7 +104,7 @@ def test_a_process_that_ends_before_it_is_ready_is_reported_with_its_log(start: 
         wait_until(lambda: False, processes=[process], what="ready", deadline_seconds=20)
 
     assert "The program" in str(raised.value)
-    assert "exit code 3" in str(raised.value)
+    assert "ended with exit code 3" in str(raised.value)
     assert "The disk is full." in str(raised.value)
     assert str(process.log_path) in str(raised.value)
 
