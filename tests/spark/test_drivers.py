@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 class OtherDriver:
     """A process of ``tests/spark/driver.py``; started when it is first needed, and again when it died."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._process: subprocess.Popen[str] | None = None
 
     def order(self, root: Path, batches: Sequence[Sequence[int]], *, die: str = "", wait: bool = False) -> None:
@@ -65,7 +66,7 @@ class OtherDriver:
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.driver"],
-                cwd=ROOT,
+                cwd=self._directory,
                 env={**os.environ, "PYTHONPATH": f"{ROOT / 'providers'}{os.pathsep}{ROOT}"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -76,8 +77,8 @@ class OtherDriver:
 
 
 @pytest.fixture(scope="module")
-def other_driver() -> Iterator[OtherDriver]:
-    driver = OtherDriver()
+def other_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherDriver]:
+    driver = OtherDriver(tmp_path_factory.mktemp("driver"))
     try:
         yield driver
     finally:
