@@ -12,8 +12,6 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import boto3
-
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import Outcome, Settled
 from sqs_lease.core.limits import MAX_IN_FLIGHT
@@ -89,7 +87,7 @@ def lease(
         seconds_of(duration, name=name)
     host = _LoopThread(f"sqs-lease {queue}")
     try:
-        transport = Boto3Transport(boto3.client("sqs", config=client_config()) if client is None else client)
+        transport = Boto3Transport(_default_client() if client is None else client)
         held = _Held(transport)
         try:
             yield from _leased(host, held, queue, resolved, on_failure, on_event, max_messages, wait, linger)
@@ -97,6 +95,13 @@ def lease(
             host.run(held.close())
     finally:
         host.stop()
+
+
+def _default_client() -> SQSClient:
+    # Imported late: Airflow imports this package in every one of its commands, and boto3 takes a while.
+    import boto3
+
+    return boto3.client("sqs", config=client_config())
 
 
 def _leased(

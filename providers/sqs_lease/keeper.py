@@ -172,7 +172,7 @@ class Keeper:
                 logger.warning("Closing the keeper: not all calls were answered in time; those leases run out")
         await asyncio.gather(*(driver.stop() for driver in self._drivers.values()))
         for batch in self._batches:
-            batch.abandon()
+            batch.forget()
         self._batches.clear()
 
 
@@ -269,10 +269,14 @@ class HeldBatch:
         await self._driver.extend_now([lease.receipt for lease in self.leases()])
 
     def forget(self) -> None:
-        """Hold no longer and call nothing: somebody else does now."""
+        """Hold no longer and call nothing: somebody else does. Who waits for a settlement is told that none comes."""
         self._forgotten = True
         self._driver.forget([lease.receipt for lease in self._leases.values()])
-        self.abandon()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(KeeperClosedError(f"The keeper of {self.queue_url} ended before the settlement"))
+                future.exception()  # whoever waits gets it; with nobody waiting it is not worth a warning
+        self._waiting.clear()
 
     # Settling
 
@@ -326,14 +330,6 @@ class HeldBatch:
 
     def _chosen(self, receipts: Iterable[Receipt] | None) -> list[Receipt]:
         return [lease.receipt for lease in self.leases()] if receipts is None else list(receipts)
-
-    def abandon(self) -> None:
-        """Let go of those who wait for a settlement: it will not come any more. The keeper calls this."""
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(KeeperClosedError(f"The keeper of {self.queue_url} ended before the settlement"))
-                future.exception()  # whoever waits gets it; with nobody waiting it is not worth a warning
-        self._waiting.clear()
 
     # What the driver tells
 

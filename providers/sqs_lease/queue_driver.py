@@ -66,8 +66,9 @@ class QueueDriver:
         self._awaited: dict[Receipt, asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
         self._dead_letter_url: str | None = None
-        self._loop_task = asyncio.get_running_loop().create_task(self._run(), name=f"sqs-lease {queue_url}")
-        self._loop_task.add_done_callback(self._stopped)
+        self._stopped = False
+        self._loop_task: asyncio.Task[None] | None = None
+        self._kick()
 
     # What the keeper's batches ask for
 
@@ -79,7 +80,7 @@ class QueueDriver:
         else:
             self._ledger.hold(lease, policy)
         self._publish()
-        self._wake.set()
+        self._kick()
 
     def lease(self, receipt: Receipt) -> Lease | None:
         """The lease as it stands; None when it is no longer held."""
@@ -91,7 +92,7 @@ class QueueDriver:
         for receipt, settlement in settlements.items():
             self._ledger.settle(receipt, settlement, now)
         self._publish()
-        self._wake.set()
+        self._kick()
 
     def forget(self, receipts: Iterable[Receipt]) -> None:
         """Hold these leases no longer, without a call."""
@@ -108,21 +109,33 @@ class QueueDriver:
             for receipt in receipts
             if self._ledger.extend_now(receipt)
         ]
-        self._wake.set()
+        self._kick()
         if awaited:
             await asyncio.wait(awaited, timeout=self._call_timeout_seconds)
 
     async def stop(self) -> None:
         """Make no more calls; those under way are given their time to be answered, then cancelled."""
-        self._loop_task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._loop_task
+        self._stopped = True
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.wait([self._loop_task])
         if self._calls:
             _, unanswered = await asyncio.wait(self._calls, timeout=self._call_timeout_seconds)
             for task in unanswered:
                 task.cancel()
 
     # The loop
+
+    def _kick(self) -> None:
+        """Have the loop look at what changed.
+
+        It is started again if it was cancelled by somebody else: an event loop that ends cancels all of its tasks,
+        and hosts make their last calls after that.
+        """
+        self._wake.set()
+        if not self._stopped and (self._loop_task is None or self._loop_task.done()):
+            self._loop_task = asyncio.get_running_loop().create_task(self._run(), name=f"sqs-lease {self._queue_url}")
+            self._loop_task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
         while True:
@@ -153,7 +166,7 @@ class QueueDriver:
         self._calls.pop(task, None)
         self._wake.set()
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         """The loop never ends by itself; should it fail, leases would lapse in silence."""
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical(
@@ -167,6 +180,10 @@ class QueueDriver:
         try:
             async with asyncio.timeout(self._timeout_seconds(call)):
                 answers = await self._send(call)
+        except asyncio.CancelledError:
+            # Carried out or not: whoever makes the last calls must not find the leases under way for ever.
+            self._answered(call, ())
+            raise
         except TimeoutError:
             logger.warning("%s of %d messages of %s got no answer", _verb(call), len(call.receipts), self._queue_url)
         except Exception:

@@ -437,9 +437,14 @@ class TestClosing:
         setting.run(scenario)
         assert [type(one) for one in told] == [KeeperClosedError]
 
-    def test_a_closed_keeper_holds_nothing_more(self, setting: Setting) -> None:
+    def test_a_closed_keeper_holds_and_settles_nothing_more(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:
+            batch = keeper.hold(QUEUE, policy=POLICY)
+            (message,) = messages(1)
+            batch.add([message], received_at=setting.clock.now())
             await keeper.close()
+            with pytest.raises(KeeperClosedError, match=QUEUE):
+                await batch.succeed([message.receipt])
             with pytest.raises(KeeperClosedError, match=QUEUE):
                 keeper.hold(QUEUE, policy=POLICY)
 
@@ -480,6 +485,30 @@ def test_extend_now_waits_for_the_answer_and_skips_what_cannot_be_extended(setti
         assert never.leases()[0].deadline == 30
 
     setting.run(scenario)
+
+
+def test_the_last_calls_are_made_even_after_a_loop_that_ends_cancelled_all_tasks(setting: Setting) -> None:
+    async def slowly(_: Asked) -> Verdict:
+        await asyncio.sleep(1)
+        return Verdict.DONE
+
+    setting.transport.script = slowly
+
+    async def scenario(keeper: Keeper) -> None:
+        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch.add(messages(1), received_at=setting.clock.now())
+        await asyncio.sleep(20.5)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert len(others) == 2, "the driver's loop, and an extension under way"
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        await batch.extend_now()
+        assert batch.leases()[0].deadline == 50.5
+        await batch.succeed()
+
+    setting.run(scenario)
+    assert [asked.method for asked in setting.transport.asked] == ["extend", "extend", "delete"]
 
 
 def test_a_policy_without_a_known_visibility_is_refused_before_anything_is_held(setting: Setting) -> None:

@@ -43,7 +43,7 @@ class SharedKeeper:
         self, queue_url: str, policy: RenewalPolicy, listener: EventListener, source: MessageSource
     ) -> SharedBatch:
         """Open a batch that triggers of this process can hand to one another."""
-        shared = SharedBatch(self, policy, listener)
+        shared = SharedBatch(self, listener)
         # In a context of its own: the keeper's calls serve many triggers, and what they log belongs to none.
         opened = partial(self.keeper.hold, queue_url, policy=policy, on_event=shared.happened, message_source=source)
         shared.batch = Context().run(opened)
@@ -55,7 +55,6 @@ class SharedBatch:
     """A held batch with the trigger that owns it; whoever is not the owner must leave it alone."""
 
     shared_keeper: SharedKeeper
-    policy: RenewalPolicy
     listener: EventListener
     batch: HeldBatch = field(init=False)
     owner: object = None
@@ -132,18 +131,17 @@ class TriggererKeepers:
         shared.drop()
 
     async def leave(self, batch_id: str, shared: SharedBatch, leaving: Leaving) -> None:
-        """Know a batch no longer, and extend or release once what it still holds, within a few seconds.
-
-        When the triggerer stops, its event loop cancels all tasks at once, those of the shared keeper too. What is
-        left to do is therefore done by a keeper made for it, whose tasks are new.
-        """
-        leases = shared.batch.leases()
-        self.remove(batch_id, shared)
-        if not leases:
-            return
-        keeper = Keeper(shared.shared_keeper.transport, clock=self.clock, call_timeout_seconds=LAST_CALL_SECONDS)
-        keeper.hold(shared.batch.queue_url, policy=shared.policy).adopt(leases)
-        await keeper.close(leaving)
+        """Extend or release once what a batch still holds, within a few seconds, and know it no longer."""
+        try:
+            async with asyncio.timeout(LAST_CALL_SECONDS):
+                if leaving is Leaving.EXTEND:
+                    await shared.batch.extend_now()
+                else:
+                    await shared.batch.release_all()
+        except TimeoutError:
+            logger.warning("The last calls about a batch of %s got no answer in time", shared.batch.queue_url)
+        finally:
+            self.remove(batch_id, shared)
 
 
 _keepers: TriggererKeepers | None = None
