@@ -162,12 +162,14 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         batch.owner = self
         self._batch = batch
         while True:
-            await receiver.collect(
+            collected = await receiver.collect(
                 self.options.max_messages,
                 wait=max(self.options.expires_at - keepers.clock.wall(), 0.0),
                 linger=self.options.linger_seconds,
                 on_received=self._received,
             )
+            if collected.error is not None:
+                logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
             if batch.batch.leases():
                 return batch, policy
             if keepers.clock.wall() >= self.options.expires_at:
@@ -185,7 +187,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     def _received(self, reception: Reception) -> None:
         if self._batch is not None:
-            self._batch.batch.add(reception.messages, received_at=reception.received_at)
+            self._batch.batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
     async def _publish(
         self, task: RunOfTask, shared: SharedBatch, policy: RenewalPolicy, keepers: TriggererKeepers
