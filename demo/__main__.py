@@ -103,7 +103,10 @@ def main() -> int:
     except EXPECTED_ERRORS as error:
         print(f"The demo failed: {error}", file=sys.stderr)
         if LAST.exists():
-            print(f"All logs are in {LAST}. Everything that was started has been stopped.", file=sys.stderr)
+            print(
+                f"All logs are in {LAST}. Everything that was started has been stopped; `make demo` starts afresh.",
+                file=sys.stderr,
+            )
         return FAILED
 
 

@@ -74,12 +74,16 @@ class AirflowStack:
     def start(self, component: str) -> ServerProcess:
         """Start a component, for example one that was killed; its log goes on in the same file.
 
+        What is left of the component's former process is ended first.
+
         Args:
             component: Its name, see :data:`COMPONENTS`.
 
         Returns:
             The process, which is also in :attr:`processes`; it may not be ready yet.
         """
+        if component in self.processes:
+            self.processes[component].stop()
         process = start_process(
             f"Airflow's {component}",
             [sys.executable, "-m", "airflow", *COMPONENTS[component]],

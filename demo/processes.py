@@ -2,13 +2,12 @@
 
 Every process becomes the leader of a session of its own. All that it starts stays in that session (Airflow's
 supervisors change their process group, never their session), so stopping the leader also finds what it left
-behind. On Linux a process is told to end when the one that started it dies, see :mod:`demo.die_with_parent`.
+behind. A guard beside each ends it when the process that started it is killed, see :mod:`demo.guard`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import socket
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from demo.sessions import send_signal, session_members
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout: what it contains in hidden directories (`.venv`, `.ministack`, `.demo`) is git-ignored."""
@@ -41,6 +42,7 @@ class ServerProcess:
     name: str
     log_path: Path
     popen: subprocess.Popen[bytes]
+    guard: subprocess.Popen[bytes]
     is_gone: bool = False
     """Whether it was stopped or killed: the system may have given its id to somebody else since."""
 
@@ -58,7 +60,7 @@ class ServerProcess:
         """The ids of the process and of everything it started that still runs."""
         if self.is_gone:
             return []
-        return [pid for pid in psutil.pids() if _runs_in_session(pid, self.pid)]
+        return session_members(self.pid)
 
     def stop(self, grace_seconds: float = 10.0) -> None:
         """End the process in an orderly way: SIGTERM, time to finish, then SIGKILL for whatever is left.
@@ -84,11 +86,12 @@ class ServerProcess:
         while pids := self.session_pids():
             if time.monotonic() > deadline:
                 raise self.failure(f"left the processes {pids} behind, which SIGKILL does not end")
-            for pid in pids:
-                _signal(pid, signal.SIGKILL)
+            send_signal(pids, signal.SIGKILL)
             self._wait_for(pids)
-        self.is_gone = True
         self.popen.wait(KILL_SECONDS)
+        if not self.is_gone:
+            self.is_gone = True
+            self.guard.communicate(b"done\n")
 
     def _wait_for(self, pids: Sequence[int]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -130,16 +133,9 @@ def start_process(
         The process, which may not be ready yet: see :func:`wait_until`.
     """
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    launcher: list[str | Path] = [
-        sys.executable,
-        "-I",
-        "-S",
-        Path(__file__).with_name("die_with_parent.py"),
-        str(os.getpid()),
-    ]
     with log_path.open("ab") as log:
         popen = subprocess.Popen(
-            [*launcher, *command],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -147,14 +143,22 @@ def start_process(
             cwd=directory,
             start_new_session=True,
         )
-    return ServerProcess(name, log_path, popen)
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "demo.guard", str(popen.pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    return ServerProcess(name, log_path, popen, guard)
 
 
 def request_stop(processes: Sequence[ServerProcess]) -> None:
     """Send SIGTERM to every process that still runs, without waiting for any."""
     for process in processes:
         if process.is_running:
-            _signal(process.pid, signal.SIGTERM)
+            send_signal([process.pid], signal.SIGTERM)
 
 
 def await_stop(processes: Sequence[ServerProcess], grace_seconds: float) -> None:
@@ -239,17 +243,3 @@ def free_port() -> int:
                 continue
             return port
     raise RuntimeError(f"No free port between 20000 and 32000 on {LOOPBACK}.")
-
-
-def _runs_in_session(pid: int, session: int) -> bool:
-    try:
-        return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):  # It ended meanwhile, or belongs to somebody else.
-        return False
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from demo.processes import ProcessFailedError, ServerProcess, free_port, pause, start_process, wait_until
+from demo.processes import ROOT, ProcessFailedError, ServerProcess, free_port, pause, start_process, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -62,8 +62,8 @@ def has_written(process: ServerProcess, text: str) -> None:
 
 
 def has_ended(pid: int, watched: ServerProcess) -> bool:
-    """Whether the pid is gone within ten seconds; a zombie that nobody waits for counts as gone."""
-    for _ in range(200):
+    """Whether the pid is gone within twenty seconds; a zombie that nobody waits for counts as gone."""
+    for _ in range(400):
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
                 return True
@@ -116,29 +116,34 @@ def test_a_process_that_is_never_ready_is_given_up_at_the_deadline(start: Starte
         wait_until(lambda: False, processes=[process], what="ready", deadline_seconds=0)
 
 
-# Elsewhere no signal comes, see demo/die_with_parent.py.
-if sys.platform == "linux":
-
-    def test_a_process_ends_when_the_one_that_started_it_is_killed(start: Starter, tmp_path: Path) -> None:
-        parent_program = f"""
+@pytest.mark.parametrize("arguments", [[], ["stubborn"]], ids=["ends on SIGTERM", "ignores SIGTERM"])
+def test_a_process_is_ended_when_the_one_that_started_it_is_killed(
+    start: Starter, tmp_path: Path, arguments: list[str]
+) -> None:
+    parent_program = f"""
 import os, signal, sys
 from pathlib import Path
 from demo.processes import start_process
 child = start_process(
-    "The child", [sys.executable, "-c", "import signal; signal.pause()"],
+    "The child", [sys.executable, "-c", {WITH_A_CHILD!r}, *{arguments!r}],
     log_path=Path({str(tmp_path / "child.log")!r}), environment=dict(os.environ), directory=Path.cwd(),
 )
-print(child.pid, flush=True)
+while len(pids := child.session_pids()) < 2:
+    pass
+print(*pids, flush=True)
 signal.pause()
 """
-        with subprocess.Popen([sys.executable, "-c", parent_program], stdout=subprocess.PIPE, text=True) as parent:
-            assert parent.stdout is not None
-            child_pid = int(parent.stdout.readline())
-            assert psutil.pid_exists(child_pid)
+    with subprocess.Popen(
+        [sys.executable, "-c", parent_program], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert all(psutil.pid_exists(pid) for pid in pids)
 
-            parent.kill()
+        parent.kill()
 
-        assert has_ended(child_pid, start("import signal; signal.pause()"))
+    watched = start("import signal; signal.pause()")
+    assert all(has_ended(pid, watched) for pid in pids)
 
 
 def test_free_ports_stay_clear_of_those_that_outgoing_connections_get() -> None:

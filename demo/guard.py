@@ -1,0 +1,35 @@
+"""Ends a session when the process that started it is gone, however that went: `python -m demo.guard SESSION`.
+
+The starter holds the other end of this process's standard input. As long as it is open, there is nothing to do;
+when it closes without a word, the starter was killed, and the session is ended in its place. A line means that
+the starter has seen to the session itself.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+from demo.sessions import send_signal, session_members
+
+GRACE_SECONDS = 10.0
+LOOK_SECONDS = 0.2
+
+
+def main() -> None:
+    """Wait for the end of the starter, or its word."""
+    session = int(sys.argv[1])
+    if sys.stdin.readline():
+        return
+    deadline = time.monotonic() + GRACE_SECONDS
+    if session in session_members(session):
+        send_signal([session], signal.SIGTERM)
+    while members := session_members(session):
+        if session not in members or time.monotonic() > deadline:
+            send_signal(members, signal.SIGKILL)
+        time.sleep(LOOK_SECONDS)  # Nobody's children any more: nothing can be waited for.
+
+
+if __name__ == "__main__":
+    main()
