@@ -11,9 +11,9 @@ import signal
 import sys
 import time
 
-from demo.sessions import send_signal, session_members
+from demo.sessions import send_signal, session_members, wait_for
 
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 5.0
 LOOK_SECONDS = 0.2
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     while members := session_members(session):
         if session not in members or time.monotonic() > deadline:
             send_signal(members, signal.SIGKILL)
-        time.sleep(LOOK_SECONDS)  # Nobody's children any more: nothing can be waited for.
+        wait_for(members, LOOK_SECONDS)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from demo.sessions import send_signal, session_members
+from demo.sessions import send_signal, session_members, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout: what it contains in hidden directories (`.venv`, `.ministack`, `.demo`) is git-ignored."""
@@ -87,21 +85,13 @@ class ServerProcess:
             if time.monotonic() > deadline:
                 raise self.failure(f"left the processes {pids} behind, which SIGKILL does not end")
             send_signal(pids, signal.SIGKILL)
-            self._wait_for(pids)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(POLL_SECONDS)
+            wait_for([pid for pid in pids if pid != self.pid], POLL_SECONDS)
         self.popen.wait(KILL_SECONDS)
         if not self.is_gone:
             self.is_gone = True
             self.guard.communicate(b"done\n")
-
-    def _wait_for(self, pids: Sequence[int]) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(POLL_SECONDS)
-        others = []
-        for pid in pids:
-            if pid != self.pid:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    others.append(psutil.Process(pid))
-        psutil.wait_procs(others, timeout=POLL_SECONDS)
 
     def failure(self, what_happened: str) -> ProcessFailedError:
         """An error that says what happened, with the end of the log and the path of the whole."""

@@ -26,6 +26,20 @@ def send_signal(pids: Sequence[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def wait_for(pids: Sequence[int], seconds: float) -> None:
+    """Wait until processes have ended, whose ever children they are.
+
+    Args:
+        pids: The processes.
+        seconds: How long to wait at most.
+    """
+    processes = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    psutil.wait_procs(processes, timeout=seconds)
+
+
 def _runs_in(pid: int, session: int) -> bool:
     try:
         return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
