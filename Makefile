@@ -1,6 +1,5 @@
 # The commands of this project. Each one sets up what it needs: see `make help`.
 
-SHELL := /bin/bash
 PYTHON_ENVIRONMENT := .venv/bin
 SOURCES := providers dags demo benchmarks tests
 SEEDS ?= 10000
@@ -29,7 +28,7 @@ format: setup ## format the code and repair what ruff can repair
 	@$(PYTHON_ENVIRONMENT)/ruff check --fix $(SOURCES)
 
 simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
-	@$(PYTHON_ENVIRONMENT)/python -m sqs_lease.testing.simulation --seeds $(SEEDS)
+	@$(PYTHON_ENVIRONMENT)/python -m tests.simulation --seeds $(SEEDS)
 
 benchmark: setup ## measure what the ledger costs
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.ledger

@@ -11,7 +11,7 @@ name of the queue, `flights_table`: a directory that all workers reach) and the 
 from __future__ import annotations
 
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import Param, dag, task
@@ -28,19 +28,18 @@ FLIGHT = """
     schedule=None,
     max_active_runs=4,
     params={
-        "work_seconds": Param(0, type="integer", description="`load` takes at least so long, for demonstrations"),
-        "fail_first_try": Param(False, description="the first try of `load` fails after its commit"),
+        "run_seconds": Param(0, type="integer", description="for demonstrations: the run takes at least so long"),
+        "fail_first_try": Param(False, description="for demonstrations: the first try fails after its commit"),
     },
 )
 def flights_to_delta() -> None:
     """Receive a batch, load it, settle it."""
 
     @task(retries=2, retry_delay=timedelta(seconds=2))
-    def load(messages: Any, table: str, params: Any = None, ti: Any = None) -> dict[str, Any]:
+    def load(messages: Any, table: str, params: Any = None, ti: Any = None, dag_run: Any = None) -> dict[str, Any]:
         # Imported where it runs: whoever only parses this file needs no Spark.
         from sqs_lease.spark import DeltaSink, JsonSource, ingest, local_session
 
-        started = time.monotonic()
         with local_session(cores=2) as spark:
             result = ingest(
                 spark,
@@ -52,7 +51,8 @@ def flights_to_delta() -> None:
         if params["fail_first_try"] and ti.try_number == 1:
             raise RuntimeError("failing once, as asked to: the rows are in the table, but nobody was told")
         # Stands in for work that takes longer than this batch does: a slow API, a large join, a queue for a cluster.
-        time.sleep(max(0.0, params["work_seconds"] - (time.monotonic() - started)))
+        until = dag_run.start_date + timedelta(seconds=params["run_seconds"])
+        time.sleep(max(0.0, (until - datetime.now(UTC)).total_seconds()))
         # Names the messages that are no flights; all others are deleted.
         return result.partial_batch_response()
 

@@ -32,7 +32,7 @@ from demo.airflow_stack import AirflowSetupError, AirflowStack, airflow_stack
 from demo.flights import bodies
 from demo.processes import ROOT, ProcessFailedError
 from demo.queues import VISIBILITY_SECONDS, PublishError, Queues
-from demo.runs import DAG_ID, WORK_SECONDS, NotDrainedError, Runs
+from demo.runs import DAG_ID, RUN_SECONDS, NotDrainedError, Runs
 from demo.sqs_server import SetupMissingError, SqsServer, sqs_server
 from demo.summary import Summary
 
@@ -124,7 +124,7 @@ def _run(*, keep: bool) -> int:
         show("Airflow is starting")
         stack = started.enter_context(airflow_stack(LAST / "airflow", DAGS, _environment(server, queues, table)))
         stack.wait_for_dag(DAG_ID)
-        show(f"Airflow at {stack.url}: the work on a batch takes {WORK_SECONDS} s or more, and fails once")
+        show(f"Airflow at {stack.url}; each run takes {RUN_SECONDS} s or more, and one fails on its first try")
         runs = Runs(stack, queues, server.process, rows=lambda: len(_message_ids(table)), show=show)
         runs.drain()
         summary = Summary(

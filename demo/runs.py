@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from demo.airflow_api import FINAL_RUN_STATES, TaskState
+from demo.airflow_api import FINAL_RUN_STATES
 from demo.airflow_stack import AirflowStack
 from demo.processes import ServerProcess, pause, require_running
 from demo.queues import Counts, Queues
 from demo.summary import BatchOutcome
 
 DAG_ID = "flights_to_delta"
-RECEIVING_TASK = "flights"
+WORK_TASK = "load"
 KEEPER_TASK = "flights_keeper"
 BATCH_SIZE = 1000
 """`max_messages` of the DAG."""
 
-WORK_SECONDS = 45
-"""How long the work on each batch takes at least: one and a half times the visibility timeout."""
+RUN_SECONDS = 50
+"""How long each run takes at least; but for a few seconds, its messages are held all the time."""
 
 DEADLINE_SECONDS = 600.0
 LOOK_SECONDS = 1.0
 STILL_SECONDS = 10.0
-FINAL_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 
 class NotDrainedError(RuntimeError):
@@ -52,9 +51,10 @@ class Runs:
     _states: dict[str, str] = field(default_factory=dict)
 
     def drain(self) -> None:
-        """Start runs, several at a time, until every message is deleted or in the dead-letter queue.
+        """Start runs until every message is deleted or in the dead-letter queue.
 
-        The first one is told to fail on its first try.
+        As many at once as the visible messages are batches; when those are over, as many as it takes for what they
+        gave back. The first one is told to fail on its first try.
 
         Raises:
             NotDrainedError: That took longer than ten minutes.
@@ -78,9 +78,9 @@ class Runs:
                 raise NotDrainedError(
                     f"The queue still holds {counts.total} messages after {DEADLINE_SECONDS:.0f} s: {line}"
                 )
-            if counts.visible:
-                for _ in range(runs_to_start(counts.visible, sum(map(self._is_receiving, active)))):
-                    conf = {"work_seconds": WORK_SECONDS, "fail_first_try": not self._states}
+            if not active:
+                for _ in range(math.ceil(counts.visible / BATCH_SIZE)):
+                    conf = {"run_seconds": RUN_SECONDS, "fail_first_try": not self._states}
                     self._states[self.stack.api.trigger(DAG_ID, conf)] = "queued"
             pause(self.stack.processes["scheduler"], LOOK_SECONDS)
 
@@ -98,7 +98,7 @@ class Runs:
                         extensions=report["extensions"],
                         extension_calls=report["extension_calls"],
                         lost=report["lost"],
-                        retried=sum(task.try_number > 1 for task in _work(tasks)),
+                        retried=sum(task.try_number > 1 for task in tasks if task.task_id == WORK_TASK),
                     )
                 )
         return found
@@ -110,10 +110,6 @@ class Runs:
     def _active(self) -> list[str]:
         return [run_id for run_id, state in self._states.items() if state not in FINAL_RUN_STATES]
 
-    def _is_receiving(self, run_id: str) -> bool:
-        tasks = {task.task_id: task.state for task in self.stack.api.task_states(DAG_ID, run_id)}
-        return tasks.get(RECEIVING_TASK) not in FINAL_TASK_STATES
-
     def _line(self, counts: Counts) -> str:
         active = len(self._active())
         return (
@@ -121,20 +117,3 @@ class Runs:
             f"queue: {counts.visible} visible, {counts.in_flight} in flight | "
             f"dead letters: {self.queues.dead_letters()} | table: {self.rows()} rows"
         )
-
-
-def runs_to_start(visible: int, receiving: int) -> int:
-    """How many runs to start for the messages that no run will take yet.
-
-    Args:
-        visible: Messages that can be received now.
-        receiving: Runs that have not received their batch yet.
-
-    Returns:
-        A number from 0.
-    """
-    return max(0, math.ceil(visible / BATCH_SIZE) - receiving)
-
-
-def _work(tasks: Sequence[TaskState]) -> list[TaskState]:
-    return [task for task in tasks if task.task_id not in (RECEIVING_TASK, KEEPER_TASK)]
