@@ -224,6 +224,16 @@ class TestRedelivery:
         assert not ledger.settle(old, Release(), 11), "a stale release would end the new lease"
         assert ledger.due(11) == []
 
+    def test_an_older_reception_that_is_handed_over_late_does_not_take_the_place_of_the_newer_one(self) -> None:
+        old, new = Receipt("message", "old"), Receipt("message", "new")
+        ledger = Ledger(Random(0))
+        ledger.hold(Lease(new, 40.0, 70.0, receive_count=2), POLICY)
+        ledger.adopt(Lease(old, 0.0, 30.0, receive_count=1), POLICY)
+        assert ledger.take_events() == [Lost(old, "the message was received again")]
+        assert new in ledger
+        assert old not in ledger
+        assert ledger.due(41) == []
+
     def test_holding_the_same_receipt_again_changes_nothing(self) -> None:
         (receipt,) = held = receipts(1)
         ledger = ledger_with(*held)
@@ -300,6 +310,34 @@ class TestSettling:
         assert ledger.due(now) == []
         assert [event.outcome for event in ledger.take_events() if isinstance(event, Settled)] == [Outcome.EXPIRED]
         assert held[0] not in ledger
+
+    def test_a_lease_that_lapsed_is_not_released_even_if_it_was_extended_since(self) -> None:
+        # On a standard queue the extension succeeds for an old receipt handle too, while somebody else works on it.
+        (receipt,) = held = receipts(1)
+        ledger = ledger_with(*held)
+        late = only(ledger.due(35))
+        ledger.report(late, answers(late, Verdict.DONE), 35)
+        lease = ledger.lease(receipt)
+        assert lease is not None
+        assert lease.lapsed
+        ledger.settle(receipt, Release(), 40)
+        assert ledger.due(40) == []
+        assert [event.outcome for event in ledger.take_events() if isinstance(event, Settled)] == [Outcome.EXPIRED]
+
+        successor = Ledger(Random(0))
+        successor.adopt(lease, POLICY)
+        extension = only(successor.due(41))
+        successor.report(extension, answers(extension, Verdict.DONE), 41)
+        successor.settle(receipt, Release(), 42)
+        assert successor.due(42) == [], "whoever takes it over knows no more"
+
+    def test_a_lease_that_lapsed_is_deleted_all_the_same_when_its_work_succeeded(self) -> None:
+        (receipt,) = held = receipts(1)
+        ledger = ledger_with(*held)
+        late = only(ledger.due(35))
+        ledger.report(late, answers(late, Verdict.DONE), 35)
+        ledger.settle(receipt, Delete(), 40)
+        assert [type(call) for call in ledger.due(40)] == [DeleteCall]
 
     def test_a_release_at_once_without_an_answer_is_never_repeated(self) -> None:
         (receipt,) = held = receipts(1)

@@ -47,6 +47,7 @@ class HandedLease:
                 lease.deadline,
                 lease.receive_count,
                 lease.message_group_id,
+                lease.lapsed,
             ]
             for lease in self.leases
         ]
@@ -69,8 +70,8 @@ class HandedLease:
             policy=decode_policy(plain["policy"]),
             connection=AwsConnection.decode(plain["connection"]),
             leases=[
-                Lease(Receipt(message_id, handle), received_at, deadline, receive_count, group)
-                for message_id, handle, received_at, deadline, receive_count, group in rows
+                Lease(Receipt(message_id, handle), *times_and_more)
+                for message_id, handle, *times_and_more in rows
             ],
         )
 

@@ -39,6 +39,7 @@ class Entry:
     __slots__ = (
         "began_settling_at",
         "deadline",
+        "doubtful",
         "ends_at",
         "final",
         "lapsed",
@@ -68,6 +69,7 @@ class Entry:
         self.renew_at = math.inf
         self.final = False
         self.lapsed = False
+        self.doubtful = lease.lapsed  # it may be somebody else's as well
         self.refused = False
         self.settlement: Settlement | None = None
         self.began_settling_at = math.inf

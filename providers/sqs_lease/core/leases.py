@@ -18,6 +18,8 @@ class Lease:
         deadline: Until when the message stays invisible, as far as the service confirmed it.
         receive_count: How often the message was received, this reception included.
         message_group_id: The message group; None without one.
+        lapsed: Its deadline passed once before an extension was confirmed. Somebody else may have received the
+            message since, and a standard queue extends it for either; so it is deleted, but never released.
     """
 
     receipt: Receipt
@@ -25,6 +27,7 @@ class Lease:
     deadline: float
     receive_count: int = 1
     message_group_id: str | None = None
+    lapsed: bool = False
 
     def shifted(self, seconds: float) -> Lease:
         """The same lease on a clock that is ``seconds`` ahead of this one."""

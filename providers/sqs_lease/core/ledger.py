@@ -18,9 +18,9 @@ Rules that the table cannot show:
 
 * A deadline moves only by an answer, and counts from before the call was sent. A call without an answer may
   have been carried out or not: the deadline is then the earlier of the two possible ones.
-* A message is released only while it is certainly invisible by that deadline: afterwards somebody else may hold
-  it, and on a standard queue an old receipt handle can end *their* lease. A release at once that got no answer is
-  therefore never repeated.
+* A message is released only while it is certainly invisible by that deadline, and never once that has passed, even
+  if an extension succeeded since: somebody else may hold it, and on a standard queue an old receipt handle can
+  extend, and end, *their* lease. A release at once that got no answer is therefore never repeated.
 * No extension is sent once settlement began, and settlement waits for the answer to an extension under way.
 
 Every operation costs O(log n) comparisons; nothing ever looks at all leases.
@@ -93,7 +93,7 @@ class Ledger:
         entry = self._entries.get(receipt)
         if entry is None:
             return None
-        return replace(entry.lease, deadline=entry.deadline)
+        return replace(entry.lease, deadline=entry.deadline, lapsed=entry.doubtful)
 
     def take_events(self) -> list[LeaseEvent]:
         """Return what happened since the last call, in order."""
@@ -201,9 +201,13 @@ class Ledger:
     def _admit(self, lease: Lease, policy: RenewalPolicy) -> Entry | None:
         if lease.receipt in self._entries:
             return None
-        older = self._by_message.get(lease.receipt.message_id)
-        if older is not None:
-            self._lose(older, "the message was received again")
+        other = self._by_message.get(lease.receipt.message_id)
+        if other is not None and other.lease.receive_count > lease.receive_count:
+            # Handed over late: what is held already is the newer reception.
+            self._events.append(Lost(lease.receipt, "the message was received again"))
+            return None
+        if other is not None:
+            self._lose(other, "the message was received again")
         self._sequence += 1
         entry = Entry(lease, policy, self._sequence)
         self._entries[lease.receipt] = entry
@@ -252,7 +256,7 @@ class Ledger:
 
     def _note_lapse(self, entry: Entry, now: float) -> None:
         if not entry.lapsed and now > entry.deadline - 1e-9:
-            entry.lapsed = True
+            entry.lapsed = entry.doubtful = True
             self._events.append(Lapsed(entry.receipt, now - entry.deadline))
 
     def _extension_calls(self, now: float) -> Iterator[Call]:
@@ -365,7 +369,7 @@ class Ledger:
 
     def _releases_to_send(self, now: float) -> Iterator[VisibilityChange]:
         for entry in self._to_send(Release):
-            if entry.deadline - now < RELEASE_MARGIN_SECONDS:
+            if entry.doubtful or entry.deadline - now < RELEASE_MARGIN_SECONDS:
                 self._settled(entry, Outcome.EXPIRED, "the lease was about to end, or had ended, by itself")
                 continue
             assert isinstance(entry.settlement, Release)  # noqa: S101 - that is what its queue holds
