@@ -1,0 +1,110 @@
+"""What outlives processes: the runs with their leases and the state of their work, and the table they write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sqs_lease.core.leases import Lease
+from sqs_lease.core.messages import Message
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.settlements import FailureRule
+
+
+class Work(Enum):
+    """How far the work on one message of a run is."""
+
+    WORKING = "working"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed for good"
+    ABANDONED = "abandoned"
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One batch and the work on it.
+
+    Attributes:
+        leases: As last written down by whoever held them; times of the calendar, by that machine's clock.
+        owners: Who held it from when on, in order; None for nobody.
+        written_with_error: How wrong the calendar was of the machine that wrote the leases down.
+        adopted_with_error: How far the calendar of who took it over differs from that.
+        intents: By message id: when it was written down that its settlement begins.
+        settled: Messages with which the run is done.
+    """
+
+    number: int
+    queue_url: str
+    policy: RenewalPolicy
+    rule: FailureRule
+    hosted: bool
+    created_at: float
+    messages: dict[str, Message]
+    arrived: dict[str, float]
+    """By handle: when a process had the message."""
+    leases: dict[str, Lease]
+    owners: list[tuple[float, str | None]]
+    written_with_error: float = 0.0
+    adopted_with_error: float = 0.0
+    work: dict[str, Work] = field(default_factory=dict)
+    intents: dict[str, float] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
+
+    @property
+    def owner(self) -> str | None:
+        """Who holds it now."""
+        return self.owners[-1][1]
+
+    def owner_at(self, at: float) -> tuple[float, str | None]:
+        """Who held it at a time, and since when."""
+        since, name = self.owners[0]
+        for start, owner in self.owners:
+            if start <= at:
+                since, name = start, owner
+        return since, name
+
+    def received_at(self, handle: str) -> float:
+        """When a process had a message, by its handle."""
+        return self.arrived[handle]
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it is left to settle."""
+        return len(self.settled) == len(self.messages)
+
+    def __str__(self) -> str:
+        return f"run {self.number}"
+
+
+class Table:
+    """Rows by message id. A commit is one atomic step that leaves out what is there already."""
+
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+        self.committed_at: dict[str, float] = {}
+
+    def commit(self, message_id: str, now: float) -> None:
+        """Put a row in unless it is there."""
+        if message_id not in self.committed_at:
+            self.rows.append(message_id)
+            self.committed_at[message_id] = now
+
+
+class Store:
+    """The orchestrator's database: always there, never slow. What it says of a process may be out of date."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.by_handle: dict[str, Run] = {}
+        self.heartbeats: dict[str, float] = {}
+        self.table = Table()
+
+    def add(self, run: Run) -> None:
+        """A new run."""
+        self.runs.append(run)
+        for message in run.messages.values():
+            self.by_handle[message.receipt.handle] = run
+
+    def new_owner(self, run: Run, owner: str | None, now: float) -> None:
+        """Hand a run over, at once and atomically."""
+        run.owners.append((now, owner))
