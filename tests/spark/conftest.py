@@ -15,6 +15,8 @@ from tests.spark.samples import Place
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
+    # It tells of every connection that it closes, even after the last line of the test run.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     with pytest.MonkeyPatch.context() as environment:
         # These JVMs live for seconds: without the optimizing compiler they need half the processor time.
         environment.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
