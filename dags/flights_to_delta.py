@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import Param, dag, task
+
 from sqs_lease.airflow import sqs_lease
 
 FLIGHT = """

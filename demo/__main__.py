@@ -23,9 +23,6 @@ from types import FrameType
 from botocore.exceptions import BotoCoreError, ClientError
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
-from sqs_lease.spark.columns import MESSAGE_ID
-from sqs_lease.spark.errors import JavaError
-from sqs_lease.spark.java import require_java
 
 from demo.airflow_api import AirflowApiError
 from demo.airflow_stack import AirflowSetupError, AirflowStack, airflow_stack
@@ -35,6 +32,9 @@ from demo.queues import VISIBILITY_SECONDS, PublishError, Queues
 from demo.runs import DAG_ID, RUN_SECONDS, NotDrainedError, Runs
 from demo.sqs_server import SetupMissingError, SqsServer, sqs_server
 from demo.summary import Summary
+from sqs_lease.spark.columns import MESSAGE_ID
+from sqs_lease.spark.errors import JavaError
+from sqs_lease.spark.java import require_java
 
 MESSAGES = 3000
 

@@ -9,7 +9,6 @@ from sqs_lease.airflow.keeper_trigger import REPORT_KEY
 from sqs_lease.airflow.settling import WorkTask
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.testing import AuditEntry, AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
-
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import (
     KEEP,

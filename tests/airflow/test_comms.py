@@ -13,6 +13,7 @@ from airflow.sdk.execution_time import comms as airflow_comms
 from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent
+
 from sqs_lease.airflow.comms import (
     CommsError,
     RunOfTask,
@@ -25,7 +26,6 @@ from sqs_lease.airflow.comms import (
     unseal,
 )
 from sqs_lease.testing import run_virtual
-
 from tests.airflow.scripted_comms import ScriptedComms
 
 RUN = RunOfTask("dag", "run", "keep")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, setup, task, task_group, teardown
 from airflow.serialization.serialized_objects import DagSerialization
+
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.settling import WorkTask
 from sqs_lease.airflow.work import work_tasks

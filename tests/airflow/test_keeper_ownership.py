@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
+
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS
 from sqs_lease.testing import AuditKind, MessageState
-
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import CHECK, KEEP, USER_ACTION

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import GetTaskStates
 from airflow.triggers.base import TaskSuccessEvent
+
 from sqs_lease.airflow.keeper_trigger import REPORT_KEY
 from sqs_lease.airflow.settling import WorkTask
 from sqs_lease.core.policies import Never
 from sqs_lease.core.settlements import dead_letter, release
 from sqs_lease.testing import AuditKind, MessageState
-
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID

@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     TaskDeferred,
 )
+
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease
@@ -28,7 +29,6 @@ from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.settlements import backoff
-
 from tests.airflow.scripted_comms import ScriptedComms
 
 HANDLE = "AQEB" + "x" * 300

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+
 from sqs_lease.airflow.settling import (
     UNMAPPED,
     Decision,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.shared_keeper import TriggererKeepers, install, triggerer_keepers
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
-
 from tests.airflow.virtual_triggerer import VirtualTriggerer
 
 FIRST = AwsConnection("first")

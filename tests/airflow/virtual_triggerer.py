@@ -12,6 +12,7 @@ from typing import Any
 from airflow.models.trigger import Trigger
 from airflow.serialization.decoders import smart_decode_trigger_kwargs
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.comms import RunOfTask
 from sqs_lease.airflow.handed_lease import LEASE_KEY
@@ -23,7 +24,6 @@ from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.settlements import FailureRule, release
 from sqs_lease.core.specs import encode_failure_rule, encode_policy
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock
-
 from tests.airflow.scripted_comms import ScriptedComms
 
 DAG_ID = "dag"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.group_order import hold_back
 from sqs_lease.core.leases import Lease

@@ -6,6 +6,7 @@ import itertools
 from random import Random
 
 import pytest
+
 from sqs_lease.core.actions import Call, DeleteCall, ExtendCall, ForwardCall, ReleaseCall, VisibilityChange
 from sqs_lease.core.events import Ending, Lapsed, Lost, Outcome, Refused, Settled
 from sqs_lease.core.leases import Lease
@@ -14,7 +15,6 @@ from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import Fixed, Growing, Never
 from sqs_lease.core.settlements import DeadLetter, Delete, Expire, Release
 from sqs_lease.core.verdicts import EntryAnswer, Verdict
-
 from tests.core.service import answers, receipts
 
 POLICY = Fixed(visibility=30, every=20)

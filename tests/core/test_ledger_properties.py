@@ -12,6 +12,7 @@ from random import Random
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
+
 from sqs_lease.core.actions import Call, DeleteCall, ExtendCall, ForwardCall, ReleaseCall
 from sqs_lease.core.events import Ending, Lapsed, Lost, Outcome, Refused, Settled
 from sqs_lease.core.leases import Lease

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+
 from sqs_lease.core.events import Ending, Lapsed
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
 from sqs_lease.core.settlements import Delete
-
 from tests.core.service import Timeline
 
 

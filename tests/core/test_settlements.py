@@ -6,6 +6,7 @@ from datetime import timedelta
 from random import Random
 
 import pytest
+
 from sqs_lease.core.settlements import DeadLetter, Expire, FailureRule, Release, backoff, dead_letter, expire, release
 
 

@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 
 import pytest
+
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
 from sqs_lease.core.settlements import FailureRule, backoff, dead_letter, expire, release
 from sqs_lease.core.specs import (

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import boto3
 import pytest
+
+from demo.sqs_server import REGION, SqsServer
 from sqs_lease import LeaseReport, dead_letter, lease
 from sqs_lease.sqs.client_config import client_config
 from sqs_lease.sqs.errors import QueueNotFoundError
-
-from demo.sqs_server import REGION, SqsServer
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

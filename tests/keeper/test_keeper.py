@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 import pytest
+
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message, Receipt
@@ -15,7 +16,6 @@ from sqs_lease.core.settlements import backoff, dead_letter, expire
 from sqs_lease.core.verdicts import Verdict
 from sqs_lease.keeper import HeldBatch, Keeper, KeeperClosedError, Leaving
 from sqs_lease.testing import VirtualClock, run_virtual
-
 from tests.keeper.scripted_transport import Asked, ScriptedTransport, done, never_answers
 
 QUEUE = "https://queue"

@@ -47,7 +47,6 @@ from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import Never
 from sqs_lease.testing import AuditEntry, AuditKind, AuditTrail
-
 from tests.simulation.journal import Journal, LeaseRecord
 from tests.simulation.store import Run, Store
 

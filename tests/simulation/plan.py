@@ -107,6 +107,7 @@ class Plan:
     processes: int
     hosted: bool
     choices: ServiceChoices
+    in_flight_limit: int
     call_timeout_seconds: float
     work: WorkPlan
     faults: FaultPlan
@@ -117,7 +118,7 @@ class Plan:
     def __str__(self) -> str:
         lines = [
             f"seed {self.seed}: {self.processes} processes, work {'inside' if self.hosted else 'elsewhere'}, "
-            f"calm at {self.calm_at:.0f} s, {self.choices}",
+            f"calm at {self.calm_at:.0f} s, at most {self.in_flight_limit} in flight, {self.choices}",
             f"  {self.work}",
             f"  {self.faults}",
             *(f"  {incident}" for incident in self.incidents),
@@ -141,6 +142,7 @@ def draw_plan(seed: int) -> Plan:
         choices=ServiceChoices(
             extends_after_expiry=random.random() < 0.5, superseded_handle_changes=random.random() < 0.5
         ),
+        in_flight_limit=random.choice([120_000, 120_000, 120_000, 4]),
         call_timeout_seconds=random.choice([2.0, 5.0, 10.0]),
         work=WorkPlan(
             shortest_seconds=random.choice([0.0, 1.0, visibility / 2]),

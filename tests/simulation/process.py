@@ -21,7 +21,6 @@ from sqs_lease.keeper import HeldBatch, Keeper, KeeperClosedError, Leaving
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.receiving import Receiver, Reception
 from sqs_lease.testing import FaultRule, MemorySqs
-
 from tests.simulation.journal import Journal
 from tests.simulation.plan import Plan, QueuePlan
 from tests.simulation.store import Run, Store, Work

@@ -20,7 +20,6 @@ from sqs_lease.testing import (
     RandomFaults,
     TransportCall,
 )
-
 from tests.simulation.checks import DRAIN_SECONDS, Checker
 from tests.simulation.journal import Journal, Violation
 from tests.simulation.plan import Crash, Freeze, Incident, Plan, Shutdown, WallJump, draw_plan
@@ -83,7 +82,7 @@ class _Schedule:
         self._plan = plan
         self._journal = Journal(self.world.clock, tracing=tracing)
         self._store = Store()
-        self._sqs = MemorySqs(self.world.clock, choices=plan.choices)
+        self._sqs = MemorySqs(self.world.clock, in_flight_limit=plan.in_flight_limit, choices=plan.choices)
         self._bodies: dict[str, str] = {}
         self._processes: list[ConsumerProcess] = []
         self._away: dict[str, list[tuple[float, float]]] = {}

@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+
 from sqs_lease import queue_driver
 from sqs_lease.core.ledger import Ledger
-
 from tests.simulation import mutants
 from tests.simulation.schedule import failing_seeds, run_schedule
 

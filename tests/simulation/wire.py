@@ -14,7 +14,6 @@ from sqs_lease.core.verdicts import EntryAnswer
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.testing import Fault, FaultRule, MemorySqs, MemoryTransport, Operation, TransportCall
-
 from tests.simulation.journal import Journal
 from tests.simulation.world import World, WorldLoop
 

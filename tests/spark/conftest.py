@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from sqs_lease.spark import local_session
 
+from sqs_lease.spark import local_session
 from tests.spark.samples import Place
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from sqs_lease.spark import DeltaSink, Staged, local_session
 from sqs_lease.spark.delta_sink import DeltaSnapshot
-
 from tests.spark.samples import InterruptedSink, Place, good
 
 

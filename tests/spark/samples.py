@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import DeltaSink, IngestResult, JsonSource, Overtaken, Sink, Source, Staged, ingest
 from sqs_lease.spark.delta_sink import DeltaSnapshot

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from sqs_lease.spark.batch import Batch, directory_name
 
+from sqs_lease.spark.batch import Batch, directory_name
 from tests.spark.samples import good, message
 
 

@@ -10,9 +10,9 @@ from threading import Barrier
 import pytest
 from deltalake import DeltaTable, Schema
 from pyspark.sql.types import LongType, StructField, StructType
+
 from sqs_lease.spark import DeltaSink, JsonSource, SchemaError, TableError
 from sqs_lease.spark.columns import table_columns
-
 from tests.spark.samples import Place, good, message, named_files, rows, staged_files, stored_ids
 
 ID = table_columns(StructType([StructField("id", LongType(), nullable=False)]))

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
+
 from sqs_lease.core.messages import Message
 from sqs_lease.spark import (
     BatchIdReusedError,
@@ -26,7 +27,6 @@ from sqs_lease.spark import (
     WorkspaceError,
 )
 from sqs_lease.spark.delta_sink import DeltaSnapshot
-
 from tests.spark.samples import (
     SCHEMA,
     InterruptedSink,

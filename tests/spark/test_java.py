@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from sqs_lease.spark import JavaError, local_session, require_java
 
 REMEDY = "Spark needs Java 17 or newer: install one .* PATH or set JAVA_HOME"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, StructField, StructType
-from sqs_lease.spark import IngestResult, JsonSource, SchemaError
 
+from sqs_lease.spark import IngestResult, JsonSource, SchemaError
 from tests.spark.samples import Place, message, rows
 
 pytestmark = pytest.mark.processes

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
-
 from tests.sqs.clients import MakeTransport, boto3_client
 
 

@@ -13,7 +13,6 @@ from sqs_lease.sqs.errors import (
 )
 from sqs_lease.sqs.receiving import Collected, Receiver, Reception
 from sqs_lease.testing import VirtualClock, run_virtual
-
 from tests.sqs.scripted_polls import Reply, ScriptedPolls
 
 URL = "https://sqs.us-east-1.amazonaws.com/123456789012/orders"

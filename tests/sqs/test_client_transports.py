@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from botocore.config import Config
 from botocore.exceptions import HTTPClientError
+
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.verdicts import Verdict
@@ -17,7 +18,6 @@ from sqs_lease.sqs import boto3_transport, client_transport, errors
 from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
 from sqs_lease.sqs.boto3_transport import Boto3Transport
 from sqs_lease.sqs.client_transport import ClientTransport
-
 from tests.sqs import clients
 from tests.sqs.clients import MakeTransport
 from tests.sqs.scripted_server import Answer, Fault, ScriptedServer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sqs_lease.sqs.receiving import MAX_POLLS, Collected, Receiver, Reception
 
+from sqs_lease.sqs.receiving import MAX_POLLS, Collected, Receiver, Reception
 from tests.sqs.collecting import URL, Collecting
 from tests.sqs.scripted_polls import Reply, message, messages
 

@@ -6,6 +6,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
+
 from sqs_lease.sqs.errors import (
     AccessDeniedError,
     OverLimitError,
@@ -14,7 +15,6 @@ from sqs_lease.sqs.errors import (
     TransientError,
 )
 from sqs_lease.sqs.receiving import Collected, Reception
-
 from tests.sqs.collecting import DENIED, FIFO, OVER_LIMIT, THROTTLED, TRANSIENT, Collecting
 from tests.sqs.scripted_polls import Reply, messages
 

@@ -6,6 +6,7 @@ import asyncio
 from random import Random
 
 import pytest
+
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.messages import Message
 from sqs_lease.sqs.errors import OverLimitError, SqsError

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
+from demo.sqs_server import SqsServer
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.verdicts import Verdict
 from sqs_lease.sqs.errors import QueueNotFoundError
 from sqs_lease.sqs.receiving import Receiver, Reception
-
-from demo.sqs_server import SqsServer
 from tests.sqs.benches import Bench, MemoryBench, ServerBench
 from tests.sqs.clients import aiobotocore_transport, boto3_transport
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from sqs_lease.sqs.client_config import client_config
 from sqs_lease.sqs.validation import (
     QueueReference,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import boto3
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
+
+from demo.sqs_server import REGION, SqsServer
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
-
-from demo.sqs_server import REGION, SqsServer
 
 if TYPE_CHECKING:
     from types_boto3_sqs.literals import QueueAttributeNameType

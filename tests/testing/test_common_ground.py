@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 import pytest
+
+from demo.sqs_server import sqs_server
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.verdicts import Verdict
 from sqs_lease.sqs.errors import QueueNotFoundError
-
-from demo.sqs_server import sqs_server
 from tests.testing.grounds import Ground, MemoryGround, MinistackGround
 
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 import pytest
+
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.verdicts import Verdict

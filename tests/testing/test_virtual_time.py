@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+
 from sqs_lease.clock import Clock
 from sqs_lease.testing import VirtualClock, VirtualDeadlockError, VirtualLivelockError, VirtualLoop, run_virtual
 

@@ -70,8 +70,7 @@ class HandedLease:
             policy=decode_policy(plain["policy"]),
             connection=AwsConnection.decode(plain["connection"]),
             leases=[
-                Lease(Receipt(message_id, handle), *times_and_more)
-                for message_id, handle, *times_and_more in rows
+                Lease(Receipt(message_id, handle), *times_and_more) for message_id, handle, *times_and_more in rows
             ],
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow.sdk import dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
+
 from sqs_lease.airflow import sqs_lease
 
 VISIBILITY_SECONDS = 6
