@@ -1,0 +1,72 @@
+"""Long polls on virtual time: they return as soon as a message becomes visible, whatever the reason."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sqs_lease.testing import run_virtual
+from tests.testing.service import Service
+
+
+def test_a_long_poll_returns_as_soon_as_something_is_sent() -> None:
+    service = Service()
+
+    async def work() -> float:
+        poll = asyncio.create_task(service.sqs.poll(service.url))
+        await asyncio.sleep(7)
+        service.send()
+        assert len(await poll) == 1
+        return service.clock.now()
+
+    assert run_virtual(work, clock=service.clock) == 107
+
+
+def test_a_long_poll_returns_when_a_visibility_timeout_ends() -> None:
+    service = Service(visibility_seconds=12)
+    service.send()
+    service.receive()
+
+    async def work() -> float:
+        assert len(await service.sqs.poll(service.url)) == 1
+        return service.clock.now()
+
+    assert run_virtual(work, clock=service.clock) == 112
+
+
+def test_a_long_poll_on_a_fifo_queue_wakes_when_the_group_is_free() -> None:
+    service = Service("orders.fifo", visibility_seconds=600)
+    service.send(2)
+    receipt = service.receive_one()
+
+    async def work() -> float:
+        poll = asyncio.create_task(service.sqs.poll(service.url))
+        await asyncio.sleep(3)
+        service.delete(receipt)
+        assert len(await poll) == 1
+        return service.clock.now()
+
+    assert run_virtual(work, clock=service.clock) == 103
+
+
+def test_a_long_poll_ends_empty_after_its_wait() -> None:
+    service = Service()
+
+    async def work() -> float:
+        assert await service.sqs.poll(service.url, wait_seconds=20) == []
+        return service.clock.now()
+
+    assert run_virtual(work, clock=service.clock) == 120
+
+
+def test_a_cancelled_long_poll_takes_nothing() -> None:
+    service = Service()
+
+    async def work() -> None:
+        poll = asyncio.create_task(service.sqs.poll(service.url))
+        await asyncio.sleep(1)
+        poll.cancel()
+        await asyncio.sleep(1)
+        service.send()
+        assert len(service.receive()) == 1
+
+    run_virtual(work, clock=service.clock)
