@@ -105,7 +105,9 @@ class ConsumerProcess:
         self._receivers: list[Receiver] = []
         self._watched: dict[int, Watched] = {}
         self._leaving = False
+        # Kept, because the event loop itself holds tasks only weakly.
         self._tasks: list[asyncio.Task[None]] = []
+        self._consumers: list[asyncio.Task[None]] = []
         self.loop.create_task(self._main())
 
     def kill(self) -> None:
@@ -136,11 +138,12 @@ class ConsumerProcess:
         self._start(self._beat())
         if not self._plan.hosted:
             self._start(self._adopt_orphans())
-        for queue in self._plan.queues:
-            self._start(self._consume(queue))
+        self._consumers = [self._start(self._consume(queue)) for queue in self._plan.queues]
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(self.loop.create_task(coroutine))
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(coroutine)
+        self._tasks.append(task)
+        return task
 
     def _world_now(self) -> float:
         return self._setting.world.clock.now()
@@ -234,7 +237,7 @@ class ConsumerProcess:
             run.settled.discard(message.message_id)
             run.arrived[message.receipt.handle] = self._world_now()
             self._store.by_handle[message.receipt.handle] = run
-        watched.batch.add(reception.messages, received_at=reception.received_at)
+        watched.batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
         self._write_down(watched)
         self._journal.say(self.name, run, "receives", *(message.receipt for message in reception.messages))
 
@@ -397,7 +400,7 @@ class ConsumerProcess:
         for receiver in self._receivers:
             receiver.stop()
         # Consumers end by themselves; watchers and settlements under way too, or when the keeper closes.
-        await asyncio.wait([task for task in self._tasks if task.get_coro().__name__ == "_consume"])  # type: ignore[union-attr]
+        await asyncio.wait(self._consumers)
         ours = [watched for watched in self._watched.values() if watched.run.owner == self.name]
         for watched in tuple(self._watched.values()):
             if watched not in ours:
