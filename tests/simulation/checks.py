@@ -34,7 +34,8 @@ what each process did and heard. A rule that is broken is a :class:`tests.simula
    exception: no call about a lease that was lost, settled or handed over; no extension after its settlement
    began (one decided in the same instant is under way); no delete or release that was not asked for. Seen from the
    service: a message is released by a superseded handle only by a process that stood still during the last minute, or
-   that took the lease over with a calendar that differs by more than a second from that of who wrote it down.
+   that took the lease over with a calendar that differs by more than a second from that of who wrote it down, or
+   whose request took longer than ``RELEASE_MARGIN_SECONDS`` to reach the service.
 
 4. **The table holds each message once**, whatever was redelivered, crashed or taken over.
 """
@@ -44,6 +45,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from sqs_lease.core.events import Outcome
+from sqs_lease.core.ledger import RELEASE_MARGIN_SECONDS
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import Never
 from sqs_lease.testing import AuditEntry, AuditKind, AuditTrail
@@ -141,8 +143,14 @@ class Checker:
 
     def _check_stale_release(self, entry: AuditEntry) -> None:
         run = self._store.by_handle.get(entry.handle)
-        calendars_differ = run is not None and abs(run.adopted_with_error) > 1
-        if not calendars_differ and not self._was_away(entry.caller, entry.at - 60, entry.at):
+        if run is not None and run.calendar_error > 1:
+            return
+        record = self._journal.lease(entry.caller, Receipt(entry.message_id, entry.handle))
+        slow = any(
+            arrived - sent > RELEASE_MARGIN_SECONDS and abs(arrived - entry.at) < 0.001
+            for sent, arrived in record.arrivals
+        )
+        if not slow and not self._was_away(entry.caller, entry.at - 60, entry.at):
             self._journal.violated("3 nothing lost is released", str(entry), at=entry.at)
 
     def _check_expiry(self, entry: AuditEntry, received_at: float, changed_at: float) -> None:
@@ -170,7 +178,7 @@ class Checker:
         """Whether the policy extends no further; extensions are whole seconds, and calendars may differ."""
         longest = 0.0 if isinstance(run.policy, Never) else run.policy.max_lease_seconds
         # A lease counts from when the poll was sent that brought it, up to a third of the visibility timeout earlier.
-        imprecise = 2 + run.policy.visibility_seconds / 3 + abs(run.adopted_with_error)
+        imprecise = 2 + run.policy.visibility_seconds / 3 + run.calendar_error
         return held_seconds > max(longest, run.policy.visibility_seconds) - imprecise
 
     @staticmethod
@@ -186,7 +194,7 @@ class Checker:
         came_late = run.received_at(record.handle) - changed_at
         if len(run.owners) > 1 and since > recent:
             return True
-        if changed_at < since and abs(run.adopted_with_error) > 1:
+        if changed_at < since and run.calendar_error > 1:
             return True
         if came_late > 1 and came_late > (at - changed_at) / 2 - 1:
             return True

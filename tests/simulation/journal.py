@@ -40,6 +40,8 @@ class LeaseRecord:
     forgotten_at: float | None = None
     disturbed: list[tuple[float, float]] = field(default_factory=list)
     """From when until when a call about it was disturbed."""
+    arrivals: list[tuple[float, float]] = field(default_factory=list)
+    """When changes of its visibility were sent, and when they reached the service."""
 
 
 class Journal:

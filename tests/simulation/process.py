@@ -384,7 +384,7 @@ class ConsumerProcess:
         # What somebody began to settle is not touched again: it may be another consumer's by now.
         run.settled.update(run.intents)
         leases = [lease for message_id, lease in run.leases.items() if message_id not in run.settled]
-        run.adopted_with_error = self.clock.wall_error - run.written_with_error
+        run.calendar_error += abs(self.clock.wall_error - run.written_with_error)
         behind = self.clock.now() - self.clock.wall()
         for lease in leases:
             self._journal.lease(self.name, lease.receipt).forgotten_at = None

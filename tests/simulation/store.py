@@ -28,7 +28,7 @@ class Run:
         leases: As last written down by whoever held them; times of the calendar, by that machine's clock.
         owners: Who held it from when on, in order; None for nobody.
         written_with_error: How wrong the calendar was of the machine that wrote the leases down.
-        adopted_with_error: How far the calendar of who took it over differs from that.
+        calendar_error: How far the calendars of those who took it over differed from that, in sum.
         intents: By message id: when it was written down that its settlement begins.
         settled: Messages with which the run is done.
     """
@@ -45,7 +45,7 @@ class Run:
     leases: dict[str, Lease]
     owners: list[tuple[float, str | None]]
     written_with_error: float = 0.0
-    adopted_with_error: float = 0.0
+    calendar_error: float = 0.0
     work: dict[str, Work] = field(default_factory=dict)
     intents: dict[str, float] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)

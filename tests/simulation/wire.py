@@ -93,7 +93,7 @@ class Wire:
         fault = self._draw(Operation.CHANGE_VISIBILITY, queue_url, len(changes))
         for place, change in enumerate(changes):
             self._check_change(queue_url, change)
-            self._note_disturbance(change.receipt, fault, place)
+            self._note_fault(change.receipt, fault, place)
         self._journal.say(
             self._process, "changes", *(f"{change.receipt} to {change.seconds} s;" for change in changes), fault
         )
@@ -196,8 +196,10 @@ class Wire:
         elif not isinstance(record.began, Delete | DeadLetter):
             self._journal.violated("1 nothing is deleted unasked", f"{what}; began: {record.began}")
 
-    def _note_disturbance(self, receipt: Receipt, fault: Fault, place: int) -> None:
+    def _note_fault(self, receipt: Receipt, fault: Fault, place: int) -> None:
         now = self._world.clock.now()
+        record = self._journal.lease(self._process, receipt)
+        record.arrivals.append((now, now + fault.before_seconds))
         if (
             fault.error is not None
             or fault.request_lost
@@ -206,7 +208,7 @@ class Wire:
             or max(fault.before_seconds, fault.after_seconds) > SLOW_SECONDS
         ):
             ends_at = now + fault.before_seconds + fault.after_seconds
-            self._journal.lease(self._process, receipt).disturbed.append((now, ends_at))
+            record.disturbed.append((now, ends_at))
 
 
 def _resolve(reply: asyncio.Future[_T], result: _T) -> None:
