@@ -1,4 +1,4 @@
-"""Flights from an SQS queue into a Delta table, a thousand a run, each exactly once.
+"""Flights from an SQS queue into a Delta table, up to 1500 a run, each exactly once.
 
 The messages of a run stay invisible for as long as `load` needs, with all of its tries, however short the queue's
 visibility timeout is. Then those that are in the table are deleted, and those that are no flights are given back;
@@ -60,7 +60,7 @@ def flights_to_delta() -> None:
     with sqs_lease(
         "flights",
         queue_url="{{ var.value.flights_queue_url }}",
-        max_messages=1000,
+        max_messages=1500,
         linger=5,
         timeout=5,
         soft_fail=True,

@@ -144,7 +144,7 @@ def airflow_stack(
 
     Args:
         home: A directory for this stack alone; made when it is missing. A database in it is used again.
-        dags_folder: The DAG files; changes are seen within five seconds. New DAGs are not paused.
+        dags_folder: The DAG files; new and changed ones are read within seconds. New DAGs are not paused.
         environment: Environment variables for all of its processes: connections (`AIRFLOW_CONN_...`), variables
             (`AIRFLOW_VAR_...`), and settings (`AIRFLOW__...`), which override the ones made here. Airflow's and
             AWS's variables of the calling process are not passed on, the rest of its environment is.
@@ -240,6 +240,8 @@ def _settings(home: Path, dags_folder: Path, database: Path, port: int) -> dict[
             "refresh_interval": "5",
             "bundle_refresh_check_interval": "1",
             "parsing_processes": "1",
+            # Files that did not change; those that did are looked at as soon as that is noticed.
+            "min_file_process_interval": "300",
         },
         "scheduler": {"scheduler_idle_sleep_time": "0.5"},
         "logging": {"base_log_folder": str(home.resolve() / "logs"), "colored_console_log": "False"},

@@ -16,14 +16,14 @@ from demo.summary import BatchOutcome
 DAG_ID = "flights_to_delta"
 WORK_TASK = "load"
 KEEPER_TASK = "flights_keeper"
-BATCH_SIZE = 1000
+BATCH_SIZE = 1500
 """`max_messages` of the DAG."""
 
 RUN_SECONDS = 45
 """How long each run takes at least; but for a few seconds, its messages are held all the time."""
 
 DEADLINE_SECONDS = 600.0
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 2.0
 STILL_SECONDS = 10.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,14 @@ DAGS_FOLDER = Path(__file__).parent / "dags"
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowStack]:
+def dags_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(DAGS_FOLDER, tmp_path_factory.mktemp("files") / "dags")
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, dags_folder: Path) -> Iterator[AirflowStack]:
     home = tmp_path_factory.mktemp("airflow")
-    with airflow_stack(home, DAGS_FOLDER, {"AIRFLOW_VAR_CITY": "Lisbon"}) as running:
+    with airflow_stack(home, dags_folder, {"AIRFLOW_VAR_CITY": "Lisbon"}) as running:
         yield running
         processes = list(running.processes.values())
     assert not any(process.session_pids() for process in processes)
@@ -41,10 +47,21 @@ def test_a_run_can_be_triggered_and_read(stack: AirflowStack) -> None:
         ("fail", -1): "failed",
     }
     assert stack.api.xcom("greetings", run_id, "names") == ["Ada", "Grace", "Barbara"]
-    assert stack.api.xcom("greetings", run_id, "greet", map_index=1) == "Good morning, Grace."
+    assert stack.api.xcom("greetings", run_id, "greet", map_index=1) == "Good morning from Lisbon, Grace."
     assert stack.api.xcom("greetings", run_id, "fail") is None
-    assert "Good morning, Grace." in stack.api.log("greetings", run_id, "greet", map_index=1)
+    assert "Good morning from Lisbon, Grace." in stack.api.log("greetings", run_id, "greet", map_index=1)
     assert "out of greetings" in stack.api.log("greetings", run_id, "fail")
+
+
+def test_new_and_changed_dag_files_are_noticed(stack: AirflowStack, dags_folder: Path) -> None:
+    text = (DAGS_FOLDER / "greetings.py").read_text()
+    file = dags_folder / "farewells.py"
+    file.write_text(text.replace("greetings", "farewells"))
+    stack.wait_for_dag("farewells", deadline_seconds=60)
+
+    file.write_text(text.replace("greetings", "last_words"))
+
+    stack.wait_for_dag("last_words", deadline_seconds=60)
 
 
 def test_every_component_listens_on_the_loopback_address_only(stack: AirflowStack) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from airflow.sdk import dag, task
+from airflow.sdk import Variable, dag, task
 
 
 @dag(start_date=datetime(2025, 1, 1, tzinfo=UTC), schedule=None)
@@ -15,8 +15,9 @@ def greetings() -> None:
 
     @task(map_index_template="{{ name }}")
     def greet(name: str) -> str:
-        print(f"Good morning, {name}.")  # noqa: T201 - looked for in the task's log
-        return f"Good morning, {name}."
+        greeting = f"Good morning from {Variable.get('city')}, {name}."
+        print(greeting)  # noqa: T201 - looked for in the task's log
+        return greeting
 
     @task
     def fail() -> None:
