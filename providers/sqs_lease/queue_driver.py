@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from sqs_lease.clock import Clock
 from sqs_lease.core.actions import Call, DeleteCall, ExtendCall, ForwardCall, ReleaseCall
-from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.events import LeaseEvent, Lost, Settled
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Message, Receipt
@@ -256,9 +256,8 @@ class QueueDriver:
     def _publish(self) -> None:
         """Tell the owners what happened."""
         for event in self._ledger.take_events():
-            owner = self._owners.get(event.receipt)
-            if event.receipt not in self._ledger:
-                self._owners.pop(event.receipt, None)
+            ended = isinstance(event, Settled | Lost)
+            owner = self._owners.pop(event.receipt, None) if ended else self._owners.get(event.receipt)
             if owner is not None:
                 owner.happened(event)
 

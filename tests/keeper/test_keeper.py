@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused
+from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import Fixed, Growing, Never
@@ -311,6 +311,22 @@ def test_backoff_counts_by_receives(setting: Setting) -> None:
 
     setting.run(scenario)
     assert [asked.entries for asked in setting.transport.asked] == [(("m0", 40),)]
+
+
+def test_a_settlement_that_ends_together_with_a_lapse_is_told_all_the_same(setting: Setting) -> None:
+    setting.transport.script = never_answers
+
+    async def scenario(keeper: Keeper) -> None:
+        batch = keeper.hold(QUEUE, policy=POLICY, on_failure=expire(), on_event=setting.events.append)
+        await asyncio.sleep(100)
+        receipt = Receipt("m0", "handle")
+        batch.adopt([Lease(receipt, received_at=0.0, deadline=30.0)])
+        await asyncio.sleep(0.5)
+        outcomes = await batch.fail("it broke")
+        assert outcomes[receipt].outcome is Outcome.EXPIRED
+
+    setting.run(scenario)
+    assert [type(event) for event in setting.events] == [Lapsed, Settled]
 
 
 def test_expire_calls_nothing(setting: Setting) -> None:
