@@ -205,7 +205,7 @@ class HeldBatch:
         self._ended: dict[Receipt, Settled] = {}
         self._waiting: dict[Receipt, asyncio.Future[Settled]] = {}
         self._forgotten = False
-        self._extensions = 0
+        self.extensions = 0  # confirmed so far, counted per message
         self._extension_calls = 0
         self._late = 0
 
@@ -258,7 +258,14 @@ class HeldBatch:
 
     def holds(self, receipt: Receipt) -> bool:
         """Whether the lease is still held: neither settled nor lost."""
-        return self._is_ours(receipt) and self._driver.lease(receipt) is not None
+        return self._is_ours(receipt) and self._driver.holds(receipt)
+
+    def certain_until(self) -> float | None:
+        """Until when every lease still held lasts at least; None where there is none, or where one has lapsed."""
+        leases = self.leases()
+        if not leases or any(lease.lapsed for lease in leases):
+            return None
+        return min(lease.deadline for lease in leases)
 
     def _is_ours(self, receipt: Receipt) -> bool:
         lease = self._leases.get(receipt.message_id)
@@ -364,7 +371,7 @@ class HeldBatch:
     def extended(self, extensions: int) -> None:
         """Count a call that extended some of the batch's leases. The driver calls this."""
         self._extension_calls += 1
-        self._extensions += extensions
+        self.extensions += extensions
 
     async def content(self, receipt: Receipt) -> Message | None:
         """The message itself, if it was put in with the lease or the batch's source has it."""
@@ -390,7 +397,7 @@ class HeldBatch:
             expired=counts[Outcome.EXPIRED],
             lost=counts[Outcome.LOST],
             failed=counts[Outcome.FAILED],
-            extensions=self._extensions,
+            extensions=self.extensions,
             extension_calls=self._extension_calls,
             late=self._late,
         )

@@ -82,6 +82,10 @@ class QueueDriver:
         self._publish()
         self._kick()
 
+    def holds(self, receipt: Receipt) -> bool:
+        """Whether the lease is held."""
+        return receipt in self._ledger
+
     def lease(self, receipt: Receipt) -> Lease | None:
         """The lease as it stands; None when it is no longer held."""
         return self._ledger.lease(receipt)

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from sqs_lease.airflow.comms import triggers_are_supported
 from sqs_lease.airflow.handed_lease import LEASE_KEY
 from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger, plain_work
-from sqs_lease.airflow.settler import PROGRESS_KEY
+from sqs_lease.airflow.progress import PROGRESS_KEY
 from sqs_lease.airflow.work import work_tasks
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.settlements import FailureRule, release

@@ -31,10 +31,11 @@ from sqs_lease.airflow.comms import (
 from sqs_lease.airflow.handed_lease import HandedLease, from_wall_time
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS, HandOff
 from sqs_lease.airflow.lease_log import log_event
-from sqs_lease.airflow.settler import PROGRESS_KEY, Settler, decode_progress
+from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.settler import Settler
 from sqs_lease.airflow.settling import WorkTask
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
-from sqs_lease.core.events import LeaseEvent, Outcome
+from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Message
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper import Leaving
@@ -156,18 +157,19 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, shared_keeper: SharedKeeper
     ) -> Settler:
         leases = from_wall_time(handed.leases, keepers.clock)
-        inherited: Mapping[int, Outcome] = {}
+        progress = Progress()
         settle_after = keepers.clock.now()
         batch = keepers.claim(handed.batch_id, self, self._happened)
         if batch is not None:
             logger.info("Keeping %d messages of %s", len(leases), handed.queue_url)
         else:
-            inherited = await self._progress(task)
+            progress = await self._progress(task)
+            leases = from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock)
             settle_after += TAKEOVER_SECONDS
-            logger.info("Taking over %d messages of %s", len(leases) - len(inherited), handed.queue_url)
+            logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
             batch = shared_keeper.hold(handed.queue_url, handed.policy, self._happened, self._messages)
             keepers.enter(handed.batch_id, batch, self)
-            batch.batch.adopt(lease for position, lease in enumerate(leases) if position not in inherited)
+            batch.batch.adopt(lease for position, lease in enumerate(leases) if position not in progress.settled)
         self._batch = batch
         return Settler(
             task,
@@ -176,16 +178,16 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             [WorkTask(**arguments) for arguments in self.work],
             decode_failure_rule(self.on_failure),
             clock=keepers.clock,
-            inherited=inherited,
+            inherited=progress.settled,
             settle_after=settle_after,
         )
 
-    async def _progress(self, task: RunOfTask) -> Mapping[int, Outcome]:
+    async def _progress(self, task: RunOfTask) -> Progress:
         try:
-            return decode_progress(await pull(task, PROGRESS_KEY))
+            return Progress.decode(await pull(task, PROGRESS_KEY))
         except CommsError as error:
             logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
-            return {}
+            return Progress()
 
     async def _messages(self, message_ids: Sequence[str]) -> Mapping[str, Message]:
         """The messages themselves, to dead-letter them: the sensor's return value has them."""

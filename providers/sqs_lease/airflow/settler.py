@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from random import Random
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from sqs_lease.airflow.comms import CommsError, RunOfTask, publish, pull_plain_mapping
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS
+from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.settling import (
     Decision,
     InstanceKey,
@@ -31,14 +33,14 @@ from sqs_lease.keeper import HeldBatch, KeeperClosedError
 
 logger = logging.getLogger(__name__)
 
-PROGRESS_KEY: Final = "settled"
-"""The keeper's XCom key for what was settled so far, by position: what another process must not touch again."""
-
 READS_AT_ONCE: Final = 20
 """Return values read before the states are looked at again; each read takes the supervisor about 20 ms."""
 
 STALL_SECONDS: Final = 10.0
 """A longer gap between two answers may mean that this process stood still and another one took over meanwhile."""
+
+CERTAINTY_SECONDS: Final = 15.0
+"""Shortest time between two notes of how long the leases last: a takeover needs one that is newer than the lease."""
 
 MAX_LISTED_MESSAGES: Final = 100
 """Up to this many messages the report lists their ids by outcome."""
@@ -91,6 +93,9 @@ class Settler:
         self._asked_at = clock.now()
         self._open = [position for position in range(len(leases)) if position not in inherited]
         self._progress = dict(inherited)
+        self._certain_until: float | None = None
+        self._noted_extensions = 0
+        self._noted_at = -math.inf
         self._failures: dict[InstanceKey, frozenset[str]] = {}
         self._settling: set[asyncio.Task[None]] = set()
 
@@ -105,6 +110,7 @@ class Settler:
                 states = await watch.next()
                 if self._may_settle(states):
                     await self._settle_what_is_decided(states)
+                    await self._note_certainty()
             if self._settling:
                 await asyncio.gather(*self._settling)
         finally:
@@ -184,9 +190,27 @@ class Settler:
         for receipt, settlement in settlements.items():
             self._progress[self._positions[receipt]] = _OUTCOMES[type(settlement)]
         try:
-            await publish(self._task, PROGRESS_KEY, encode_progress(self._progress), patience_seconds=0)
+            await self._publish_progress()
         except CommsError as error:
             logger.warning("The keeper's progress cannot be written down; settling all the same: %s", error)
+
+    async def _note_certainty(self) -> None:
+        """After extensions, leave word of how long the leases last now: whoever takes over may then release them."""
+        extensions, now = self._batch.extensions, self._clock.now()
+        if extensions == self._noted_extensions or now - self._noted_at < CERTAINTY_SECONDS:
+            return
+        certain_until = self._batch.certain_until()
+        ahead = self._clock.wall() - now
+        self._certain_until = None if certain_until is None else certain_until + ahead
+        self._noted_extensions, self._noted_at = extensions, now
+        try:
+            await self._publish_progress()
+        except CommsError as error:
+            logger.warning("How long the leases last cannot be written down; they are extended all the same: %s", error)
+
+    async def _publish_progress(self) -> None:
+        progress = Progress(self._progress, self._certain_until)
+        await publish(self._task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
 
     async def _settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
         try:
@@ -203,16 +227,6 @@ class Settler:
     def _outcome_of(self, receipt: Receipt) -> Outcome | None:
         settled = self._batch.outcomes().get(receipt)
         return self._inherited.get(self._positions[receipt]) if settled is None else settled.outcome
-
-
-def encode_progress(progress: Mapping[int, Outcome]) -> dict[str, str]:
-    """Return what was settled as plain values."""
-    return {str(position): outcome.value for position, outcome in progress.items()}
-
-
-def decode_progress(plain: Mapping[str, str] | None) -> dict[int, Outcome]:
-    """Build it from what :func:`encode_progress` returned; None is nothing."""
-    return {int(position): Outcome(value) for position, value in (plain or {}).items()}
 
 
 def _log_if_not_as_asked(settled: Settled) -> None:

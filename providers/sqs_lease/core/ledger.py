@@ -117,6 +117,9 @@ class Ledger:
         if (entry := self._admit(lease, policy)) is not None:
             self._wait(entry)
             self._hurry(entry)
+            if entry.final and policy.renew_at(entry) is not None:
+                # Its end was announced, if at all, to whoever held it before.
+                self._events.append(Ending(entry.receipt, entry.deadline))
 
     def extend_now(self, receipt: Receipt) -> bool:
         """Make an extension due at once, whatever the policy says.
