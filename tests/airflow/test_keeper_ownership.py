@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS
+from sqs_lease.core.policies import Threshold
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
@@ -83,6 +84,45 @@ def test_a_keeper_resumed_after_its_triggerer_was_killed_touches_nothing_that_wa
         "deleted": 2,
         "released": 1,
     }
+
+
+def test_a_message_whose_work_fails_long_after_the_first_extension_is_released_by_whoever_took_over(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        world.keep(first)
+        await asyncio.sleep(300)
+        await first.kill()
+        await asyncio.sleep(21)
+        resumed = world.keep(world.triggerer("second"))
+        world.states["load"] = "failed"
+        await resumed.ended()
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+    assert {entry.caller for entry in world.events(AuditKind.RELEASED)} == {"second"}
+    assert world.report()["late"] == 0
+
+
+def test_a_lease_that_lapsed_is_not_released_by_whoever_took_over(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first, Threshold(visibility=30.0))
+        running = world.keep(first)
+        # Too long a stall: anybody may have received the messages since.
+        world.clock.advance(45)
+        await asyncio.sleep(60)
+        await first.kill()
+        await running.kill()
+        resumed = world.keep(world.triggerer("second"))
+        world.states["load"] = "failed"
+        await resumed.ended()
+        assert world.message_states() == ALL_HELD
+
+    world.run(scenario)
+    assert not world.events(AuditKind.RELEASED)
 
 
 def test_a_resumed_keeper_deletes_nothing_behind_a_message_that_was_given_back_before(
