@@ -30,6 +30,16 @@ MAX_CALLS_IN_FLIGHT: Final = 32
 LONGEST_SLEEP_SECONDS: Final = 30.0
 """The event loop's timers stand still while the machine is suspended, leases do not: look again now and then."""
 
+STALL_SECONDS: Final = 10.0
+"""A process that woke up so much later than it meant to may not be the holder any more: others took it for dead."""
+
+RECOVERY_SECONDS: Final = 3.0
+"""How long such a process calls nothing, so that its host can tell it first what it still holds.
+
+Airflow tells a triggerer that stood still within about a second which of its triggers run elsewhere by now. To extend a
+lease that the new holder has released meanwhile would hide its message again.
+"""
+
 REASON_ATTRIBUTE: Final = "sqs_lease_reason"
 """Message attribute of a dead-lettered message that says why it was put there."""
 
@@ -142,16 +152,21 @@ class QueueDriver:
             self._loop_task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
+        calls_from = wakes_by = self._clock.now()
         while True:
             self._wake.clear()
             now = self._clock.now()
+            if now - wakes_by > STALL_SECONDS:
+                calls_from = now + RECOVERY_SECONDS
             free = MAX_CALLS_IN_FLIGHT - len(self._calls)
-            if free > 0:
+            if free > 0 and now >= calls_from:
                 for call in self._ledger.due(now, free):
                     self._start(call)
             self._publish()
+            sleep_seconds = max(self._sleep_seconds(now), calls_from - now)
+            wakes_by = now + sleep_seconds
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._sleep_seconds(now)):
+                async with asyncio.timeout(sleep_seconds):
                     await self._wake.wait()
 
     def _sleep_seconds(self, now: float) -> float:

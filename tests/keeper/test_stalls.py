@@ -1,0 +1,53 @@
+"""A process that stood still is told by its host what it still holds before it calls anything."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.policies import Fixed
+from sqs_lease.keeper import Keeper, Leaving
+from sqs_lease.queue_driver import RECOVERY_SECONDS, STALL_SECONDS
+from sqs_lease.testing import VirtualClock, run_virtual
+from tests.keeper.scripted_transport import ScriptedTransport
+
+QUEUE = "https://queue"
+MESSAGE = Message(Receipt("m", "handle"), "body")
+POLICY = Fixed(visibility=60, every=20)
+
+
+def extensions_after_a_stall(stall_seconds: float, *, forgotten: bool = False) -> list[float]:
+    """When the message was extended, in seconds after a stall that began 5 s after its receive."""
+    clock = VirtualClock()
+    transport = ScriptedTransport(clock)
+    ended_at = 0.0
+
+    async def within() -> None:
+        nonlocal ended_at
+        keeper = Keeper(transport, clock=clock, random=Random(0))
+        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch.add([MESSAGE], received_at=clock.now())
+        await asyncio.sleep(5)
+        clock.advance(stall_seconds)
+        ended_at = clock.now()
+        await asyncio.sleep(1)
+        if forgotten:
+            batch.forget()
+        await asyncio.sleep(9)
+        await keeper.close(Leaving.NOTHING)
+
+    run_virtual(within, clock=clock)
+    return [asked.at - ended_at for asked in transport.calls("extend")]
+
+
+def test_an_overdue_lease_is_extended_some_seconds_after_a_stall() -> None:
+    assert extensions_after_a_stall(16 + STALL_SECONDS) == [RECOVERY_SECONDS]
+
+
+def test_a_lease_that_somebody_else_holds_by_then_is_not_extended_after_a_stall() -> None:
+    assert extensions_after_a_stall(16 + STALL_SECONDS, forgotten=True) == []
+
+
+def test_an_extension_that_is_only_a_little_late_is_made_at_once() -> None:
+    assert extensions_after_a_stall(14 + STALL_SECONDS) == [0.0]
