@@ -122,6 +122,49 @@ class AirflowApi:
         answer = self._get(path, {"map_index": map_index, "full_content": True})
         return "\n".join(_log_line(event) for event in answer["content"])
 
+    def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
+        """Set the state of a task of a run, as a user does: "success", "failed" or "skipped"."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        self._request("PATCH", path, json={"new_state": state})
+
+    def clear_task(self, dag_id: str, run_id: str, task_id: str) -> None:
+        """Clear a task of a run, whatever its state, so that it starts again; no other task is cleared."""
+        self._request(
+            "POST",
+            f"/dags/{dag_id}/clearTaskInstances",
+            json={
+                "dry_run": False,
+                "dag_run_id": run_id,
+                "task_ids": [task_id],
+                "only_failed": False,
+                "reset_dag_runs": True,
+            },
+        )
+
+    def mark_run(self, dag_id: str, run_id: str, state: str) -> None:
+        """Set the state of a run, as a user does: "success" or "failed"."""
+        self._request("PATCH", f"/dags/{dag_id}/dagRuns/{run_id}", json={"state": state})
+
+    def delete_run(self, dag_id: str, run_id: str) -> None:
+        """Delete a run and its tasks, whatever their states."""
+        self._request("DELETE", f"/dags/{dag_id}/dagRuns/{run_id}")
+
+    def delete_dag(self, dag_id: str) -> None:
+        """Delete a DAG with all of its runs; Airflow finds it again while its file is there."""
+        self._request("DELETE", f"/dags/{dag_id}")
+
+    def pause(self, dag_id: str) -> None:
+        """Pause a DAG: no task of its runs is started any more."""
+        self._request("PATCH", f"/dags/{dag_id}", json={"is_paused": True})
+
+    def set_pool(self, name: str, slots: int) -> None:
+        """Make a pool, or change how many tasks it lets run at the same time."""
+        pool = {"name": name, "slots": slots, "include_deferred": False, "description": ""}
+        if self._request("GET", f"/pools/{name}", allowed=(404,)).status_code == httpx.codes.OK:
+            self._request("PATCH", f"/pools/{name}", {"update_mask": ["slots"]}, json=pool)
+        else:
+            self._request("POST", "/pools", json=pool)
+
     def _get(self, path: str, parameters: Mapping[str, Any] | None = None) -> Any:
         return self._request("GET", path, parameters).json()
 

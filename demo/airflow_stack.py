@@ -1,9 +1,10 @@
-"""Airflow as real processes: API server, scheduler, DAG processor and triggerer on an embedded database.
+"""Airflow as real processes: API server, scheduler, DAG processor and triggerer on a database of their own.
 
-The database is SQLite, in a file of the stack's own home. Airflow itself sets it to write-ahead logging, so
-readers never wait; writers wait for one another, here up to a minute instead of SQLite's default of five seconds,
-and take the write lock when they begin (`IMMEDIATE`), so that no transaction fails half way because another one
-wrote meanwhile. That is enough for the handful of processes of one machine, and needs no server and no download.
+The database is PostgreSQL where one is given, as two triggerers need it (:func:`migrated_postgres`), and else SQLite,
+in a file of the stack's own home. Airflow itself sets that to write-ahead logging, so readers never wait; writers wait
+for one another, here up to a minute instead of SQLite's default of five seconds, and take the write lock when they
+begin (`IMMEDIATE`), so that no transaction fails half way because another one wrote meanwhile. That is enough for
+the handful of processes of one machine, and needs no server and no download.
 
 Nothing listens anywhere but on the loopback address: the API server gets a free port there; the log servers of
 scheduler and triggerer, which always listen on every address, are left out: all logs are files of one home.
@@ -26,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from demo.airflow_api import FINAL_RUN_STATES, AirflowApi
+from demo.postgres import postgres_server, save_data
 from demo.processes import (
     LOOPBACK,
     ROOT,
@@ -45,6 +47,9 @@ COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
 """Airflow's processes: the arguments of its command by the name of the component."""
+
+SECOND_TRIGGERER = "triggerer-2"
+"""One more component, started on demand only."""
 
 HEALTH_NAMES = ("metadatabase", "scheduler", "dag_processor", "triggerer")
 """What the API server must call healthy before the stack counts as ready."""
@@ -77,7 +82,7 @@ class AirflowStack:
         What is left of the component's former process is ended first.
 
         Args:
-            component: Its name, see :data:`COMPONENTS`.
+            component: Its name, see :data:`COMPONENTS`, or :data:`SECOND_TRIGGERER`.
 
         Returns:
             The process, which is also in :attr:`processes`; it may not be ready yet.
@@ -86,7 +91,7 @@ class AirflowStack:
             self.processes[component].stop()
         process = start_process(
             f"Airflow's {component}",
-            [sys.executable, "-m", "airflow", *COMPONENTS[component]],
+            [sys.executable, "-m", "airflow", *COMPONENTS[component.removesuffix("-2")]],
             log_path=self.home / "logs" / f"{component}.log",
             environment=self.environment,
             directory=self.home,
@@ -138,6 +143,7 @@ def airflow_stack(
     dags_folder: Path,
     environment: Mapping[str, str] | None = None,
     *,
+    database_url: str | None = None,
     stop_grace_seconds: float = 10.0,
 ) -> Iterator[AirflowStack]:
     """Run Airflow's processes until the block ends.
@@ -148,6 +154,8 @@ def airflow_stack(
         environment: Environment variables for all of its processes: connections (`AIRFLOW_CONN_...`), variables
             (`AIRFLOW_VAR_...`), and settings (`AIRFLOW__...`), which override the ones made here. Airflow's and
             AWS's variables of the calling process are not passed on, the rest of its environment is.
+        database_url: A database with Airflow's tables, for SQLAlchemy (see :func:`migrated_postgres`); None makes
+            one of SQLite, or uses it again, in `home`.
         stop_grace_seconds: How long the processes may take to end by themselves when the block ends.
 
     Yields:
@@ -161,8 +169,8 @@ def airflow_stack(
     port = free_port()
     url = f"http://{LOOPBACK}:{port}"
     database = home / "airflow.db"
-    _write_settings(home, _settings(home, dags_folder, database, port))
-    if not database.exists():
+    _write_settings(home, _settings(home, dags_folder, database_url or _sqlite_url(database), port))
+    if database_url is None and not database.exists():
         _copy_database(migrated_database(), database)
     with AirflowApi(url) as api:
         stack = AirflowStack(home, url, api, _environment(home, environment or {}))
@@ -195,22 +203,48 @@ def migrated_database() -> Path:
     with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:
         home = Path(temporary)
         database = home / "airflow.db"
-        _write_settings(home, _settings(home, home / "dags", database, port=0))
-        result = subprocess.run(
-            [sys.executable, "-m", "airflow", "db", "migrate"],
-            env=_environment(home, {}),
-            cwd=home,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if result.returncode != 0:
-            raise AirflowSetupError(f"Airflow could not make its database:\n{result.stdout}")
+        _migrate(home, _sqlite_url(database))
         # Renaming is atomic: another process that did the same meanwhile made an equal file.
         database.rename(kept)
     return kept
+
+
+def migrated_postgres() -> Path:
+    """The data of a PostgreSQL server with Airflow's tables and nothing else, made once for each version of Airflow.
+
+    Returns:
+        An archive for :func:`demo.postgres.postgres_server`.
+
+    Raises:
+        AirflowSetupError: Airflow could not make the tables.
+        demo.postgres.PostgresSetupError: The server's data could not be made.
+    """
+    kept = ROOT / ".demo" / "databases" / f"airflow-{version('apache-airflow-core')}-postgres.tar"
+    if not kept.exists():
+        with postgres_server() as server, tempfile.TemporaryDirectory() as home:
+            _migrate(Path(home), server.url)
+            save_data(server, kept)
+    return kept
+
+
+def _migrate(home: Path, database_url: str) -> None:
+    _write_settings(home, _settings(home, home / "dags", database_url, port=0))
+    result = subprocess.run(
+        [sys.executable, "-m", "airflow", "db", "migrate"],
+        env=_environment(home, {}),
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise AirflowSetupError(f"Airflow could not make its database:\n{result.stdout}")
+
+
+def _sqlite_url(database: Path) -> str:
+    return f"sqlite:///{database.resolve()}?timeout=60&isolation_level=IMMEDIATE"
 
 
 def _copy_database(source: Path, target: Path) -> None:
@@ -218,7 +252,7 @@ def _copy_database(source: Path, target: Path) -> None:
         original.backup(copy)
 
 
-def _settings(home: Path, dags_folder: Path, database: Path, port: int) -> dict[str, dict[str, str]]:
+def _settings(home: Path, dags_folder: Path, database_url: str, port: int) -> dict[str, dict[str, str]]:
     url = f"http://{LOOPBACK}:{port}"
     return {
         "core": {
@@ -231,9 +265,7 @@ def _settings(home: Path, dags_folder: Path, database: Path, port: int) -> dict[
             "load_examples": "False",
             "dags_are_paused_at_creation": "False",
         },
-        "database": {
-            "sql_alchemy_conn": f"sqlite:///{database.resolve()}?timeout=60&isolation_level=IMMEDIATE",
-        },
+        "database": {"sql_alchemy_conn": database_url},
         "api": {"host": LOOPBACK, "port": str(port), "base_url": url, "secret_key": secrets.token_hex(32)},
         "api_auth": {"jwt_secret": secrets.token_hex(64)},
         "dag_processor": {

@@ -109,6 +109,7 @@ def start_process(
     log_path: Path,
     environment: Mapping[str, str],
     directory: Path,
+    user: str | None = None,
 ) -> ServerProcess:
     """Start a process in a session of its own, its output appended to a log file.
 
@@ -118,6 +119,7 @@ def start_process(
         log_path: Where its standard output and error go.
         environment: Its whole environment: nothing is inherited.
         directory: Its working directory.
+        user: As whom it runs, which takes root; None is as whom this process runs.
 
     Returns:
         The process, which may not be ready yet: see :func:`wait_until`.
@@ -132,6 +134,7 @@ def start_process(
             env=dict(environment),
             cwd=directory,
             start_new_session=True,
+            user=user,
         )
     guard = subprocess.Popen(
         [sys.executable, "-m", "demo.guard", str(popen.pid)],
