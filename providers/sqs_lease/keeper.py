@@ -18,6 +18,7 @@ from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import Delete, FailureRule, Release, Settlement, release
+from sqs_lease.meter import Meter, Unmetered
 from sqs_lease.queue_driver import QueueDriver
 from sqs_lease.sqs.transport import Transport
 
@@ -66,6 +67,15 @@ class LeaseReport:
     """How often a deadline passed before an extension was confirmed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a keeper holds of one queue. ``oldest_received_at`` is a time of the keeper's clock."""
+
+    queue_url: str
+    leases: int
+    oldest_received_at: float
+
+
 class Keeper:
     """Holds leases of any number of batches and queues over one transport.
 
@@ -78,6 +88,7 @@ class Keeper:
         random: Source of jitter; a fresh one by default.
         call_timeout_seconds: Longest wait for the answer to one call, 10 s by default; extensions wait
             less when their lease is about to end.
+        meter: Told what to count; nothing is counted by default.
     """
 
     def __init__(
@@ -87,11 +98,13 @@ class Keeper:
         clock: Clock | None = None,
         random: Random | None = None,
         call_timeout_seconds: float = DEFAULT_CALL_TIMEOUT_SECONDS,
+        meter: Meter | None = None,
     ) -> None:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.transport = transport
         self._random = Random() if random is None else random
         self._call_timeout_seconds = call_timeout_seconds
+        self._meter: Meter = Unmetered() if meter is None else meter
         self._drivers: dict[str, QueueDriver] = {}
         self._batches: dict[HeldBatch, None] = {}
         self._closed = False
@@ -146,9 +159,23 @@ class Keeper:
             on_event=on_event,
             message_source=message_source,
             random=self._random,
+            clock=self.clock,
+            meter=self._meter,
         )
         self._batches[batch] = None
         return batch
+
+    def holdings(self) -> list[Holding]:
+        """What is held now, by queue."""
+        holdings: dict[str, Holding] = {}
+        for batch in self._batches:
+            oldest = batch.oldest_received_at()
+            if oldest is not None:
+                held = holdings.get(batch.queue_url, Holding(batch.queue_url, 0, oldest))
+                holdings[batch.queue_url] = Holding(
+                    batch.queue_url, held.leases + batch.count_held(), min(held.oldest_received_at, oldest)
+                )
+        return list(holdings.values())
 
     def drop(self, batch: HeldBatch) -> None:
         """Know a batch no longer; what it still holds is forgotten without a call."""
@@ -190,6 +217,8 @@ class HeldBatch:
         on_event: EventListener | None,
         message_source: MessageSource | None,
         random: Random,
+        clock: Clock,
+        meter: Meter,
     ) -> None:
         self.queue_url = queue_url
         self._driver = driver
@@ -199,11 +228,14 @@ class HeldBatch:
         self._on_event = on_event
         self._message_source = message_source
         self._random = random
+        self._clock = clock
+        self._meter = meter
         self._fifo = queue_url.endswith(".fifo")
         self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
         self._messages: dict[Receipt, Message] = {}
         self._ended: dict[Receipt, Settled] = {}
         self._waiting: dict[Receipt, asyncio.Future[Settled]] = {}
+        self._settling_since: dict[Receipt, float] = {}
         self._forgotten = False
         self.extensions = 0  # confirmed so far, counted per message
         self._extension_calls = 0
@@ -260,6 +292,17 @@ class HeldBatch:
         """Whether the lease is still held: neither settled nor lost."""
         return self._is_ours(receipt) and self._driver.holds(receipt)
 
+    def count_held(self) -> int:
+        """How many leases are still held."""
+        return sum(self._driver.holds(lease.receipt) for lease in self._leases.values())
+
+    def oldest_received_at(self) -> float | None:
+        """When the oldest lease still held was received, by the keeper's clock; None where none is held.
+
+        Leases are put in by age, so this looks no further than to the first one that is held.
+        """
+        return next((lease.received_at for lease in self._leases.values() if self._driver.holds(lease.receipt)), None)
+
     def certain_until(self) -> float | None:
         """Until when every lease still held lasts at least; None where there is none, or where one has lapsed."""
         leases = self.leases()
@@ -306,6 +349,9 @@ class HeldBatch:
         loop = asyncio.get_running_loop()
         outcomes = {receipt: self._ended[receipt] for receipt in settlements if receipt in self._ended}
         waiting = {receipt: self._waiting.setdefault(receipt, loop.create_future()) for receipt in pending}
+        now = self._clock.now()
+        for receipt in pending:
+            self._settling_since.setdefault(receipt, now)
         if self._fifo:
             settlements = hold_back(settlements, self._leases.values(), self._outcome_of)
         self._driver.settle({receipt: settlements[receipt] for receipt in pending})
@@ -350,6 +396,7 @@ class HeldBatch:
                 self._end(Settled(receipt, Outcome.LOST, detail))
             case Lapsed(receipt=receipt, overdue_seconds=overdue):
                 self._late += 1
+                self._meter.late(self.queue_url)
                 logger.warning("The lease of %s of %s lapsed %.1f s ago", receipt, self.queue_url, overdue)
             case Ending(receipt=receipt):
                 logger.warning("The lease of %s of %s cannot be extended any further", receipt, self.queue_url)
@@ -364,6 +411,8 @@ class HeldBatch:
 
     def _end(self, settled: Settled) -> None:
         self._ended[settled.receipt] = settled
+        since = self._settling_since.pop(settled.receipt, None)
+        self._meter.ended(self.queue_url, settled.outcome, None if since is None else self._clock.now() - since)
         future = self._waiting.pop(settled.receipt, None)
         if future is not None and not future.done():
             future.set_result(settled)
@@ -372,6 +421,7 @@ class HeldBatch:
         """Count a call that extended some of the batch's leases. The driver calls this."""
         self._extension_calls += 1
         self.extensions += extensions
+        self._meter.extended(self.queue_url, extensions)
 
     async def content(self, receipt: Receipt) -> Message | None:
         """The message itself, if it was put in with the lease or the batch's source has it."""

@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+# Not the SDK's module of the same name: in the process that runs triggers, Airflow sets up this one.
+from airflow._shared.observability.metrics import stats
 from airflow.models.crypto import get_fernet
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowRuntimeError
@@ -20,6 +22,22 @@ from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom, Ta
 from airflow.sdk.execution_time.xcom import XCom
 
 from sqs_lease.airflow.settling import UNMAPPED, InstanceKey, TaskStates
+
+__all__ = [
+    "RETURN_VALUE_KEY",
+    "CommsError",
+    "NoAnswerError",
+    "RunOfTask",
+    "publish",
+    "pull",
+    "pull_plain_mapping",
+    "run_of",
+    "seal",
+    "stats",
+    "task_states",
+    "triggers_are_supported",
+    "unseal",
+]
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,12 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from sqs_lease.airflow.aws_connection import AwsConnection, open_transport
+from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
 from sqs_lease.airflow.state_poller import StatePoller
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.keeper import EventListener, HeldBatch, Keeper, Leaving, MessageSource
+from sqs_lease.keeper import EventListener, HeldBatch, Holding, Keeper, Leaving, MessageSource
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class TriggererKeepers:
         self._open_transport = open_transport
         self._keepers: dict[AwsConnection, SharedKeeper] = {}
         self._opening = asyncio.Lock()
+        self._meter = AirflowMeter()
+        self._measuring: asyncio.Task[None] | None = None
 
     async def acquire(self, connection: AwsConnection) -> SharedKeeper:
         """Use the keeper of a connection; each call must be followed by one of :meth:`release`."""
@@ -98,7 +101,12 @@ class TriggererKeepers:
             async with self._opening:
                 if connection not in self._keepers:
                     transport = await self._open_transport(connection)
-                    self._keepers[connection] = SharedKeeper(connection, Keeper(transport, clock=self.clock), transport)
+                    keeper = Keeper(transport, clock=self.clock, meter=self._meter)
+                    self._keepers[connection] = SharedKeeper(connection, keeper, transport)
+                    if self._measuring is None or self._measuring.done():
+                        self._measuring = self.loop.create_task(
+                            self._measure(), name="sqs-lease metrics", context=Context()
+                        )
         shared = self._keepers[connection]
         shared.users += 1
         return shared
@@ -110,6 +118,16 @@ class TriggererKeepers:
             del self._keepers[shared.connection]
             await shared.keeper.close(Leaving.NOTHING)
             await shared.transport.aclose()
+
+    async def _measure(self) -> None:
+        gauges = Gauges()
+        while self._keepers:
+            gauges.show(self._holdings(), self.clock.now())
+            await asyncio.sleep(MEASURE_SECONDS)
+        gauges.show((), self.clock.now())
+
+    def _holdings(self) -> list[Holding]:
+        return [holding for shared in self._keepers.values() for holding in shared.keeper.holdings()]
 
     def claim(self, batch_id: str, owner: object, listener: EventListener) -> SharedBatch | None:
         """Become the owner of a batch that is held in this process; None where it is not."""

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 from random import Random
 from typing import Final
@@ -93,7 +92,16 @@ class Ledger:
         entry = self._entries.get(receipt)
         if entry is None:
             return None
-        return replace(entry.lease, deadline=entry.deadline, lapsed=entry.doubtful)
+        held = entry.lease
+        # Field by field: dataclasses.replace() takes three times as long, and this is asked for every lease.
+        return Lease(
+            held.receipt,
+            held.received_at,
+            entry.deadline,
+            held.receive_count,
+            held.message_group_id,
+            entry.doubtful,
+        )
 
     def take_events(self) -> list[LeaseEvent]:
         """Return what happened since the last call, in order."""
