@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.group_order import hold_back
+from sqs_lease.core.group_order import hold_back, ready
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.settlements import DeadLetter, Delete, Expire, Release, Settlement
@@ -50,3 +50,30 @@ def test_a_message_that_is_gone_holds_nothing_back(outcome: Outcome) -> None:
 
 def test_a_message_still_worked_on_holds_nothing_back() -> None:
     assert carried_out({A2: Delete()}) == {A2: Delete()}
+
+
+def at_once(
+    settlements: dict[Receipt, Settlement], ended: dict[Receipt, Outcome] | None = None
+) -> dict[Receipt, Settlement]:
+    return ready(settlements, LEASES, (ended or {}).get)
+
+
+def test_a_message_is_not_deleted_while_an_earlier_one_of_its_group_is_worked_on() -> None:
+    assert at_once({A2: Delete(), A3: Delete(), B1: Delete(), NONE2: Delete()}) == {B1: Delete(), NONE2: Delete()}
+
+
+def test_a_message_waits_behind_one_that_waits() -> None:
+    assert at_once({A1: Delete(), A3: Delete()}) == {A1: Delete()}
+
+
+def test_nothing_waits_behind_messages_that_ended_or_end_now() -> None:
+    assert at_once({A2: Delete(), A3: Delete()}, {A1: Outcome.DELETED}) == {A2: Delete(), A3: Delete()}
+
+
+def test_what_is_given_back_does_not_wait() -> None:
+    asked: dict[Receipt, Settlement] = {A2: Release(5), A3: DeadLetter("bad")}
+    assert at_once(asked) == asked
+
+
+def test_settlements_come_in_the_order_of_the_messages() -> None:
+    assert list(at_once({A3: Release(), A1: Release(), A2: Release()})) == [A1, A2, A3]

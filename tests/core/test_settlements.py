@@ -7,7 +7,18 @@ from random import Random
 
 import pytest
 
-from sqs_lease.core.settlements import DeadLetter, Expire, FailureRule, Release, backoff, dead_letter, expire, release
+from sqs_lease.core.settlements import (
+    DeadLetter,
+    Expire,
+    FailureRule,
+    Release,
+    backoff,
+    by_exception,
+    dead_letter,
+    exception_names,
+    expire,
+    release,
+)
 
 
 def settlement(rule: FailureRule, receive_count: int = 1, seed: int = 0) -> object:
@@ -65,4 +76,73 @@ def test_backoff_jitter_shortens_by_at_most_its_share_and_differs_between_messag
 def test_impossible_rules_are_refused_when_they_are_made(make: object) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=r"delay|initial|factor|jitter|maximum"):
+        make()
+
+
+def test_a_poison_message_is_released_at_once_three_times_and_then_later_and_later() -> None:
+    assert delays(release(), range(1, 4)) == [0, 0, 0]
+    found = delays(release(), range(4, 13))
+    longest = [5, 10, 20, 40, 80, 160, 320, 640, 900]
+    assert all(0.8 * limit - 1 <= delay <= limit for delay, limit in zip(found, longest, strict=True))
+
+
+@pytest.mark.parametrize("delay", [0, 7])
+def test_a_delay_that_was_asked_for_is_the_same_after_any_number_of_receives(delay: int) -> None:
+    assert delays(release(delay), range(1, 100)) == [delay] * 99
+
+
+class ApiError(Exception):
+    """An error of a module of the user's own."""
+
+
+class QuotaError(ApiError):
+    """A special one."""
+
+
+CHOICE = by_exception(
+    {ApiError: release(1), f"{__name__}.QuotaError": release(2), "LookupError": release(3)}, otherwise=release(4)
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "delay"),
+    [(ApiError(), 1), (QuotaError(), 2), (KeyError(), 3), (ValueError(), 4)],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_the_rule_of_the_nearest_class_of_the_exception_counts(error: Exception, delay: int) -> None:
+    assert settlement(CHOICE.matching(exception_names(error))) == Release(delay)
+
+
+def test_without_a_known_exception_the_other_rule_counts() -> None:
+    assert settlement(CHOICE.matching(())) == Release(4)
+    assert settlement(CHOICE) == Release(4)
+    assert settlement(by_exception({ValueError: dead_letter()}).matching(())) == Release(0)
+
+
+def test_a_rule_that_is_no_choice_holds_for_every_exception() -> None:
+    assert backoff().matching(exception_names(ValueError())) == backoff()
+
+
+def test_a_class_of_a_dag_file_is_the_same_on_every_machine() -> None:
+    here, there = (type("Bad", (Exception,), {"__module__": f"unusual_prefix_{digit * 40}_shop"}) for digit in "ab")
+    rule = by_exception({here: dead_letter()})
+    assert settlement(rule.matching(exception_names(there()))) == DeadLetter("it broke")
+    assert settlement(by_exception({"shop.Bad": dead_letter()}).matching(exception_names(there()))) == DeadLetter(
+        "it broke"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: by_exception({}), ValueError, "at least one rule"),
+        (lambda: by_exception({int: release()}), TypeError, "exceptions' classes"),  # type: ignore[dict-item]
+        (lambda: by_exception({ValueError: "release"}), TypeError, "takes failure rules"),  # type: ignore[dict-item]
+        (lambda: by_exception({ValueError: CHOICE}), ValueError, "cannot be nested"),
+        (lambda: by_exception({ValueError: release(), "ValueError": expire()}), ValueError, "two rules for builtins"),
+    ],
+)
+def test_a_wrong_choice_is_refused_when_it_is_made(make: object, error: type[Exception], text: str) -> None:
+    assert callable(make)
+    with pytest.raises(error, match=text):
         make()

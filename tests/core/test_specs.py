@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from sqs_lease.core.settlements import FailureRule, backoff, dead_letter, expire, release
+from sqs_lease.core.settlements import FailureRule, backoff, by_exception, dead_letter, expire, release
 from sqs_lease.core.specs import (
     decode_failure_rule,
     decode_policy,
@@ -35,7 +35,16 @@ def test_a_policy_comes_back_from_json_as_it_was(policy: RenewalPolicy) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [release(7.0), backoff(5.0, 3.0, 60.0, 0.5), expire(), dead_letter()],
+    [
+        release(),
+        release(7.0),
+        backoff(5.0, 3.0, 60.0, 0.5),
+        expire(),
+        dead_letter(),
+        by_exception(
+            {ValueError: dead_letter(), "shop.ApiError": backoff(5.0, 3.0, 60.0, 0.5)}, otherwise=release(3.0)
+        ),
+    ],
     ids=lambda rule: type(rule).__name__,
 )
 def test_a_failure_rule_comes_back_from_json_as_it_was(rule: FailureRule) -> None:

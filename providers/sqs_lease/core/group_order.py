@@ -2,7 +2,8 @@
 
 Deleting message k + 1 while k goes back to the queue would have k processed after it. So what is behind a
 failed message is released, although its own work succeeded, and comes again after it, in order. A message that
-went to the dead-letter queue holds nothing back: it is out of the way.
+went to the dead-letter queue holds nothing back: it is out of the way. And as long as it is not decided what becomes
+of message k, message k + 1 is not deleted either: it waits, held (:func:`ready`).
 """
 
 from __future__ import annotations
@@ -48,3 +49,30 @@ def hold_back(
         if not_done:
             blocked.add(group)
     return carried_out
+
+
+def ready(
+    settlements: Mapping[Receipt, Settlement],
+    leases: Iterable[Lease],
+    outcome_of: Callable[[Receipt], Outcome | None],
+) -> dict[Receipt, Settlement]:
+    """Leave out deletes behind a message of the same group that is still worked on.
+
+    Args:
+        settlements: What is asked for.
+        leases: All leases of the batch, settled ones included, in the order they were received.
+        outcome_of: How a lease ended, or is being ended; None while it is only held.
+
+    Returns:
+        The settlements that need not wait, in the order of the leases: the earliest of a group first.
+    """
+    undecided: set[str] = set()
+    at_once: dict[Receipt, Settlement] = {}
+    for lease in leases:
+        group = lease.message_group_id
+        settlement = settlements.get(lease.receipt)
+        if settlement is not None and not (isinstance(settlement, Delete) and group in undecided):
+            at_once[lease.receipt] = settlement
+        elif group is not None and outcome_of(lease.receipt) is None:
+            undecided.add(group)
+    return at_once

@@ -6,14 +6,22 @@ lease: it gives the settlement of each failed message, by its receive count.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
+
+RELEASES_AT_ONCE: Final = 3
+"""How many times a message is given back at once by :func:`release` without a delay; from then on it waits."""
+
+_DAG_FILE_MODULE: Final = re.compile(r"^unusual_prefix_[0-9a-f]{40}_")
+"""What Airflow puts before the name of the module that a DAG file is, and what differs from one machine to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +69,34 @@ class FailureRule(ABC):
             random: Source of jitter.
         """
 
+    def matching(self, errors: Sequence[str]) -> FailureRule:
+        """Return the rule for an exception: this one, unless it is a choice of rules.
+
+        Args:
+            errors: The qualified names of the exception's class and those it derives from, itself first; empty
+                where the work failed without a known exception.
+        """
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRule(FailureRule):
     """See :func:`release`."""
 
-    delay: Duration = 0.0
+    delay: Duration | None = None
 
     def __post_init__(self) -> None:
-        seconds_of(self.delay, name="delay", maximum=MAX_VISIBILITY_SECONDS)
+        if self.delay is not None:
+            seconds_of(self.delay, name="delay", maximum=MAX_VISIBILITY_SECONDS)
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Release:
-        """The same delay for every message."""
-        return Release(int(seconds_of(self.delay, name="delay")))
+        """The delay that was asked for, the same for every message; without one, at once for the first receives."""
+        if self.delay is not None:
+            return Release(int(seconds_of(self.delay, name="delay")))
+        if receive_count <= RELEASES_AT_ONCE:
+            return Release()
+        damped = BackoffRule(initial=5.0)
+        return damped.settlement(receive_count=receive_count - RELEASES_AT_ONCE, reason=reason, random=random)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +143,32 @@ class DeadLetterRule(FailureRule):
         return DeadLetter(reason)
 
 
-def release(delay: Duration = 0.0) -> FailureRule:
+@dataclass(frozen=True, slots=True)
+class ByExceptionRule(FailureRule):
+    """See :func:`by_exception`."""
+
+    rules: tuple[tuple[str, FailureRule], ...]
+    otherwise: FailureRule
+
+    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
+        """As for a failure without a known exception."""
+        return self.otherwise.settlement(receive_count=receive_count, reason=reason, random=random)
+
+    def matching(self, errors: Sequence[str]) -> FailureRule:
+        """The rule of the first class that has one, from the exception's own class upwards."""
+        rules = dict(self.rules)
+        for error in errors:
+            if (rule := rules.get(error)) is not None:
+                return rule
+        return self.otherwise
+
+
+def release(delay: Duration | None = None) -> FailureRule:
     """A failed message is visible again at once (the default), or after ``delay``.
+
+    Without a delay, a message that fails again and again does not keep the DAG busy for ever: up to its third receive
+    it is visible at once, from the fourth on after 5 s, 10 s, 20 s ... up to 15 minutes, each shortened at random by
+    up to a fifth. A delay that is given, 0 included, is the same after every receive.
 
     Args:
         delay: Seconds or a ``timedelta``, up to 12 hours; whole seconds count.
@@ -155,3 +202,62 @@ def expire() -> FailureRule:
 def dead_letter() -> FailureRule:
     """A failed message goes to the queue's dead-letter queue at once, with the reason as a message attribute."""
     return DeadLetterRule()
+
+
+def by_exception(
+    rules: Mapping[type[BaseException] | str, FailureRule], otherwise: FailureRule | None = None
+) -> FailureRule:
+    """A failed message is settled by a rule that depends on the exception its work failed with.
+
+    For example::
+
+        by_exception({ValueError: dead_letter(), "shop.api.ApiError": backoff()}, otherwise=release())
+
+    A rule also holds for the classes derived from its own; among several, the one nearest to the exception's class
+    counts. Causes (``raise ... from``) are not looked at.
+
+    Args:
+        rules: Rules by the exception's class, or by the class's qualified name, so that the module need not be
+            imported; a name without a dot is a built-in exception's. For a class that is defined in a DAG file, the
+            module is the file's name: ``"shop_dag.ApiError"``.
+        otherwise: The rule for other exceptions, and for failures without a known one: messages that a return value
+            names in ``batchItemFailures``, ``upstream_failed``, a task process that was killed, failures that were
+            not reported. ``release()`` by default.
+
+    Raises:
+        TypeError: A key is neither an exception's class nor a name, or a rule is none.
+        ValueError: There are no rules, a rule is a choice by exception itself, or two are for one class.
+    """
+    by_name: dict[str, FailureRule] = {}
+    for error, rule in rules.items():
+        name = error if isinstance(error, str) else _class_name(error)
+        name = exception_name(name if "." in name else f"builtins.{name}")
+        if name in by_name:
+            raise ValueError(f"by_exception has two rules for {name}")
+        by_name[name] = rule
+    default = release() if otherwise is None else otherwise
+    if not by_name:
+        raise ValueError("by_exception needs at least one rule")
+    chosen = [*by_name.values(), default]
+    if any(isinstance(rule, ByExceptionRule) for rule in chosen):
+        raise ValueError("by_exception cannot be nested: put all exceptions into one mapping")
+    for rule in chosen:
+        if not isinstance(rule, FailureRule):
+            raise TypeError(f"by_exception takes failure rules such as release() or dead_letter(), not {rule!r}")
+    return ByExceptionRule(tuple(by_name.items()), default)
+
+
+def exception_names(error: BaseException) -> tuple[str, ...]:
+    """Return the qualified names of an exception's class and those it derives from, itself first, without object."""
+    return tuple(exception_name(f"{kind.__module__}.{kind.__qualname__}") for kind in type(error).__mro__[:-1])
+
+
+def exception_name(name: str) -> str:
+    """Return a class's qualified name without what Airflow puts before the modules of DAG files."""
+    return _DAG_FILE_MODULE.sub("", name)
+
+
+def _class_name(error: object) -> str:
+    if not (isinstance(error, type) and issubclass(error, BaseException)):
+        raise TypeError(f"by_exception takes exceptions' classes or their qualified names, not {error!r}")
+    return f"{error.__module__}.{error.__qualname__}"

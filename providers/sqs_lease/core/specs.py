@@ -9,7 +9,14 @@ from typing import Any, Final, TypeVar
 
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from sqs_lease.core.settlements import BackoffRule, DeadLetterRule, ExpireRule, FailureRule, ReleaseRule
+from sqs_lease.core.settlements import (
+    BackoffRule,
+    ByExceptionRule,
+    DeadLetterRule,
+    ExpireRule,
+    FailureRule,
+    ReleaseRule,
+)
 
 POLICIES: Final[Mapping[str, type[RenewalPolicy]]] = {
     "growing": Growing,
@@ -26,7 +33,9 @@ FAILURE_RULES: Final[Mapping[str, type[FailureRule]]] = {
     "expire": ExpireRule,
     "dead_letter": DeadLetterRule,
 }
-"""The failure rules by the name that users write."""
+"""The failure rules by the name that users write; ``by_exception`` is made of these."""
+
+_BY_EXCEPTION: Final = "by_exception"
 
 _Kind = TypeVar("_Kind")
 
@@ -86,6 +95,12 @@ def encode_failure_rule(rule: FailureRule) -> dict[str, Any]:
     Raises:
         TypeError: It is none of the known rules.
     """
+    if isinstance(rule, ByExceptionRule):
+        return {
+            "on_failure": _BY_EXCEPTION,
+            "rules": [[name, encode_failure_rule(one)] for name, one in rule.rules],
+            "otherwise": encode_failure_rule(rule.otherwise),
+        }
     return {"on_failure": _name_of(rule, FAILURE_RULES), **_plain_fields(rule)}
 
 
@@ -96,6 +111,11 @@ def decode_failure_rule(spec: Mapping[str, Any]) -> FailureRule:
         ValueError: The name or a value is wrong.
         TypeError: An argument is unknown.
     """
+    if spec.get("on_failure") == _BY_EXCEPTION:
+        return ByExceptionRule(
+            tuple((name, decode_failure_rule(one)) for name, one in spec["rules"]),
+            decode_failure_rule(spec["otherwise"]),
+        )
     return _build(spec, "on_failure", FAILURE_RULES)
 
 
