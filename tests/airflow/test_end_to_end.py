@@ -17,8 +17,10 @@ import boto3
 import pytest
 
 from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.processes import wait_until
 from demo.sqs_server import REGION, SqsServer, sqs_server
 from tests.airflow.dags.leases import VISIBILITY_SECONDS, WORK_SECONDS
+from tests.airflow.otlp_receiver import OtlpReceiver, otlp_receiver
 from tests.airflow.second_consumer import SecondConsumer
 
 if TYPE_CHECKING:
@@ -43,10 +45,12 @@ class Running:
     Args:
         stack: Airflow.
         server: The SQS server.
+        metrics: Where Airflow reports its metrics.
     """
 
-    def __init__(self, stack: AirflowStack, server: SqsServer) -> None:
+    def __init__(self, stack: AirflowStack, server: SqsServer, metrics: OtlpReceiver) -> None:
         self.stack = stack
+        self.metrics = metrics
         self.sqs = _client(server)
         self.urls = {name: self.sqs.create_queue(QueueName=name)["QueueUrl"] for name in BODIES}
         self.consumers = {
@@ -111,9 +115,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             "password": "test",
             "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
         }
-        environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection)}
+        metrics = exits.enter_context(otlp_receiver())
+        environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection), **metrics.environment}
         stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment))
-        under_way = Running(stack, server)
+        under_way = Running(stack, server, metrics)
         for consumer in under_way.consumers.values():
             exits.enter_context(consumer.polling())
         under_way.start()
@@ -217,6 +222,25 @@ def test_no_receipt_handle_can_be_seen_in_airflow(running: Running) -> None:
     assert lease["messages"] == 4
     # What Airflow's own Fernet key encrypted begins with this version byte.
     assert lease["sealed_leases"].startswith("gAAAAA")
+
+
+def test_the_metrics_reach_an_opentelemetry_collector(running: Running) -> None:
+    running.ended("per_message")
+
+    def reported() -> dict[str, float | None]:
+        names = ("extended", "settled.deleted", "settled.released", "release_latency", "held", "oldest_lease")
+        return {name: running.metrics.value(f"airflow.sqs_lease.{name}", "per_message") for name in names}
+
+    wait_until(
+        lambda: (reported()["settled.deleted"], reported()["held"]) == (3, 0),
+        processes=[running.stack.processes["triggerer"]],
+        what=f"reporting the end of the batch, but {reported()}",
+        deadline_seconds=60,
+    )
+    values = reported()
+    assert (values["settled.released"], values["release_latency"]) == (1, 1)
+    assert values["extended"] == running.report("per_message")["extensions"]
+    assert values["oldest_lease"] == 0
 
 
 def test_airflow_lists_the_provider(running: Running) -> None:

@@ -21,9 +21,9 @@ from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger
+from sqs_lease.airflow.progress import PROGRESS_KEY
 from sqs_lease.airflow.provider_info import get_provider_info
 from sqs_lease.airflow.receive_trigger import FAILED, FAILED_FOR_GOOD, TIMED_OUT, SqsLeaseReceiveTrigger
-from sqs_lease.airflow.progress import PROGRESS_KEY
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Receipt
