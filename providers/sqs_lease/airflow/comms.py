@@ -104,7 +104,7 @@ async def task_states(dag_id: str, run_ids: Sequence[str], task_ids: Collection[
     Raises:
         CommsError: There was no usable answer.
     """
-    answer = await _ask(GetTaskStates(dag_id=dag_id, run_ids=list(run_ids), task_ids=sorted(task_ids)))
+    answer = await ask(GetTaskStates(dag_id=dag_id, run_ids=list(run_ids), task_ids=sorted(task_ids)))
     if not isinstance(answer, TaskStatesResult):
         _refuse("the states of tasks", answer)
     return answer.task_states
@@ -147,7 +147,7 @@ async def publish(
     request = SetXCom(key=key, value=serialised, mapped_length=mapped_length, **place)
     while True:
         try:
-            await _ask(request)
+            await ask(request)
         except NoAnswerError as error:
             if asyncio.get_running_loop().time() >= ends_at:
                 raise
@@ -204,7 +204,7 @@ def unseal(sealed: str) -> str:
 
 
 async def _get_xcom(task: RunOfTask, key: str, map_index: int) -> XComResult:
-    answer = await _ask(
+    answer = await ask(
         GetXCom(key=key, dag_id=task.dag_id, run_id=task.run_id, task_id=task.task_id, map_index=map_index)
     )
     if not isinstance(answer, XComResult):
@@ -212,7 +212,13 @@ async def _get_xcom(task: RunOfTask, key: str, map_index: int) -> XComResult:
     return answer
 
 
-async def _ask(request: Any) -> Any:
+async def ask(request: Any) -> Any:
+    """Make one request and return its answer.
+
+    Raises:
+        NoAnswerError: No answer came in time.
+        CommsError: Airflow refused, or its answer cannot be read.
+    """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             return await task_runner.SUPERVISOR_COMMS.asend(request)
