@@ -239,7 +239,7 @@ def test_more_messages_than_airflow_can_map_over_are_an_error(dag: DAG) -> None:
 
 
 def test_as_many_messages_as_wanted_can_be_taken_by_one_task(dag: DAG) -> None:
-    with sqs_lease("orders", queue_url=QUEUE, max_messages=5000) as orders:
+    with sqs_lease("orders", queue_url=QUEUE, max_messages=2000) as orders:
         load(orders)
 
 

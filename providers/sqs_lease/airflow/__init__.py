@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from sqs_lease.airflow.context import sqs_lease
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
+    from sqs_lease.airflow.payload import read_messages
     from sqs_lease.airflow.sensor import SqsLeaseSensor
 
-__all__ = ["SqsLeaseKeeperOperator", "SqsLeaseSensor", "sqs_lease"]
+__all__ = ["SqsLeaseKeeperOperator", "SqsLeaseSensor", "read_messages", "sqs_lease"]
 
 _MODULES: Final = {
     "SqsLeaseKeeperOperator": "sqs_lease.airflow.keeper_operator",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
+    "read_messages": "sqs_lease.airflow.payload",
     "sqs_lease": "sqs_lease.airflow.context",
 }
 

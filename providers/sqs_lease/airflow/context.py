@@ -11,7 +11,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
-from sqs_lease.airflow.sensor import SqsLeaseSensor
+from sqs_lease.airflow.sensor import PAYLOAD_IS_NOT_MAPPED, SqsLeaseSensor
 from sqs_lease.airflow.work import work_tasks
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.settlements import FailureRule
@@ -93,6 +93,8 @@ def _set_behind(sensor: SqsLeaseSensor, body: list[Any]) -> None:
 
 def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor) -> None:
     per_message = [task.task_id for task in work_tasks(dag, work_task_ids, sensor.task_id) if task.per_message]
+    if sensor.payload is not None and (mapped := next(sensor.iter_mapped_dependants(), None)) is not None:
+        raise ValueError(f"{mapped.node_id!r} is mapped over {sensor.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
     longest = conf.getint("core", "max_map_length", fallback=1024)
     if per_message and sensor.max_messages > longest:
         raise ValueError(

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.comms import (
-    RETURN_VALUE_KEY,
     CommsError,
     RunOfTask,
     publish,
@@ -31,12 +30,14 @@ from sqs_lease.airflow.comms import (
 from sqs_lease.airflow.handed_lease import HandedLease, from_wall_time
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS, HandOff
 from sqs_lease.airflow.lease_log import log_event
+from sqs_lease.airflow.parts import gather_parts
+from sqs_lease.airflow.payload import load_lease, remove_files
 from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.published_messages import PublishedMessages
 from sqs_lease.airflow.settler import Settler
 from sqs_lease.airflow.settling import WorkTask
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.messages import Message
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper import Leaving
 
@@ -97,7 +98,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         task = run_of(self.task_instance)
         self._log_context = contextvars.copy_context()
         self._keepers = keepers = triggerer_keepers()
-        handed = HandedLease.decode(self.lease)
+        handed = await load_lease(self.lease)
         self._shared_keeper = await keepers.acquire(handed.connection)
         settler = await self._take(task, handed, keepers, self._shared_keeper)
         with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks()) as watch:
@@ -108,6 +109,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             await publish(task, REPORT_KEY, report)
         except CommsError as error:
             logger.warning("Everything was settled, but the report cannot be published: %s", error)
+        await remove_files(self.lease)
         yield TaskSuccessEvent()
 
     async def cleanup(self) -> None:
@@ -163,13 +165,17 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         if batch is not None:
             logger.info("Keeping %d messages of %s", len(leases), handed.queue_url)
         else:
-            progress = await self._progress(task)
-            leases = from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock)
-            settle_after += TAKEOVER_SECONDS
+            if not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id]):
+                progress = await self._progress(task)
+                settle_after += TAKEOVER_SECONDS
+            parts = gather_parts(keepers, handed.part_ids, self)
+            leases = parts.newest(from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock))
             logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
-            batch = shared_keeper.hold(handed.queue_url, handed.policy, self._happened, self._messages)
+            source = PublishedMessages(RunOfTask(task.dag_id, task.run_id, self.receive_task_id))
+            batch = shared_keeper.hold(handed.queue_url, handed.policy, self._happened, source)
             keepers.enter(handed.batch_id, batch, self)
-            batch.batch.adopt(lease for position, lease in enumerate(leases) if position not in progress.settled)
+            to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
+            batch.batch.adopt((lease for lease in to_hold if lease.receipt not in parts.ended), parts.messages)
         self._batch = batch
         return Settler(
             task,
@@ -188,13 +194,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         except CommsError as error:
             logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
             return Progress()
-
-    async def _messages(self, message_ids: Sequence[str]) -> Mapping[str, Message]:
-        """The messages themselves, to dead-letter them: the sensor's return value has them."""
-        task = run_of(self.task_instance)
-        published = await pull(RunOfTask(task.dag_id, task.run_id, self.receive_task_id), RETURN_VALUE_KEY)
-        messages = map(Message.from_api, published or [])
-        return {message.message_id: message for message in messages if message.message_id in message_ids}
 
     def _happened(self, event: LeaseEvent) -> None:
         # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.

@@ -14,7 +14,7 @@ import asyncio
 import contextvars
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -22,13 +22,14 @@ from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEven
 from botocore.exceptions import BotoCoreError
 
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.comms import RETURN_VALUE_KEY, RunOfTask, publish, pull, run_of
+from sqs_lease.airflow.comms import RETURN_VALUE_KEY, RunOfTask, publish, run_of
 from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease, to_wall_time
 from sqs_lease.airflow.handoff import HandOff
 from sqs_lease.airflow.lease_log import log_event
+from sqs_lease.airflow.payload import PayloadError, publishable, remove_files
+from sqs_lease.airflow.published_messages import PublishedMessages
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy
 from sqs_lease.core.verdicts import Verdict
@@ -73,6 +74,7 @@ class ReceiveOptions:
         keeper_task_id: The keeper's task in the same run.
         handoff_timeout_seconds: How long the batch is held for the keeper.
         mapped_over: Whether a task is expanded over the messages.
+        payload: Where messages and leases are stored; None publishes them as XComs.
     """
 
     queue: str
@@ -87,6 +89,7 @@ class ReceiveOptions:
     keeper_task_id: str
     handoff_timeout_seconds: float
     mapped_over: bool
+    payload: str | None = None
 
 
 class SqsLeaseReceiveTrigger(BaseTrigger):
@@ -102,6 +105,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
         self._batch: SharedBatch | None = None
+        self._lease: dict[str, Any] = {}
         self._log_context = contextvars.copy_context()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -129,7 +133,13 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             else:
                 yield await self._failure(keepers, TIMED_OUT, f"no message of {self.options.queue} came in time")
             return
-        await self._publish(task, batch, policy, keepers)
+        try:
+            await self._publish(task, batch, policy, keepers)
+        except PayloadError as error:
+            # Not only when this trigger ends: that is seconds later.
+            await batch.batch.release_all()
+            yield await self._failure(keepers, FAILED, str(error))
+            return
         keeper_task = RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id)
         HandOff(keepers, self.options.batch_id, batch, keeper_task, self.options.handoff_timeout_seconds).start()
         yield TaskSuccessEvent()
@@ -140,6 +150,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         try:
             if keepers is not None and batch is not None and batch.owner is self:
                 await keepers.leave(self.options.batch_id, batch, Leaving.RELEASE)
+                await remove_files(self._lease)
             if keepers is not None and self._shared_keeper is not None:
                 await keepers.release(self._shared_keeper)
         except Exception:
@@ -158,7 +169,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         # Rounded up: a lease that lasts longer than believed harms nobody.
         visibility_seconds = math.ceil(policy.visibility_seconds)
         receiver = Receiver(transport, queue_url, visibility_seconds=visibility_seconds, clock=keepers.clock)
-        batch = shared_keeper.hold(queue_url, policy, self._happened, self._messages)
+        batch = shared_keeper.hold(queue_url, policy, self._happened, PublishedMessages(run_of(self.task_instance)))
         batch.owner = self
         self._batch = batch
         while True:
@@ -202,24 +213,15 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             to_wall_time(leases, keepers.clock),
         )
         logger.info("Received %d messages of %s", len(messages), handed.queue_url)
-        await publish(task, LEASE_KEY, handed.encode())
-        await publish(
-            task,
-            RETURN_VALUE_KEY,
-            [message.as_dict() for message in messages],
-            mapped_length=len(messages) if self.options.mapped_over else None,
-        )
+        self._lease, published = await publishable(self.options.payload, handed, messages)
+        await publish(task, LEASE_KEY, self._lease)
+        mapped_length = len(messages) if self.options.mapped_over else None
+        await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
 
     async def _failure(self, keepers: TriggererKeepers, status: str, error: str) -> TriggerEvent:
         logger.error("%s", error)
         await asyncio.sleep(max(0.0, self.options.deferred_at + DEFERRAL_SECONDS - keepers.clock.wall()))
         return TriggerEvent({"status": status, "error": error})  # type: ignore[no-untyped-call]
-
-    async def _messages(self, message_ids: Sequence[str]) -> Mapping[str, Message]:
-        """The messages themselves, should their content be wanted when it is not at hand any more."""
-        published = await pull(run_of(self.task_instance), RETURN_VALUE_KEY)
-        messages = map(Message.from_api, published or [])
-        return {message.message_id: message for message in messages if message.message_id in message_ids}
 
     def _happened(self, event: LeaseEvent) -> None:
         # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.

@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.comms import triggers_are_supported
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
+from sqs_lease.airflow.payload import check_payload
 from sqs_lease.airflow.receive_trigger import FAILED, TIMED_OUT, ReceiveOptions, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.durations import Duration, seconds_of
@@ -26,6 +27,21 @@ from sqs_lease.sqs.validation import queue_reference
 
 TRIGGERER_MARGIN: Final = timedelta(minutes=1)
 """The trigger ends the wait itself; Airflow does so this much later, in case no triggerer runs."""
+
+
+PAYLOAD_IS_NOT_MAPPED: Final = (
+    "with payload= the messages are in a file, and Airflow expands a task over values in XCom only. Read them in one "
+    "task with read_messages() (and return {'batchItemFailures': ...} for single failures), or leave payload out"
+)
+"""Why, and what to do instead."""
+
+MAX_PUBLISHED_MESSAGES: Final = 2_000
+"""Most messages of a batch without ``payload``.
+
+For each of them about 0.7 kB of sealed lease go into an XCom and 0.9 kB into the arguments of the keeper's trigger
+(which the triggerer reads whole whenever it starts or resumes one), and its body into another XCom. At this bound
+that is 3 MB of Airflow's database a batch, without the bodies.
+"""
 
 
 class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
@@ -43,11 +59,15 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
 
     Args:
         queue_url: The queue's URL, name or ARN (templated). ``queue`` is Airflow's own name for a queue of workers.
-        max_messages: Most messages in the batch, 10 by default.
+        max_messages: Most messages in the batch, 10 by default; at most 2 000 without ``payload``, and 120 000 with it.
         linger: How long to wait for more messages after the first; 1 s by default, 0 takes what the first
             receive gave. What was received is held meanwhile.
         policy: How leases are extended: a policy of ``sqs_lease.core.policies`` or its name; ``Growing`` by default.
         visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes the queue's.
+        payload: For large batches: a directory, as a URI (``s3://connection@bucket/prefix``) or an absolute path
+            that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
+            carry references only; work tasks read the messages with
+            :func:`~sqs_lease.airflow.payload.read_messages`. No task can be mapped over them then.
         handoff_timeout: How long the messages are held until a worker starts the keeper; 10 minutes by default.
         kwargs: As for the amazon provider's sensors: ``timeout`` (how long to wait for a first message; Airflow's
             ``[sensors] default_timeout`` of 7 days by default), ``soft_fail``, ``aws_conn_id``, ``region_name`` and
@@ -59,7 +79,7 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
     """
 
     aws_hook_class = SqsHook
-    template_fields: Sequence[str] = aws_template_fields("queue_url")
+    template_fields: Sequence[str] = aws_template_fields("queue_url", "payload")
     ui_color = "#d6eaf8"
 
     def __init__(
@@ -70,6 +90,7 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         linger: Duration = 1.0,
         policy: RenewalPolicy | str | None = None,
         visibility: Duration | None = None,
+        payload: str | None = None,
         handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
         **kwargs: Any,
     ) -> None:
@@ -79,15 +100,10 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         self.linger_seconds = seconds_of(linger, name="linger")
         self.policy = encode_policy(resolve_policy(policy, visibility=visibility))
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
-        if (
-            isinstance(max_messages, bool)
-            or not isinstance(max_messages, int)
-            or not 1 <= max_messages <= MAX_IN_FLIGHT
-        ):
-            raise ValueError(
-                f"max_messages of {self.task_id!r} must be a whole number from 1 to {MAX_IN_FLIGHT} "
-                f"(so many messages of a queue can be in flight), not {max_messages!r}"
-            )
+        self.payload = payload
+        if payload is not None:
+            check_payload(payload, self.task_id)
+        self._check_max_messages()
         if isinstance(queue_url, str) and "{{" not in queue_url:
             queue_reference(queue_url)
         self._aws_connection()
@@ -103,6 +119,9 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
             raise AirflowFailException(
                 f"{self.task_id!r} is mapped, and its keeper could not tell its batches apart: use one sensor a queue"
             )
+        mapped_over = next(self.iter_mapped_dependants(), None) is not None
+        if mapped_over and self.payload is not None:
+            raise AirflowFailException(f"a task is mapped over {self.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
         now = SystemClock().wall()
         self.log.info("Waiting for messages of %s for up to %s", self.queue_url, timedelta(seconds=self.timeout))
         self.defer(
@@ -120,7 +139,8 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
                         skip_when_expired=bool(self.soft_fail or self.never_fail),
                         keeper_task_id=self._keeper_task_id(),
                         handoff_timeout_seconds=self.handoff_timeout_seconds,
-                        mapped_over=next(self.iter_mapped_dependants(), None) is not None,
+                        mapped_over=mapped_over,
+                        payload=self.payload,
                     )
                 )
             ),
@@ -139,6 +159,20 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         kinds = {TIMED_OUT: AirflowSensorTimeout, FAILED: AirflowException}
         kind = kinds.get(event["status"], AirflowFailException)
         raise kind(f"task {self.task_id!r} of DAG {self.dag_id!r}: {event['error']}")
+
+    def _check_max_messages(self) -> None:
+        limit = MAX_PUBLISHED_MESSAGES if self.payload is None else MAX_IN_FLIGHT
+        given = self.max_messages
+        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_IN_FLIGHT:
+            raise ValueError(
+                f"max_messages of {self.task_id!r} must be a whole number from 1 to {MAX_IN_FLIGHT} "
+                f"(so many messages of a queue can be in flight), not {given!r}"
+            )
+        if given > limit:
+            raise ValueError(
+                f"max_messages of {self.task_id!r} is {given}, but more than {limit} messages do not go through XCom: "
+                "store them with payload='s3://connection@bucket/prefix', or lower max_messages"
+            )
 
     def _aws_connection(self) -> AwsConnection:
         return AwsConnection.of(self.aws_conn_id, self.region_name, self.verify, self.botocore_config)
