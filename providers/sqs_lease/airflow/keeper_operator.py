@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from sqs_lease.airflow.comms import triggers_are_supported
 from sqs_lease.airflow.handed_lease import LEASE_KEY
 from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.progress import PROGRESS_KEY
 from sqs_lease.airflow.work import work_tasks
 from sqs_lease.core.durations import Duration, seconds_of
@@ -49,6 +50,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
         weight_rule: As for any task.
     """
 
+    operator_extra_links = (SqsQueueLink(),)
     ui_color = "#d6eaf8"
 
     def __init__(
@@ -87,6 +89,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
         work = work_tasks(self.dag, self.work_task_ids, self.receive_task_id)
         # There from the start, so that a trigger which takes over finds it in any case.
         task_instance.xcom_push(key=PROGRESS_KEY, value={})
+        self.queue_url = lease["queue_url"]  # for the link
         self.log.info("Keeping %d messages of %s", lease["messages"], lease["queue_url"])
         self.defer(
             trigger=SqsLeaseKeeperTrigger(

@@ -24,6 +24,7 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["service"],
             }
         ],
+        "extra-links": ["sqs_lease.airflow.links.SqsQueueLink"],
         "operators": [{"integration-name": integration, "python-modules": ["sqs_lease.airflow.keeper_operator"]}],
         "sensors": [{"integration-name": integration, "python-modules": ["sqs_lease.airflow.sensor"]}],
         "triggers": [

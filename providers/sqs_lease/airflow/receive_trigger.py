@@ -22,10 +22,11 @@ from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEven
 from botocore.exceptions import BotoCoreError
 
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.comms import RETURN_VALUE_KEY, RunOfTask, publish, run_of
+from sqs_lease.airflow.comms import RETURN_VALUE_KEY, CommsError, RunOfTask, publish, run_of
 from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease, to_wall_time
 from sqs_lease.airflow.handoff import HandOff
 from sqs_lease.airflow.lease_log import log_event
+from sqs_lease.airflow.links import LINK_KEY, console_link
 from sqs_lease.airflow.payload import PayloadError, publishable, remove_files
 from sqs_lease.airflow.published_messages import PublishedMessages
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
@@ -217,6 +218,15 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         await publish(task, LEASE_KEY, self._lease)
         mapped_length = len(messages) if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
+        if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
+            # Named otherwise, so the task itself could not know the link.
+            await self._publish_link(task, link)
+
+    async def _publish_link(self, task: RunOfTask, link: str) -> None:
+        try:
+            await publish(task, LINK_KEY, link, patience_seconds=0)
+        except CommsError as error:
+            logger.warning("The link to the queue cannot be published: %s", error)
 
     async def _failure(self, keepers: TriggererKeepers, status: str, error: str) -> TriggerEvent:
         logger.error("%s", error)

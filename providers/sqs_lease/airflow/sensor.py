@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.comms import triggers_are_supported
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
+from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.payload import check_payload
 from sqs_lease.airflow.receive_trigger import FAILED, TIMED_OUT, ReceiveOptions, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock
@@ -80,6 +81,7 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
 
     aws_hook_class = SqsHook
     template_fields: Sequence[str] = aws_template_fields("queue_url", "payload")
+    operator_extra_links = (SqsQueueLink(),)
     ui_color = "#d6eaf8"
 
     def __init__(
