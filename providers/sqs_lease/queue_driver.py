@@ -187,7 +187,11 @@ class QueueDriver:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The loop never ends by itself; should it fail, leases would lapse in silence."""
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            # Who asked for something between the loop's cancellation and its end found it still alive.
+            if self._wake.is_set():
+                self._kick()
+        elif (error := task.exception()) is not None:
             logger.critical(
                 "The keeper of %s failed; its leases are not extended any more", self._queue_url, exc_info=error
             )

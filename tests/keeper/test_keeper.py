@@ -527,6 +527,23 @@ def test_the_last_calls_are_made_even_after_a_loop_that_ends_cancelled_all_tasks
     assert [asked.method for asked in setting.transport.asked] == ["extend", "extend", "delete"]
 
 
+def test_the_last_calls_are_made_even_when_the_drivers_loop_was_cancelled_and_has_not_ended_yet(
+    setting: Setting,
+) -> None:
+    async def scenario(keeper: Keeper) -> None:
+        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch.add(messages(1), received_at=setting.clock.now())
+        await asyncio.sleep(10)
+        # An event loop that ends cancels all tasks at once; one with last calls to make may run before the driver's.
+        (loop_task,) = asyncio.all_tasks() - {asyncio.current_task()}
+        loop_task.cancel()
+        await batch.extend_now()
+        assert batch.leases()[0].deadline == 40
+
+    setting.run(scenario)
+    assert [asked.at for asked in setting.transport.asked] == [10]
+
+
 def test_a_policy_without_a_known_visibility_is_refused_before_anything_is_held(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
         with pytest.raises(ValueError, match="for_queue"):
