@@ -1,0 +1,12 @@
+"""What the keeper's tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.keeper.held import Setting
+
+
+@pytest.fixture
+def setting() -> Setting:
+    return Setting()
