@@ -51,10 +51,14 @@ class LeasedMessages:
     def triggerer(self, name: str = "triggerer") -> VirtualTriggerer:
         return VirtualTriggerer(self.sqs, self.clock, name)
 
-    async def receive(self, triggerer: VirtualTriggerer, policy: RenewalPolicy | None = None) -> None:
+    async def receive(
+        self, triggerer: VirtualTriggerer, policy: RenewalPolicy | None = None, **options: Any
+    ) -> RunningTrigger:
         queue = self.url.rpartition("/")[2]
-        await triggerer.start(receive_trigger(queue, self.clock, policy=policy), RECEIVE).ended()
+        running = triggerer.start(receive_trigger(queue, self.clock, policy=policy, **options), RECEIVE)
+        await running.ended()
         self.states.update({RECEIVE.task_id: "success", KEEP.task_id: "running", LOAD.task_id: "running"})
+        return running
 
     def keep(self, triggerer: VirtualTriggerer, *work: WorkTask, **options: Any) -> RunningTrigger:
         self.states[KEEP.task_id] = "deferred"

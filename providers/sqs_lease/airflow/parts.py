@@ -21,7 +21,7 @@ class GatheredParts:
     Attributes:
         leases: The leases still held, with the deadlines confirmed so far, in times of the keeper's clock.
         messages: The messages still held, as far as their content is known.
-        ended: Leases that were lost while the parts were held: nobody may hold them again.
+        ended: Leases that ended while the parts were held, lost most likely: nobody may hold them again.
     """
 
     leases: Mapping[Receipt, Lease]

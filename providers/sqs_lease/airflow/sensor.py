@@ -103,8 +103,7 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         self.policy = encode_policy(resolve_policy(policy, visibility=visibility))
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
         self.payload = payload
-        if payload is not None:
-            check_payload(payload, self.task_id)
+        self._check_payload()
         self._check_max_messages()
         if isinstance(queue_url, str) and "{{" not in queue_url:
             queue_reference(queue_url)
@@ -121,6 +120,7 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
             raise AirflowFailException(
                 f"{self.task_id!r} is mapped, and its keeper could not tell its batches apart: use one sensor a queue"
             )
+        self._check_payload()
         mapped_over = next(self.iter_mapped_dependants(), None) is not None
         if mapped_over and self.payload is not None:
             raise AirflowFailException(f"a task is mapped over {self.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
@@ -161,6 +161,10 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         kinds = {TIMED_OUT: AirflowSensorTimeout, FAILED: AirflowException}
         kind = kinds.get(event["status"], AirflowFailException)
         raise kind(f"task {self.task_id!r} of DAG {self.dag_id!r}: {event['error']}")
+
+    def _check_payload(self) -> None:
+        if self.payload is not None:
+            check_payload(self.payload, self.task_id)
 
     def _check_max_messages(self) -> None:
         limit = MAX_PUBLISHED_MESSAGES if self.payload is None else MAX_IN_FLIGHT
