@@ -1,0 +1,33 @@
+"""Ledgers that hold leases, and what tests ask of them."""
+
+from __future__ import annotations
+
+from random import Random
+
+from sqs_lease.core.actions import Call
+from sqs_lease.core.leases import Lease
+from sqs_lease.core.ledger import Ledger
+from sqs_lease.core.messages import Receipt
+from sqs_lease.core.policies import Fixed
+from sqs_lease.core.verdicts import Verdict
+
+POLICY = Fixed(visibility=30, every=20)
+FAILED_VERDICTS = [Verdict.TRANSIENT, Verdict.THROTTLED, Verdict.REFUSED]
+
+
+def ledger_with(*held: Receipt, policy: Fixed = POLICY, received_at: float = 0.0) -> Ledger:
+    ledger = Ledger(Random(0))
+    for receipt in held:
+        ledger.hold(Lease(receipt, received_at, received_at + 30), policy)
+    return ledger
+
+
+def only(calls: list[Call]) -> Call:
+    assert len(calls) == 1
+    return calls[0]
+
+
+def deadline_of(ledger: Ledger, receipt: Receipt) -> float:
+    lease = ledger.lease(receipt)
+    assert lease is not None
+    return lease.deadline
