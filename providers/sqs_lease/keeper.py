@@ -330,11 +330,14 @@ class HeldBatch:
 
     # Settling
 
-    async def settle(self, settlements: Mapping[Receipt, Settlement]) -> Mapping[Receipt, Settled]:
+    async def settle(
+        self, settlements: Mapping[Receipt, Settlement], *, ordered: bool = True
+    ) -> Mapping[Receipt, Settled]:
         """Settle leases and wait for the outcome of each.
 
         Settling one twice gives its first outcome again, and so does settling one that was lost. On a FIFO
-        queue a message behind one that was not done is released instead of deleted (core/group_order.py).
+        queue a message behind one that was not done is released instead of deleted (core/group_order.py), unless
+        ``ordered`` is false.
 
         Raises:
             KeyError: A receipt is not of this batch.
@@ -352,7 +355,7 @@ class HeldBatch:
         now = self._clock.now()
         for receipt in pending:
             self._settling_since.setdefault(receipt, now)
-        if self._fifo:
+        if self._fifo and ordered:
             settlements = hold_back(settlements, self._leases.values(), self._outcome_of)
         self._driver.settle({receipt: settlements[receipt] for receipt in pending})
         if waiting:

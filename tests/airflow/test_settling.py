@@ -10,11 +10,14 @@ import pytest
 from sqs_lease.airflow.settling import (
     UNMAPPED,
     Decision,
+    Failure,
     InstanceKey,
+    InstanceReport,
     WorkTask,
     ambiguous_names,
     concerned,
     decide,
+    failed_by_exception,
     failed_items,
 )
 
@@ -30,8 +33,19 @@ def decision(
     states: dict[str, str | None],
     failures: Mapping[InstanceKey, frozenset[str]] | None = None,
     held: list[int] | None = None,
+    *,
+    errors: tuple[str, ...] = (),
+    **options: bool,
 ) -> Decision:
-    return decide(work, states, failures or {}, IDS, [0, 1, 2] if held is None else held)
+    """Decide with workers that leave no reports of failures, unless there are options."""
+    reports = {key: InstanceReport(ids, errors) for key, ids in (failures or {}).items()}
+    return decide(
+        work, states, reports, IDS, [0, 1, 2] if held is None else held, **(options or {"read_failures": False})
+    )
+
+
+def failure(reason: str, positions: tuple[int, ...] = (0, 1, 2)) -> dict[int, Failure]:
+    return dict.fromkeys(positions, Failure(reason))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +68,7 @@ def test_messages_are_held_while_a_task_may_still_succeed(state: str | None) -> 
 @pytest.mark.parametrize("state", ["failed", "upstream_failed", "removed"])
 def test_all_messages_fail_when_a_task_over_the_batch_failed_for_good(state: str) -> None:
     outcome = decision([LOAD], {"load": state})
-    assert outcome.fail == dict.fromkeys([0, 1, 2], f"task load ended as {state}")
+    assert outcome.fail == failure(f"task load ended as {state}")
     assert outcome.delete == ()
 
 
@@ -82,7 +96,7 @@ def test_messages_are_released_and_not_deleted_when_all_work_was_skipped() -> No
 
 def test_a_failed_instance_gives_back_its_own_message_at_once_and_no_other() -> None:
     outcome = decision([CHECK], {"check_0": "running", "check_1": "failed", "check_2": None})
-    assert outcome == Decision((), (), {1: "task check[1] ended as failed"}, ())
+    assert outcome == Decision((), (), failure("task check[1] ended as failed", (1,)), ())
 
 
 def test_each_message_is_deleted_when_its_own_instance_succeeded() -> None:
@@ -99,7 +113,7 @@ def test_a_message_waits_for_the_tasks_over_the_batch_as_well() -> None:
     states: dict[str, str | None] = {"check_0": "success", "check_1": "failed", "check_2": "success"}
     failures = {("check", 0): NOTHING, ("check", 2): NOTHING}
     waiting = decision([CHECK, LOAD], {**states, "load": "running"}, failures)
-    assert (waiting.delete, dict(waiting.fail)) == ((), {1: "task check[1] ended as failed"})
+    assert (waiting.delete, dict(waiting.fail)) == ((), failure("task check[1] ended as failed", (1,)))
     done = decision([CHECK, LOAD], {**states, "load": "success"}, {**failures, ("load", UNMAPPED): NOTHING})
     assert done.delete == (0, 2)
 
@@ -110,7 +124,7 @@ def test_a_message_waits_for_the_tasks_over_the_batch_as_well() -> None:
         (None, Decision((), (), {}, ())),
         (
             "upstream_failed",
-            Decision((), (), dict.fromkeys([0, 1, 2], "task check ended as upstream_failed"), ()),
+            Decision((), (), failure("task check ended as upstream_failed"), ()),
         ),
     ],
     ids=["waiting", "never to be expanded"],
@@ -123,7 +137,7 @@ def test_a_mapped_task_that_was_not_expanded_speaks_for_all_its_instances(
 
 def test_one_failed_chunk_fails_every_message_because_nobody_knows_which_it_held() -> None:
     outcome = decision([CHUNKS], {"chunk_0": "success", "chunk_1": "failed"}, {("chunk", 0): NOTHING})
-    assert outcome.fail == dict.fromkeys([0, 1, 2], "task chunk[1] ended as failed")
+    assert outcome.fail == failure("task chunk[1] ended as failed")
 
 
 def test_messages_wait_for_every_chunk() -> None:
@@ -133,14 +147,16 @@ def test_messages_wait_for_every_chunk() -> None:
 
 
 def test_a_task_that_is_no_longer_part_of_the_run_counts_as_failed() -> None:
-    assert decision([LOAD], {"other": "success"}).fail[0] == "task load ended as removed"
-    assert decision([CHECK], {"check_0": "running", "check_1": "running"}).fail == {2: "task check[2] ended as removed"}
+    assert decision([LOAD], {"other": "success"}).fail[0] == Failure("task load ended as removed")
+    assert decision([CHECK], {"check_0": "running", "check_1": "running"}).fail == failure(
+        "task check[2] ended as removed", (2,)
+    )
 
 
 def test_a_named_message_fails_and_the_others_go_on() -> None:
     outcome = decision([LOAD], {"load": "success"}, {("load", UNMAPPED): frozenset({"m1"})})
     assert outcome.delete == (0, 2)
-    assert outcome.fail == {1: "task load returned it in batchItemFailures"}
+    assert outcome.fail == failure("task load returned it in batchItemFailures", (1,))
 
 
 def test_a_named_message_fails_at_once_although_other_tasks_still_run() -> None:
@@ -149,7 +165,7 @@ def test_a_named_message_fails_at_once_although_other_tasks_still_run() -> None:
         {"load": "success", "index": "running"},
         {("load", UNMAPPED): frozenset({"m1"})},
     )
-    assert outcome == Decision((), (), {1: "task load returned it in batchItemFailures"}, ())
+    assert outcome == Decision((), (), failure("task load returned it in batchItemFailures", (1,)), ())
 
 
 def test_messages_that_are_no_longer_held_are_not_decided_on_again() -> None:
@@ -198,12 +214,117 @@ def test_a_malformed_list_fails_everything_the_task_was_concerned_with(items: An
 
 
 def test_an_instance_for_one_message_is_concerned_with_that_one_only() -> None:
-    assert concerned(CHECK, 1, IDS) == ["m1"]
-    assert concerned(CHUNKS, 1, IDS) == IDS
-    assert concerned(LOAD, UNMAPPED, IDS) == IDS
+    assert concerned(CHECK, 1, IDS, {}) == ["m1"]
+    assert concerned(CHUNKS, 1, IDS, {}) == IDS
+    assert concerned(LOAD, UNMAPPED, IDS, {}) == IDS
 
 
 def test_a_task_named_like_an_instance_of_a_mapped_one_is_found() -> None:
     assert ambiguous_names([CHECK, WorkTask("check_1")]) == ("check", "check_1")
     assert ambiguous_names([LOAD, WorkTask("load_1")]) is None
     assert ambiguous_names([CHECK, WorkTask("check_all"), WorkTask("checks_1")]) is None
+
+
+# Reports of failures
+
+
+STORE = WorkTask("store", mapped=True, per_message=True, chained=True)
+
+
+def test_a_failed_task_over_the_batch_is_not_judged_before_its_report_was_read() -> None:
+    waiting = decision([LOAD], {"load": "failed"}, read_failures=True)
+    assert waiting == Decision((), (), {}, (("load", UNMAPPED),))
+
+
+def test_messages_that_the_exception_did_not_name_count_as_done() -> None:
+    outcome = decision([LOAD], {"load": "failed"}, {("load", UNMAPPED): frozenset({"m1"})}, read_failures=True)
+    assert outcome.delete == (0, 2)
+    assert outcome.fail == failure("task load ended as failed", (1,))
+
+
+def test_they_still_wait_for_the_other_tasks() -> None:
+    states: dict[str, str | None] = {"load": "failed", "index": "running"}
+    outcome = decision([LOAD, WorkTask("index")], states, {("load", UNMAPPED): frozenset({"m1"})}, read_failures=True)
+    assert (outcome.delete, list(outcome.fail)) == ((), [1])
+
+
+def test_the_reason_and_the_rule_know_the_exception() -> None:
+    errors = ("builtins.KeyError", "builtins.LookupError")
+    reports = {("load", UNMAPPED): frozenset(IDS)}
+    outcome = decision([LOAD], {"load": "failed"}, reports, errors=errors, read_failures=True)
+    assert outcome.fail[0] == Failure("task load failed with builtins.KeyError", errors)
+
+
+def test_the_report_on_a_single_message_is_read_only_where_the_exception_matters() -> None:
+    states: dict[str, str | None] = {"check_0": "failed", "check_1": "running", "check_2": "running"}
+    indifferent = decision([CHECK], states, read_failures=True)
+    assert indifferent == Decision((), (), failure("task check[0] ended as failed", (0,)), ())
+    choosing = decision([CHECK], states, read_failures=True, by_exception=True)
+    assert choosing == Decision((), (), {}, (("check", 0),))
+
+
+@pytest.mark.parametrize(
+    ("named", "failed"),
+    [(None, IDS), ([], IDS), (["m1"], ["m1"]), (["m0", "m2"], ["m0", "m2"]), (["m1", "of another batch"], IDS)],
+)
+def test_an_exception_that_names_nothing_or_too_much_fails_everything(named: Any, failed: list[str]) -> None:
+    assert failed_by_exception(named, IDS) == set(failed)
+
+
+# Work that can never be completed
+
+
+def test_a_message_whose_work_cannot_be_completed_is_held_while_somebody_works_on_it() -> None:
+    states: dict[str, str | None] = {"check_0": "failed", "check_1": "running", "check_2": "success"}
+    failures = {("check", 2): NOTHING}
+    early = decision([CHECK, STORE], {**states, "store": "upstream_failed"}, failures)
+    assert early.fail == {
+        0: Failure("task check[0] ended as failed"),
+        2: Failure("task store ended as upstream_failed"),
+    }
+    late = decision([CHECK, STORE], {**states, "store": "upstream_failed", "check_1": "failed"}, failures)
+    assert set(late.fail) == {0, 1, 2}
+
+
+# Chains per message
+
+
+def test_a_message_is_deleted_when_its_own_chain_is_done_whatever_the_others_do() -> None:
+    states: dict[str, str | None] = {f"check_{index}": "success" for index in range(3)}
+    states |= {"store_0": "running", "store_1": "failed", "store_2": "success"}
+    failures = {("check", index): NOTHING for index in range(3)} | {("store", 2): NOTHING}
+    assert decision([CHECK, STORE], states, failures) == Decision(
+        (2,), (), failure("task store[1] ended as failed", (1,)), ()
+    )
+
+
+def test_before_it_is_expanded_a_chained_task_keeps_all_messages_waiting() -> None:
+    states: dict[str, str | None] = {"check_0": "failed", "check_1": "success", "check_2": "success", "store": None}
+    assert decision([CHECK, STORE], states, {("check", 1): NOTHING, ("check", 2): NOTHING}) == Decision(
+        (), (), failure("task check[0] ended as failed", (0,)), ()
+    )
+
+
+def test_with_fewer_instances_than_messages_nobody_knows_which_message_is_whose() -> None:
+    states: dict[str, str | None] = {f"check_{index}": "success" for index in range(3)}
+    failures = {("check", index): NOTHING for index in range(3)} | {("store", 0): NOTHING}
+    waiting = decision([CHECK, STORE], {**states, "store_0": "success", "store_1": "running"}, failures)
+    assert waiting == Decision((), (), {}, ())
+    failed = decision([CHECK, STORE], {**states, "store_0": "success", "store_1": "failed"}, failures)
+    assert failed.fail == failure("task store[1] ended as failed")
+    assert concerned(STORE, 1, IDS, {"store_0": "success", "store_1": "failed"}) == IDS
+    assert concerned(STORE, 1, IDS, {f"store_{index}": "success" for index in range(3)}) == ["m1"]
+
+
+# Trigger rules
+
+
+@pytest.mark.parametrize("cleanup", ["success", "skipped", "running", None])
+def test_a_task_that_runs_whatever_happened_does_not_make_up_for_a_failure(cleanup: str | None) -> None:
+    outcome = decision([LOAD, WorkTask("cleanup", returns=False)], {"load": "failed", "cleanup": cleanup})
+    assert outcome.fail == failure("task load ended as failed")
+
+
+def test_an_alert_that_was_skipped_because_all_is_well_keeps_nothing_back() -> None:
+    quiet = WorkTask("load", returns=False)
+    assert decision([quiet, WorkTask("alert")], {"load": "success", "alert": "skipped"}).delete == (0, 1, 2)

@@ -7,34 +7,39 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from random import Random
 from typing import Any, Final
 
-from sqs_lease.airflow.comms import CommsError, RunOfTask, publish, pull_plain_mapping
+from sqs_lease.airflow.comms import CommsError, RunOfTask, publish
+from sqs_lease.airflow.failure_report import FailureSignals
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
-from sqs_lease.airflow.settling import (
-    Decision,
-    InstanceKey,
-    TaskStates,
-    WorkTask,
-    concerned,
-    decide,
-    failed_items,
-)
+from sqs_lease.airflow.settling import FAILED, Decision, Failure, TaskStates, WorkTask, decide, state_key
 from sqs_lease.airflow.state_poller import StateWatch
+from sqs_lease.airflow.work_reports import WorkReports
 from sqs_lease.clock import Clock
-from sqs_lease.core.events import Outcome, Settled
-from sqs_lease.core.group_order import hold_back
+from sqs_lease.core.events import LeaseEvent, Lost, Outcome, Settled
+from sqs_lease.core.group_order import hold_back, ready
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Receipt
-from sqs_lease.core.settlements import DeadLetter, Delete, Expire, FailureRule, Release, Settlement
+from sqs_lease.core.settlements import (
+    ByExceptionRule,
+    DeadLetter,
+    DeadLetterRule,
+    Delete,
+    Expire,
+    FailureRule,
+    Release,
+    ReleaseRule,
+    Settlement,
+)
 from sqs_lease.keeper import HeldBatch, KeeperClosedError
 
 logger = logging.getLogger(__name__)
 
 READS_AT_ONCE: Final = 20
-"""Return values read before the states are looked at again; each read takes the supervisor about 20 ms."""
+"""Reports read before the states are looked at again; each read takes the supervisor about 20 ms."""
 
 STALL_SECONDS: Final = 10.0
 """A longer gap between two answers may mean that this process stood still and another one took over meanwhile."""
@@ -44,6 +49,8 @@ CERTAINTY_SECONDS: Final = 15.0
 
 MAX_LISTED_MESSAGES: Final = 100
 """Up to this many messages the report lists their ids by outcome."""
+
+_DONE: Final = frozenset({"success", "skipped"})
 
 _OUTCOMES: Final[Mapping[type, Outcome]] = {
     Delete: Outcome.DELETED,
@@ -65,6 +72,8 @@ class Settler:
         clock: Source of time.
         inherited: What another process settled before, by position.
         settle_after: Nothing is settled before this time of the clock.
+        signals: By what signals the workers tell of failures; None if they do not tell of them at all.
+        ordered: Whether the messages of a FIFO group are settled in their order.
     """
 
     def __init__(
@@ -78,6 +87,8 @@ class Settler:
         clock: Clock,
         inherited: Mapping[int, Outcome],
         settle_after: float,
+        signals: FailureSignals | None = None,
+        ordered: bool = True,
     ) -> None:
         self._task = task
         self._batch = batch
@@ -89,6 +100,8 @@ class Settler:
         self._clock = clock
         self._inherited = inherited
         self._settle_after = settle_after
+        self._signals = signals
+        self._ordered = ordered and batch.queue_url.endswith(".fifo")
         self._random = Random()
         self._asked_at = clock.now()
         self._open = [position for position in range(len(leases)) if position not in inherited]
@@ -96,7 +109,14 @@ class Settler:
         self._certain_until: float | None = None
         self._noted_extensions = 0
         self._noted_at = -math.inf
-        self._failures: dict[InstanceKey, frozenset[str]] = {}
+        self._unwritten = False
+        self._reports = WorkReports(task, work, self._message_ids)
+        self._errors_matter = isinstance(on_failure, ByExceptionRule | DeadLetterRule)
+        self._answers = 0
+        self._signalled: set[str] = set()  # instances that failed before their state says so
+        self._taken_signals: set[str] = set()
+        self._looked_at: TaskStates | None = None
+        self._ended_somewhere = True
         self._settling: set[asyncio.Task[None]] = set()
 
     def watched_tasks(self) -> list[str]:
@@ -108,14 +128,21 @@ class Settler:
         try:
             while self._still_open():
                 states = await watch.next()
-                if self._may_settle(states):
-                    await self._settle_what_is_decided(states)
+                if self._may_settle(states, watch.answers):
+                    await self._look(states, watch)
                     await self._note_certainty()
             if self._settling:
                 await asyncio.gather(*self._settling)
         finally:
+            watch.acted_on(watch.signals - self._taken_signals)
             for settling in self._settling:
                 settling.cancel()
+
+    def happened(self, event: LeaseEvent) -> None:
+        """Take in what happened to one of the leases."""
+        if isinstance(event, Settled | Lost):
+            self._ended_somewhere = True
+            self._looked_at = None
 
     def report(self) -> dict[str, Any]:
         """Counts of the batch and, where they are not too many, the message ids by outcome."""
@@ -131,10 +158,20 @@ class Settler:
         return {**counts, "messages": by_outcome} if listed else counts
 
     def _still_open(self) -> bool:
-        self._open = [position for position in self._open if self._batch.holds(self._leases[position].receipt)]
+        if self._ended_somewhere:
+            self._ended_somewhere = False
+            ended = [position for position in self._open if not self._batch.holds(self._leases[position].receipt)]
+            if ended:
+                # Lost, or released because it was about to end: nobody who resumes the keeper may extend it.
+                outcomes = self._batch.outcomes()
+                for position in ended:
+                    settled = outcomes.get(self._leases[position].receipt)
+                    self._progress[position] = Outcome.LOST if settled is None else settled.outcome
+                self._open = [position for position in self._open if position not in self._progress]
+                self._unwritten = True
         return bool(self._open)
 
-    def _may_settle(self, states: TaskStates) -> bool:
+    def _may_settle(self, states: TaskStates, answers: int) -> bool:
         """Whether this process is certainly the one that holds the batch.
 
         A keeper that is not deferred any more was cleared or marked, or ended in another triggerer while this
@@ -143,47 +180,87 @@ class Settler:
         now = self._clock.now()
         if now - self._asked_at > STALL_SECONDS:
             self._settle_after = max(self._settle_after, now + TAKEOVER_SECONDS)
-        self._asked_at = now
+        if answers != self._answers:
+            self._answers, self._asked_at = answers, now
         return now >= self._settle_after and states.get(self._task.task_id) == "deferred"
 
-    async def _settle_what_is_decided(self, states: TaskStates) -> None:
+    async def _look(self, states: TaskStates, watch: StateWatch) -> None:
+        """Decide and settle, unless nothing is new since the last look: with many keepers that is nearly always so."""
+        signals = watch.signals
+        if signals <= self._taken_signals and states == self._looked_at:
+            return
+        if self._signals is not None:
+            await self._take_signals(self._signals, signals, states, watch)
+        self._looked_at = states
+        failed = {key: FAILED for key in self._signalled if states.get(key) not in _DONE}
+        await self._settle_what_is_decided({**states, **failed} if failed else states, watch)
+        watch.acted_on(self._taken_signals & signals)
+
+    async def _take_signals(
+        self, known: FailureSignals, signals: frozenset[str], states: TaskStates, watch: StateWatch
+    ) -> None:
+        for key in sorted(signals - self._taken_signals)[:READS_AT_ONCE]:
+            instance = known.instance(key)
+            try:
+                async with watch.turn:
+                    if instance is not None and await self._reports.read_signalled(instance, states):
+                        self._signalled.add(state_key(instance))
+            except CommsError as error:
+                logger.warning("The report of a failed task cannot be read yet: %s", error)
+                return
+            self._taken_signals.add(key)
+
+    async def _settle_what_is_decided(self, states: TaskStates, watch: StateWatch) -> None:
         while self._still_open():
-            decision = decide(self._work, states, self._failures, self._message_ids, self._open)
+            decision = decide(
+                self._work,
+                states,
+                self._reports.known,
+                self._message_ids,
+                self._open,
+                read_failures=self._signals is not None,
+                by_exception=self._errors_matter,
+            )
             await self._begin(decision)
             for instance in decision.unread[:READS_AT_ONCE]:
                 try:
-                    returned = await pull_plain_mapping(self._task, instance)
+                    async with watch.turn:
+                        await self._reports.read(instance, states)
                 except CommsError as error:
-                    logger.warning("The return value of %s[%d] cannot be read yet: %s", *instance, error)
+                    logger.warning("What %s[%d] said of its messages cannot be read yet: %s", *instance, error)
+                    self._looked_at = None
                     return
-                self._failures[instance] = failed_items(returned, self._concerned(instance))
             if not decision.unread:
                 return
 
-    def _concerned(self, instance: InstanceKey) -> Sequence[str]:
-        task_id, map_index = instance
-        task = next(task for task in self._work if task.task_id == task_id)
-        return concerned(task, map_index, self._message_ids)
-
     async def _begin(self, decision: Decision) -> None:
         settlements: dict[int, Settlement] = dict.fromkeys(decision.delete, Delete())
-        settlements |= dict.fromkeys(decision.release, Release())
-        for position, reason in decision.fail.items():
-            settlements[position] = self._on_failure.settlement(
-                receive_count=self._leases[position].receive_count,
-                reason=f"{reason} in run {self._task.run_id} of DAG {self._task.dag_id}",
-                random=self._random,
+        settlements |= {
+            position: self._settlement(position, ReleaseRule(), "its work was skipped") for position in decision.release
+        }
+        for position, failure in decision.fail.items():
+            settlements[position] = self._settlement(
+                position, self._on_failure.matching(failure.errors), failure.reason
             )
-            logger.warning("Message %s failed: %s", self._message_ids[position], reason)
-        if not settlements:
+        by_receipt = {self._leases[position].receipt: value for position, value in sorted(settlements.items())}
+        if self._ordered:
+            ended = self._batch.outcomes()
+            by_receipt = ready(by_receipt, self._leases, partial(self._outcome_of, ended))
+            by_receipt = hold_back(by_receipt, self._leases, partial(self._outcome_of, ended))
+        if not by_receipt:
             return
-        by_receipt = {self._leases[position].receipt: value for position, value in settlements.items()}
-        if self._batch.queue_url.endswith(".fifo"):
-            by_receipt = hold_back(by_receipt, self._leases, self._outcome_of)
+        _log_failures(decision.fail, self._message_ids)
         await self._write_ahead(by_receipt)
-        self._open = [position for position in self._open if position not in settlements]
+        self._open = [position for position in self._open if position not in self._progress]
         settling = asyncio.get_running_loop().create_task(self._settle(by_receipt))
         self._settling.add(settling)
+
+    def _settlement(self, position: int, rule: FailureRule, reason: str) -> Settlement:
+        return rule.settlement(
+            receive_count=self._leases[position].receive_count,
+            reason=f"{reason} in run {self._task.run_id} of DAG {self._task.dag_id}",
+            random=self._random,
+        )
 
     async def _write_ahead(self, settlements: Mapping[Receipt, Settlement]) -> None:
         """Leave word of what is about to be settled: whoever resumes the keeper must not extend it again."""
@@ -197,7 +274,8 @@ class Settler:
     async def _note_certainty(self) -> None:
         """After extensions, leave word of how long the leases last now: whoever takes over may then release them."""
         extensions, now = self._batch.extensions, self._clock.now()
-        if extensions == self._noted_extensions or now - self._noted_at < CERTAINTY_SECONDS:
+        newly_certain = extensions != self._noted_extensions and now - self._noted_at >= CERTAINTY_SECONDS
+        if not newly_certain and not self._unwritten:
             return
         certain_until = self._batch.certain_until()
         ahead = self._clock.wall() - now
@@ -209,12 +287,13 @@ class Settler:
             logger.warning("How long the leases last cannot be written down; they are extended all the same: %s", error)
 
     async def _publish_progress(self) -> None:
+        self._unwritten = False
         progress = Progress(self._progress, self._certain_until)
         await publish(self._task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
 
     async def _settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
         try:
-            outcomes = await self._batch.settle(settlements)
+            outcomes = await self._batch.settle(settlements, ordered=self._ordered)
         except KeeperClosedError as error:
             logger.warning("%d messages could not be settled here: %s", len(settlements), error)
             return
@@ -224,9 +303,20 @@ class Settler:
             _log_if_not_as_asked(settled)
         logger.info("Settled: %s", ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
 
-    def _outcome_of(self, receipt: Receipt) -> Outcome | None:
-        settled = self._batch.outcomes().get(receipt)
-        return self._inherited.get(self._positions[receipt]) if settled is None else settled.outcome
+    def _outcome_of(self, ended: Mapping[Receipt, Settled], receipt: Receipt) -> Outcome | None:
+        """How a lease ended, or is being ended."""
+        settled = ended.get(receipt)
+        return self._progress.get(self._positions[receipt]) if settled is None else settled.outcome
+
+
+def _log_failures(failures: Mapping[int, Failure], message_ids: Sequence[str]) -> None:
+    """Say which messages failed, a line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for position, failure in failures.items():
+        by_reason.setdefault(failure.reason, []).append(message_ids[position])
+    for reason, ids in by_reason.items():
+        more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
+        logger.warning("%d messages failed: %s (%s%s)", len(ids), reason, ", ".join(ids[:5]), more)
 
 
 def _log_if_not_as_asked(settled: Settled) -> None:

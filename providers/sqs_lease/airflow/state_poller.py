@@ -1,6 +1,8 @@
 """Reads task states for all triggers of a triggerer: per second one request a DAG and set of tasks, for many runs.
 
 The supervisor that answers serves one request at a time, so triggers that asked each for itself would fill its time.
+Between two rounds the signals of failed tasks come in, by one request more for all triggers (``signal_poller``), and
+triggers take turns in reading the reports of single tasks, so that these do not keep the states waiting.
 """
 
 from __future__ import annotations
@@ -8,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import Context
 from typing import Final, TypeAlias
 
 from sqs_lease.airflow.comms import CommsError, task_states
 from sqs_lease.airflow.settling import TaskStates
+from sqs_lease.airflow.signal_poller import SignalPoller
 
 logger = logging.getLogger(__name__)
 
@@ -27,24 +30,48 @@ POLL_SECONDS: Final = 1.0
 MAX_RUNS_IN_REQUEST: Final = 100
 """Runs named in one request: they travel in an address, whose length is limited."""
 
+READERS_AT_ONCE: Final = 4
+"""Reports of single tasks being read at once; what else is asked waits for no more of them, about 0.1 s."""
+
 
 class StateWatch:
-    """One trigger's view of the tasks of one run. Made by :meth:`StatePoller.watch`."""
+    """One trigger's view of the tasks of one run. Made by :meth:`StatePoller.watch`.
 
-    def __init__(self) -> None:
+    Attributes:
+        answers: How many answers there were so far.
+        signals: The signals there are, by the newest answer.
+        turn: To be held while something else is asked of Airflow about a task.
+    """
+
+    def __init__(self, turn: asyncio.Semaphore, signal_poller: SignalPoller) -> None:
+        self.answers = 0
+        self.signals: frozenset[str] = frozenset()
+        self.turn = turn
+        self._signal_poller = signal_poller
         self._changed = asyncio.Event()
         self._states: TaskStates = {}
 
     async def next(self) -> TaskStates:
-        """Wait for the next answer and return it. Without an answer of Airflow's this waits on."""
+        """Wait for the next answer, or for signals, and return the states. Without an answer this waits on."""
         await self._changed.wait()
         self._changed.clear()
         return self._states
 
     def answered(self, states: TaskStates) -> None:
         """Take in an answer. The poller calls this."""
+        self.answers += 1
         self._states = states
         self._changed.set()
+
+    def signalled(self, signals: frozenset[str]) -> None:
+        """Take in the signals there are. The poller of signals calls this."""
+        self.signals = signals
+        if self.answers:
+            self._changed.set()
+
+    def acted_on(self, signals: Iterable[str]) -> None:
+        """Have signals removed, because what they say was taken in."""
+        self._signal_poller.done_with(signals)
 
 
 class StatePoller:
@@ -52,10 +79,13 @@ class StatePoller:
 
     Args:
         fetch: How to ask; by default Airflow's supervisor is asked.
+        signal_poller: Who asks for signals.
     """
 
-    def __init__(self, fetch: FetchStates = task_states) -> None:
+    def __init__(self, fetch: FetchStates = task_states, signal_poller: SignalPoller | None = None) -> None:
         self._fetch = fetch
+        self._signal_poller = SignalPoller() if signal_poller is None else signal_poller
+        self._turn = asyncio.Semaphore(READERS_AT_ONCE)
         self._watches: dict[tuple[str, frozenset[str]], dict[str, set[StateWatch]]] = defaultdict(
             lambda: defaultdict(set)
         )
@@ -63,10 +93,19 @@ class StatePoller:
         self._answered = True
 
     @contextmanager
-    def watch(self, dag_id: str, run_id: str, task_ids: Collection[str]) -> Iterator[StateWatch]:
-        """Watch the states of some tasks of a run, from the event loop, until the context ends."""
+    def watch(
+        self, dag_id: str, run_id: str, task_ids: Collection[str], *, signals: str | None = None
+    ) -> Iterator[StateWatch]:
+        """Watch the states of some tasks of a run, from the event loop, until the context ends.
+
+        Args:
+            dag_id: The DAG.
+            run_id: The run.
+            task_ids: The tasks.
+            signals: With what the keys of signals begin that are to be watched as well; None: there are none.
+        """
         question = (dag_id, frozenset(task_ids))
-        watch = StateWatch()
+        watch = StateWatch(self._turn, self._signal_poller)
         self._watches[question][run_id].add(watch)
         if self._task is None or self._task.done():
             # In a context of its own: what it logs belongs to no single trigger.
@@ -74,7 +113,10 @@ class StatePoller:
                 self._poll(), name="sqs-lease task states", context=Context()
             )
         try:
-            yield watch
+            with ExitStack() as listening:
+                if signals is not None:
+                    listening.enter_context(self._signal_poller.listen(signals, watch.signalled))
+                yield watch
         finally:
             runs = self._watches[question]
             runs[run_id].discard(watch)

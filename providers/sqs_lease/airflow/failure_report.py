@@ -1,0 +1,101 @@
+"""What a worker leaves for the keeper when a work task fails for good: an XCom with the details, and a fast signal.
+
+The XCom, ``sqs_lease_failure`` of the task instance that failed, has the classes of the exception and the ids of
+``MessageFailed``; never the exception's text, which may contain anything. The signal is an Airflow variable
+whose key says it all: which keeper (by a hash), which of its work tasks, which map index. So one request for the keys
+with a common prefix tells a triggerer about the failures of all of its keepers. The keeper deletes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from sqs_lease.airflow.message_failed import MessageFailed
+from sqs_lease.core.settlements import exception_names
+
+FAILURE_KEY: Final = "sqs_lease_failure"
+"""The XCom key of a failed task instance's report."""
+
+SIGNALS_PREFIX: Final = "sqs_lease_failure."
+"""With this begin the keys of all variables that are signals."""
+
+SIGNAL_DESCRIPTION: Final = "A work task of an SQS lease failed; its keeper deletes this variable at once."
+
+CONFIG_SECTION: Final = "sqs_lease"
+REPORT_FAILURES_OPTION: Final = "report_failures"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """Why a task instance failed for good.
+
+    Attributes:
+        errors: The qualified names of the exception's class and those it derives from; empty without one.
+        message_ids: The messages that ``MessageFailed`` named; None for other exceptions.
+    """
+
+    errors: tuple[str, ...] = ()
+    message_ids: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, error: object) -> Self:
+        """The report of what Airflow tells a listener: an exception, a text, or nothing."""
+        if not isinstance(error, BaseException):
+            return cls()
+        return cls(exception_names(error), error.message_ids if isinstance(error, MessageFailed) else None)
+
+    def encode(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        ids = None if self.message_ids is None else list(self.message_ids)
+        return {"errors": list(self.errors), "message_ids": ids}
+
+    @classmethod
+    def decode(cls, plain: object) -> Self | None:
+        """Build it from what :meth:`encode` returned; None from anything else."""
+        if not isinstance(plain, Mapping):
+            return None
+        errors, ids = plain.get("errors"), plain.get("message_ids")
+        if not _are_texts(errors) or not (ids is None or _are_texts(ids)):
+            return None
+        return cls(tuple(errors), None if ids is None else tuple(ids))
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureSignals:
+    """The signals to one keeper in one run.
+
+    Attributes:
+        prefix: With this begin their keys.
+        work_task_ids: The keeper's work tasks; a signal names one by its place among them.
+    """
+
+    prefix: str
+    work_task_ids: tuple[str, ...]
+
+    @classmethod
+    def to(cls, dag_id: str, run_id: str, keeper_task_id: str, work_task_ids: Sequence[str]) -> Self:
+        """The signals to the keeper of a run."""
+        # Ids may be longer than a variable's key; 160 bits of a hash keep them apart.
+        digest = hashlib.sha256("\0".join((dag_id, run_id, keeper_task_id)).encode()).hexdigest()[:40]
+        return cls(f"{SIGNALS_PREFIX}{digest}.", tuple(work_task_ids))
+
+    def key(self, task_id: str, map_index: int) -> str:
+        """The key by which the failure of a task instance is signalled."""
+        return f"{self.prefix}{self.work_task_ids.index(task_id)}.{map_index}"
+
+    def instance(self, key: str) -> tuple[str, int] | None:
+        """Which task instance a key signals; None where it is none of these signals."""
+        index, _, map_index = key.removeprefix(self.prefix).partition(".")
+        if not key.startswith(self.prefix) or not index.isdecimal() or int(index) >= len(self.work_task_ids):
+            return None
+        try:
+            return self.work_task_ids[int(index)], int(map_index)
+        except ValueError:
+            return None
