@@ -23,3 +23,8 @@ def supervisor() -> Iterator[ScriptedComms]:
     """What triggers talk to in place of Airflow's supervisor."""
     with supervised_by(ScriptedComms()) as scripted:
         yield scripted
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Short timeouts keep tests on real time short; test_visibility.py tests the warning.
+    config.addinivalue_line("filterwarnings", "ignore:.* a visibility timeout of .* leaves")

@@ -117,15 +117,34 @@ def test_a_length_to_map_over_is_published_where_a_task_is_mapped_over_the_messa
     assert world.supervisor.mapped_lengths[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY] is None
 
 
-def test_the_queues_own_visibility_timeout_is_taken_where_none_was_given(supervisor: ScriptedComms) -> None:
-    world = World(supervisor, visibility_seconds=77)
+@pytest.mark.parametrize(("own", "taken"), [(0, 180), (77, 180), (600, 600)])
+def test_without_a_visibility_timeout_the_longer_of_the_queues_own_and_a_safe_one_is_taken(
+    supervisor: ScriptedComms, own: int, taken: int
+) -> None:
+    world = World(supervisor, visibility_seconds=own)
     world.sqs.send(world.url, "a")
 
     async def scenario(triggerer: VirtualTriggerer) -> None:
         await world.start(triggerer, policy=Growing()).ended()
 
     world.run(scenario)
-    assert HandedLease.decode(world.xcom(LEASE_KEY)).policy.visibility_seconds == 77
+    assert HandedLease.decode(world.xcom(LEASE_KEY)).policy.visibility_seconds == taken
+    (received,) = [entry for entry in world.sqs.trail().entries() if entry.kind is AuditKind.RECEIVED]
+    assert received.until is not None
+    assert received.until - received.at == taken
+
+
+@pytest.mark.parametrize(("visibility", "warned"), [(30.0, True), (180.0, False), (None, False)])
+def test_the_log_says_when_leases_would_not_survive_a_takeover(
+    world: World, caplog: pytest.LogCaptureFixture, visibility: float | None, warned: bool
+) -> None:
+    world.sqs.send(world.url, "a")
+
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        await world.start(triggerer, policy=Growing(visibility=visibility)).ended()
+
+    world.run(scenario)
+    assert ("needs up to 60 s to take over" in caplog.text) is warned
 
 
 def test_messages_are_held_for_the_keeper_after_the_task_ended(world: World) -> None:

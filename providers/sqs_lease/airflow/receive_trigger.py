@@ -30,6 +30,7 @@ from sqs_lease.airflow.links import LINK_KEY, console_link
 from sqs_lease.airflow.payload import PayloadError, publishable, remove_files
 from sqs_lease.airflow.published_messages import PublishedMessages
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
+from sqs_lease.airflow.visibility import takeover_risk, with_visibility
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy
@@ -166,7 +167,9 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         transport = shared_keeper.transport
         queue_url = await transport.queue_url(self.options.queue)
         attributes = await transport.queue_attributes(queue_url)
-        policy = decode_policy(self.options.policy).for_queue(attributes.visibility_seconds)
+        policy = with_visibility(decode_policy(self.options.policy), attributes.visibility_seconds)
+        if (risk := takeover_risk(policy)) is not None:
+            logger.warning("Leases of %s are at risk: %s", queue_url, risk)
         # Rounded up: a lease that lasts longer than believed harms nobody.
         visibility_seconds = math.ceil(policy.visibility_seconds)
         receiver = Receiver(transport, queue_url, visibility_seconds=visibility_seconds, clock=keepers.clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -19,6 +20,7 @@ from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseK
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.payload import check_payload
 from sqs_lease.airflow.receive_trigger import FAILED, TIMED_OUT, ReceiveOptions, SqsLeaseReceiveTrigger
+from sqs_lease.airflow.visibility import ShortVisibilityWarning, takeover_risk, with_visibility
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_IN_FLIGHT
@@ -64,7 +66,9 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         linger: How long to wait for more messages after the first; 1 s by default, 0 takes what the first
             receive gave. What was received is held meanwhile.
         policy: How leases are extended: a policy of ``sqs_lease.core.policies`` or its name; ``Growing`` by default.
-        visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes the queue's.
+        visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes the queue's
+            own, or what a lease needs to survive the death of its triggerer if that is longer: 180 s at Airflow's
+            default settings (``sqs_lease/airflow/visibility.py``). One that is too short for that gives a warning.
         payload: For large batches: a directory, as a URI (``s3://connection@bucket/prefix``) or an absolute path
             that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
             carry references only; work tasks read the messages with
@@ -100,7 +104,10 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         self.queue_url = queue_url
         self.max_messages = max_messages
         self.linger_seconds = seconds_of(linger, name="linger")
-        self.policy = encode_policy(resolve_policy(policy, visibility=visibility))
+        resolved = resolve_policy(policy, visibility=visibility)
+        self.policy = encode_policy(resolved)
+        if (risk := takeover_risk(with_visibility(resolved))) is not None:
+            warnings.warn(f"{self.task_id!r}: {risk}", ShortVisibilityWarning, stacklevel=2)
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
         self.payload = payload
         self._check_payload()
