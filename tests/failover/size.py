@@ -1,0 +1,71 @@
+"""How large the failover tests are: a short form for every test run, and the full form at Airflow's default settings.
+
+``SQS_LEASE_CHAOS=1`` (``make chaos``) selects the full form. The short form has the same scenarios with fewer keepers,
+and with a triggerer that counts as dead after 10 s instead of 30 s, so that a visibility timeout of a minute is
+to a takeover there what the default is to one at the default settings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One of the two forms.
+
+    Attributes:
+        keepers: How many keepers the triggerer holds that is killed.
+        messages: How many messages each of them holds.
+        visibility_seconds: The visibility timeout of their DAG; None is the default.
+        killed_after_seconds: How long after the first receive the first triggerer is killed. The full form does it
+            just before the first renewal, which is due after two thirds of the default visibility timeout of 180 s:
+            that leaves the other triggerer the least time.
+        held_seconds: How long the messages are held at least after the last was received.
+        stalled_seconds: How long a triggerer stands still.
+        scheduler_stopped_seconds: How long the scheduler stands still between the receive and the keeper.
+        handed_visibility_seconds: The visibility timeout of the messages that are received before that.
+        settings: Airflow's settings, as environment variables.
+    """
+
+    keepers: int
+    messages: int
+    visibility_seconds: float | None
+    killed_after_seconds: float
+    held_seconds: float
+    stalled_seconds: float
+    scheduler_stopped_seconds: float
+    handed_visibility_seconds: float
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+SHORT: Final = Size(
+    keepers=4,
+    messages=10,
+    visibility_seconds=60,
+    killed_after_seconds=0,
+    held_seconds=65,
+    stalled_seconds=0,
+    scheduler_stopped_seconds=20,
+    handed_visibility_seconds=6,
+    settings={
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
+        "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+    },
+)
+
+FULL: Final = Size(
+    keepers=20,
+    messages=10,
+    visibility_seconds=None,
+    killed_after_seconds=110,
+    held_seconds=300,
+    stalled_seconds=60,
+    scheduler_stopped_seconds=90,
+    handed_visibility_seconds=30,
+)
+
+SIZE: Final = FULL if os.environ.get("SQS_LEASE_CHAOS") == "1" else SHORT

@@ -1,0 +1,152 @@
+"""What the failover tests stand on: Airflow beside an SQS server, queues with a second consumer each, and task logs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+
+from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.processes import pause, require_running
+from demo.sqs_server import REGION, SqsServer, sqs_server
+from tests.airflow.second_consumer import SecondConsumer
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a task's log.
+
+    Attributes:
+        dag_id: The DAG.
+        run_id: The run.
+        task_id: The task.
+        at: When, in seconds since the epoch.
+        text: What it says.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    at: float
+    text: str
+
+
+@dataclass(slots=True)
+class Stage:
+    """Airflow and an SQS server.
+
+    Attributes:
+        stack: Airflow.
+        server: The SQS server.
+        exits: What ends with the stage.
+        queue_urls: The queues by their names.
+        consumers: The second consumers by the names of their queues.
+    """
+
+    stack: AirflowStack
+    server: SqsServer
+    exits: ExitStack
+    queue_urls: dict[str, str] = field(default_factory=dict)
+    consumers: dict[str, SecondConsumer] = field(default_factory=dict)
+
+    def fill(self, queue: str, messages: int) -> None:
+        """Make a queue with so many messages, and a second consumer that polls it from when they all are in flight."""
+        client = _client(self.server)
+        url = client.create_queue(QueueName=queue)["QueueUrl"]
+        for number in range(messages):
+            client.send_message(QueueUrl=url, MessageBody=f"message {number}")
+        self.queue_urls[queue] = url
+        self.consumers[queue] = SecondConsumer(_client(self.server), url, messages)
+        self.exits.enter_context(self.consumers[queue].polling())
+
+    def in_flight(self, queue: str) -> int:
+        """How many messages of a queue are in flight."""
+        return self._count(queue, "ApproximateNumberOfMessagesNotVisible")
+
+    def left(self, queue: str) -> int:
+        """How many messages a queue still has, in flight or not."""
+        return self.in_flight(queue) + self._count(queue, "ApproximateNumberOfMessages")
+
+    def _count(self, queue: str, attribute: Any) -> int:
+        answer = _client(self.server).get_queue_attributes(QueueUrl=self.queue_urls[queue], AttributeNames=[attribute])
+        return int(answer["Attributes"][attribute])
+
+    def received_by_others(self, queue: str) -> list[float]:
+        """When the second consumer was given messages, in seconds since the epoch."""
+        return [reception.at for reception in self.consumers[queue].receptions]
+
+    def wait_until(self, is_so: Callable[[], bool], what: str, deadline_seconds: float) -> float:
+        """Wait until something is the case, while the scheduler runs.
+
+        Returns:
+            How long that took, in seconds.
+        """
+        scheduler = self.stack.processes["scheduler"]
+        started = time.monotonic()
+        while not is_so():
+            require_running([scheduler])
+            assert time.monotonic() - started < deadline_seconds, f"not within {deadline_seconds:g} s: {what}"
+            pause(scheduler, 0.1)
+        return time.monotonic() - started
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        pause(self.stack.processes["scheduler"], seconds)
+
+    def state(self, dag_id: str, run_id: str, task_id: str) -> str | None:
+        """The state of a task that is not mapped."""
+        return next(t.state for t in self.stack.api.task_states(dag_id, run_id) if t.task_id == task_id)
+
+    def report(self, dag_id: str, run_id: str) -> dict[str, Any]:
+        """The lease report of a run's keeper; empty when it left none."""
+        return dict(self.stack.api.xcom(dag_id, run_id, "orders_keeper", "lease_report") or {})
+
+    def log_lines(self, task_id: str, phrase: str, *, dag_id: str = "*") -> list[LogLine]:
+        """The lines with a phrase in the logs of a task, over all of its runs, tries and triggers."""
+        found = []
+        for path in (self.stack.home / "logs").glob(f"dag_id={dag_id}/run_id=*/task_id={task_id}/**/*.log*"):
+            names = dict(part.split("=", 1) for part in path.parts if "=" in part)
+            for line in path.read_text(errors="replace").splitlines():
+                if phrase in line:
+                    event = json.loads(line)
+                    at = datetime.fromisoformat(event["timestamp"]).timestamp()
+                    found.append(LogLine(names["dag_id"], names["run_id"], task_id, at, str(event["event"])))
+        return found
+
+
+@contextmanager
+def stage(
+    home: Path, dags_folder: Path, environment: Mapping[str, str], *, database_url: str | None = None
+) -> Iterator[Stage]:
+    """Run Airflow beside an SQS server, which its default AWS connection leads to, until the block ends."""
+    with ExitStack() as exits:
+        server = exits.enter_context(sqs_server(home))
+        connection = {
+            "conn_type": "aws",
+            "login": "test",
+            "password": "test",
+            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
+        }
+        environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection), **environment}
+        stack = exits.enter_context(airflow_stack(home, dags_folder, environment, database_url=database_url))
+        yield Stage(stack, server, exits)
+
+
+def _client(server: SqsServer) -> SQSClient:
+    return boto3.client(
+        "sqs",
+        endpoint_url=server.endpoint_url,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )

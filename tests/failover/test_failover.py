@@ -1,0 +1,189 @@
+"""Two triggerers on PostgreSQL, of which the one that holds the keepers is killed, stopped and made to stand still.
+
+One story: the same messages go through all of it, while a second consumer polls their queue, and the tests look at
+what became of them. The sizes are those of :mod:`tests.failover.size`.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import time
+
+import pytest
+
+from demo.airflow_stack import SECOND_TRIGGERER, migrated_postgres
+from demo.postgres import postgres_server
+from demo.processes import request_stop
+from demo.sessions import send_signal
+from tests.failover.size import FULL, SIZE
+from tests.failover.stage import Stage, stage
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+
+logger = logging.getLogger(__name__)
+
+DAGS_FOLDER = Path(__file__).parent / "dags"
+KEEPER = "orders_keeper"
+TAKING_OVER = "Taking over"
+FIRST_TRIGGERER = "triggerer"
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened.
+
+    Attributes:
+        stage: Where.
+        runs: The runs of the DAG `kept`.
+        handed_run: The run of the DAG `handed`.
+        takeover_seconds: By what was done to a triggerer: how long until the other one held all leases.
+        received_at: When the first and the last message was received.
+        ended_at: When everything had been settled.
+        handed_in_flight: How many messages of `handed` were in flight at the end of the scheduler's stop.
+        handed_keeper_state: The state of their keeper then.
+    """
+
+    stage: Stage
+    runs: list[str] = field(default_factory=list)
+    handed_run: str = ""
+    takeover_seconds: dict[str, float] = field(default_factory=dict)
+    received_at: tuple[float, float] = (0.0, 0.0)
+    ended_at: float = 0.0
+    handed_in_flight: int = 0
+    handed_keeper_state: str | None = None
+
+    def begin(self) -> None:
+        """Have the first triggerer hold all messages, and start the second one."""
+        api = self.stage.stack.api
+        api.set_pool("gate", 0)
+        messages = SIZE.keepers * SIZE.messages
+        self.stage.fill("kept", messages)
+        self.stage.fill("handed", SIZE.messages)
+        for dag_id in ("kept", "handed"):
+            self.stage.stack.wait_for_dag(dag_id)
+        self.runs = [api.trigger("kept") for _ in range(SIZE.keepers)]
+        self.stage.wait_until(lambda: self._kept() == SIZE.keepers, "held by all keepers", 180)
+        received = [line.at for line in self.stage.log_lines("orders", "Received", dag_id="kept")]
+        self.received_at = min(received), max(received)
+        self.stage.stack.start(SECOND_TRIGGERER)
+        self.stage.pause(max(self.received_at[0] + SIZE.killed_after_seconds - time(), 0.0))
+
+    def _kept(self) -> int:
+        return len(
+            {line.run_id for line in self.stage.log_lines(KEEPER, "Keeping", dag_id="kept") if "of http" in line.text}
+        )
+
+    def scheduler_stops(self) -> None:
+        """Stop the scheduler right after messages were received, so that their keeper is not started for long."""
+        self.handed_run = self.stage.stack.api.trigger("handed")
+        self.stage.wait_until(lambda: self.stage.in_flight("handed") == SIZE.messages, "received", 60)
+        scheduler = self.stage.stack.processes["scheduler"]
+        send_signal([scheduler.pid], signal.SIGSTOP)
+        try:
+            self.stage.pause(SIZE.scheduler_stopped_seconds)
+            self.handed_in_flight = self.stage.in_flight("handed")
+            self.handed_keeper_state = self.stage.state("handed", self.handed_run, KEEPER)
+        finally:
+            send_signal([scheduler.pid], signal.SIGCONT)
+        assert self.stage.stack.wait_for_run("handed", self.handed_run, 120) == "success"
+
+    def away(self, how: str, name: str, act: Callable[[list[int]], None], deadline_seconds: float) -> None:
+        """Do something to a triggerer's processes (itself first), and wait until the other one holds all leases."""
+        process = self.stage.stack.processes[name]
+        began = time()
+        act([process.pid, *(pid for pid in process.session_pids() if pid != process.pid)])
+
+        def taken_over() -> bool:
+            lines = self.stage.log_lines(KEEPER, TAKING_OVER, dag_id="kept")
+            return {line.run_id for line in lines if line.at > began} == set(self.runs)
+
+        self.stage.wait_until(taken_over, f"taken over after {how}", deadline_seconds)
+        last = max(line.at for line in self.stage.log_lines(KEEPER, TAKING_OVER, dag_id="kept"))
+        self.takeover_seconds[how] = last - began
+
+    def finish(self) -> None:
+        """Let the work begin, when the messages were held for long enough, and wait for the end of all runs."""
+        self.stage.pause(max(self.received_at[1] + SIZE.held_seconds - time(), 0.0))
+        self.stage.stack.api.set_pool("gate", 50)
+        for run_id in self.runs:
+            assert self.stage.stack.wait_for_run("kept", run_id, 240) == "success"
+        self.stage.wait_until(
+            lambda: all(self.stage.report("kept", run_id) for run_id in self.runs), "reported by all keepers", 60
+        )
+        self.ended_at = time()
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    home = tmp_path_factory.mktemp("airflow")
+    environment = {
+        "AIRFLOW__CORE__PARALLELISM": "16",
+        "MESSAGES": str(SIZE.messages),
+        "HANDED_VISIBILITY_SECONDS": str(SIZE.handed_visibility_seconds),
+        **SIZE.settings,
+    }
+    if SIZE.visibility_seconds is not None:
+        environment["VISIBILITY_SECONDS"] = str(SIZE.visibility_seconds)
+    with (
+        postgres_server(migrated_postgres()) as database,
+        stage(home, DAGS_FOLDER, environment, database_url=database.url) as here,
+    ):
+        told = Story(here)
+        told.begin()
+        told.away("SIGKILL", FIRST_TRIGGERER, lambda pids: send_signal(pids, signal.SIGKILL), 150)
+        here.stack.start(FIRST_TRIGGERER)
+        told.scheduler_stops()
+        second = here.stack.processes[SECOND_TRIGGERER]
+        told.away("SIGTERM", SECOND_TRIGGERER, lambda pids: request_stop([second]), 150)
+        if SIZE is FULL:
+            here.stack.start(SECOND_TRIGGERER)
+            here.pause(10)
+            told.away("SIGKILL of the runner", FIRST_TRIGGERER, lambda pids: send_signal(pids[1:], signal.SIGKILL), 150)
+            here.stack.start(FIRST_TRIGGERER)
+            here.pause(10)
+            stopped_at = time()
+            stalled = here.stack.processes[SECOND_TRIGGERER].session_pids()
+            told.away("SIGSTOP", SECOND_TRIGGERER, lambda pids: send_signal(pids, signal.SIGSTOP), 150)
+            here.pause(max(stopped_at + SIZE.stalled_seconds - time(), 0.0))
+            send_signal(stalled, signal.SIGCONT)
+            here.pause(20)
+        told.finish()
+        figures = ", ".join(f"{how} {seconds:.1f} s" for how, seconds in told.takeover_seconds.items())
+        logger.info("%d keepers taken over after: %s", SIZE.keepers, figures)
+        yield told
+
+
+def test_no_message_is_received_twice(story: Story) -> None:
+    consumer = story.stage.consumers["kept"]
+    assert story.ended_at - story.received_at[1] > SIZE.held_seconds
+    assert consumer.polls > SIZE.held_seconds / 2
+    assert consumer.receptions == []
+
+
+def test_no_lease_lapses(story: Story) -> None:
+    assert [story.stage.report("kept", run_id)["late"] for run_id in story.runs] == [0] * SIZE.keepers
+    assert story.stage.log_lines(KEEPER, "ran out") == []
+
+
+def test_every_message_is_deleted_once(story: Story) -> None:
+    reports = [story.stage.report("kept", run_id) for run_id in story.runs]
+    assert [report["deleted"] for report in reports] == [SIZE.messages] * SIZE.keepers
+    settled = [line.text for line in story.stage.log_lines(KEEPER, "Settled:", dag_id="kept")]
+    assert settled == [f"Settled: {SIZE.messages} deleted"] * SIZE.keepers
+    assert story.stage.left("kept") == 0
+
+
+def test_another_triggerer_takes_over_within_seconds_when_one_is_stopped(story: Story) -> None:
+    assert story.takeover_seconds["SIGTERM"] < 30
+
+
+def test_nobody_else_is_given_messages_while_the_scheduler_cannot_start_their_keeper(story: Story) -> None:
+    assert SIZE.scheduler_stopped_seconds >= 3 * SIZE.handed_visibility_seconds
+    assert story.handed_keeper_state is None
+    assert story.handed_in_flight == SIZE.messages
+    assert story.stage.received_by_others("handed") == []
+    assert story.stage.report("handed", story.handed_run)["deleted"] == SIZE.messages
