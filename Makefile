@@ -4,7 +4,7 @@ PYTHON_ENVIRONMENT := .venv/bin
 SOURCES := providers dags demo benchmarks tests
 SEEDS ?= 10000
 
-.PHONY: help setup demo test lint format simulate benchmark requirements clean
+.PHONY: help setup demo test chaos lint format simulate benchmark requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ demo: setup ## run the main job on real processes; KEEP=1 leaves Airflow up afte
 
 test: setup lint ## lint, then run all tests
 	@$(PYTHON_ENVIRONMENT)/python -m pytest
+
+chaos: setup ## the failover tests in their full form: 20 keepers, Airflow's default settings, longer stops
+	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover --log-cli-level=INFO
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check $(SOURCES)
