@@ -1,0 +1,126 @@
+"""The first task of a run that messages started: it takes the batches of the run's events, and publishes them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from airflow.sdk import Asset, BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from sqs_lease.airflow.asset_comms import TaskAssetState
+from sqs_lease.airflow.claiming import ClaimedBatch, Claiming, NotAnsweredError
+from sqs_lease.airflow.comms import CommsError
+from sqs_lease.airflow.event_desk import BatchEvent, Claimant
+from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
+from sqs_lease.airflow.handed_lease import LEASE_KEY, merge
+from sqs_lease.airflow.keeper_operator import KEEPER_PRIORITY, SqsLeaseKeeperOperator
+from sqs_lease.clock import SystemClock
+
+HANDED_OVER: Final = (
+    "No message of the events is left for this run (%d events): they belong to another run, or they were settled or "
+    "given back already; the lines above say which. What was given back comes with another event"
+)
+
+
+class SqsLeaseFromEventOperator(BaseOperator):
+    """Takes the messages that started the run, from a :class:`~sqs_lease.airflow.event_trigger.SqsLeaseTrigger`.
+
+    It stands where :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor` stands in other DAGs, with a
+    :class:`~sqs_lease.airflow.keeper_operator.SqsLeaseKeeperOperator` as its teardown; ``sqs_lease(..., event=asset)``
+    makes both. Its return value is the messages of all batches whose events Airflow gave to this run, in the order of
+    the events.
+
+    A batch belongs to the first run that asks for it: with two DAGs on one asset, or an event that came twice,
+    the other run's task is skipped, and so is its work; its log names the run that has the messages. It is also
+    skipped when the run was started by hand, and when it is cleared after the keeper took the messages: what was not
+    settled by then comes back to the queue, and with another event.
+
+    Args:
+        event: The asset that the DAG is scheduled on, with the trigger in one of its watchers.
+        priority_weight: As for any task, but 1000 by default and counted as it stands.
+        weight_rule: As for any task.
+
+    Raises:
+        ValueError: The asset is watched by several queues, which one keeper cannot keep.
+    """
+
+    ui_color = "#d6eaf8"
+
+    def __init__(
+        self,
+        *,
+        event: Asset,
+        priority_weight: int = KEEPER_PRIORITY,
+        weight_rule: Any = "absolute",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(priority_weight=priority_weight, weight_rule=weight_rule, **kwargs)
+        if not isinstance(event, Asset):
+            raise TypeError(f"event of {self.task_id!r} must be the Asset that the DAG is scheduled on, not {event!r}")
+        if len(queue_triggers(event)) > 1:
+            raise ValueError(
+                f"asset {event.name!r} is watched by several queues: give each an asset and a lease of its own"
+            )
+        self.event = event
+
+    def execute(self, context: Any) -> list[dict[str, Any]]:
+        """Claim the run's batches, and publish them.
+
+        Returns:
+            The messages.
+
+        Raises:
+            AirflowSkipException: None is left for this run.
+            AirflowException: The trigger, or Airflow, does not answer; trying again may help.
+        """
+        events = self._events(context)
+        if not events:
+            raise AirflowSkipException(
+                f"no event of asset {self.event.name!r} started this run, so there are no messages for it"
+            )
+        claimant = Claimant(self.dag_id, context["run_id"], self._keeper_task_id())
+        claiming = Claiming(TaskAssetState(events[0].place.asset), events, claimant, clock=SystemClock())
+        try:
+            for seconds in claiming.steps():
+                time.sleep(seconds)
+        except (CommsError, NotAnsweredError) as error:
+            raise AirflowException(f"task {self.task_id!r} of DAG {self.dag_id!r}: {error}") from error
+        taken = claiming.taken()
+        if not taken:
+            self.log.warning(HANDED_OVER, len(events))
+            raise AirflowSkipException("no message of the events is left for this run")
+        return self._publish(context, taken)
+
+    def _publish(self, context: Any, taken: list[ClaimedBatch]) -> list[dict[str, Any]]:
+        messages = [message for batch in taken for message in batch.messages]
+        # Batches that were received before and after the trigger was changed are kept as the last one is.
+        shared = {name: taken[-1].lease[name] for name in ("policy", "connection")}
+        lease = merge([{**batch.lease, **shared} for batch in taken])
+        self.log.info("Taking %d messages of %s in %d batches", len(messages), lease["queue_url"], len(taken))
+        context["ti"].xcom_push(key=LEASE_KEY, value=lease)
+        return messages
+
+    def _events(self, context: Any) -> list[BatchEvent]:
+        given = context["triggering_asset_events"]
+        decoded = [BatchEvent.decode(event.extra) for event in given.get(self.event, ())]
+        events = [event for event in decoded if event is not None]
+        if len(events) < len(decoded):
+            self.log.info("%d events of asset %r are not of a queue", len(decoded) - len(events), self.event.name)
+        # One queue, unless the asset's watcher was changed to another one while events waited.
+        return [event for event in events if event.place == events[-1].place]
+
+    def _keeper_task_id(self) -> str:
+        for task in self.downstream_list:
+            if isinstance(task, SqsLeaseKeeperOperator) and task.receive_task_id == self.task_id:
+                return task.task_id
+        raise AirflowFailException(
+            f"{self.task_id!r} has no SqsLeaseKeeperOperator behind it, so its messages would neither be kept nor "
+            "settled: use sqs_lease(..., event=...), or make a keeper its teardown"
+        )
+
+
+def queue_triggers(event: Asset) -> list[SqsLeaseTrigger]:
+    """Return the triggers of an asset's watchers that receive from queues, also by ``MessageQueueTrigger``."""
+    triggers = [getattr(watcher.trigger, "trigger", watcher.trigger) for watcher in event.watchers]
+    return [trigger for trigger in triggers if isinstance(trigger, SqsLeaseTrigger)]

@@ -1,0 +1,24 @@
+"""Makes ``MessageQueueTrigger(scheme="sqs+lease", ...)`` a :class:`SqsLeaseTrigger`.
+
+Loaded by Airflow's common-messaging provider alone; nothing else here needs that provider.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
+
+from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
+
+SCHEME: Final = "sqs+lease"
+
+
+class SqsLeaseMessageQueueProvider(BaseMessageQueueProvider):
+    """The scheme ``sqs+lease``; its arguments are those of the trigger."""
+
+    scheme = SCHEME
+
+    def trigger_class(self) -> type[SqsLeaseTrigger]:
+        """Return the trigger's class."""
+        return SqsLeaseTrigger
