@@ -10,15 +10,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from sqs_lease.airflow.context import sqs_lease
+    from sqs_lease.airflow.event_operator import SqsLeaseFromEventOperator
+    from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
     from sqs_lease.airflow.payload import read_messages
     from sqs_lease.airflow.sensor import SqsLeaseSensor
 
-__all__ = ["SqsLeaseKeeperOperator", "SqsLeaseSensor", "read_messages", "sqs_lease"]
+__all__ = [
+    "SqsLeaseFromEventOperator",
+    "SqsLeaseKeeperOperator",
+    "SqsLeaseSensor",
+    "SqsLeaseTrigger",
+    "read_messages",
+    "sqs_lease",
+]
 
 _MODULES: Final = {
+    "SqsLeaseFromEventOperator": "sqs_lease.airflow.event_operator",
     "SqsLeaseKeeperOperator": "sqs_lease.airflow.keeper_operator",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
+    "SqsLeaseTrigger": "sqs_lease.airflow.event_trigger",
     "read_messages": "sqs_lease.airflow.payload",
     "sqs_lease": "sqs_lease.airflow.context",
 }

@@ -58,11 +58,16 @@ class SqsLeaseFromEventOperator(BaseOperator):
         super().__init__(priority_weight=priority_weight, weight_rule=weight_rule, **kwargs)
         if not isinstance(event, Asset):
             raise TypeError(f"event of {self.task_id!r} must be the Asset that the DAG is scheduled on, not {event!r}")
-        if len(queue_triggers(event)) > 1:
+        triggers = queue_triggers(event)
+        if len(triggers) > 1:
             raise ValueError(
                 f"asset {event.name!r} is watched by several queues: give each an asset and a lease of its own"
             )
         self.event = event
+        # As a sensor has them, for what is checked while the DAG is parsed. The asset may also be a mere reference to
+        # one whose watchers are defined in another file: then there is nothing to check.
+        self.max_messages = sum(trigger.max_messages * trigger.max_unsettled_batches for trigger in triggers)
+        self.payload: str | None = None
 
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Claim the run's batches, and publish them.

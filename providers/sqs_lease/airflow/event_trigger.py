@@ -17,6 +17,7 @@ import asyncio
 import logging
 import math
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +33,7 @@ from sqs_lease.airflow.event_desk import BatchEvent, Place
 from sqs_lease.airflow.lease_log import log_event
 from sqs_lease.airflow.open_batches import OpenBatches, ReplacedError
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
+from sqs_lease.airflow.visibility import ShortVisibilityWarning, takeover_risk, with_visibility
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
@@ -81,7 +83,8 @@ class SqsLeaseTrigger(BaseEventTrigger):
         max_messages: Most messages of one batch, 10 by default.
         linger: How long to wait for more messages after the first; 1 s by default.
         policy: How leases are extended, as for :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`.
-        visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``.
+        visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes one that
+            survives the death of the triggerer, as for the sensor.
         max_unsettled_batches: Nothing more is received while so many batches are neither settled nor released, 4 by
             default: one at work, and some that wait to be taken together by the next run. It bounds the runs that
             work side by side, what waits invisibly while the DAG is paused, and what a crash can delay.
@@ -126,7 +129,10 @@ class SqsLeaseTrigger(BaseEventTrigger):
         self.linger_seconds = seconds_of(linger, name="linger")
         # Triggers are stored by their arguments, as plain values.
         decoded = decode_policy(policy) if isinstance(policy, Mapping) else policy
-        self.policy = encode_policy(resolve_policy(decoded, visibility=visibility))
+        resolved = resolve_policy(decoded, visibility=visibility)
+        self.policy = encode_policy(resolved)
+        if not isinstance(policy, Mapping) and (risk := takeover_risk(with_visibility(resolved))) is not None:
+            warnings.warn(f"the trigger of {queue_url!r}: {risk}", ShortVisibilityWarning, stacklevel=2)
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout", minimum=1)
         self.botocore_config = dict(botocore_config) if botocore_config else None
         self.connection = AwsConnection.of(aws_conn_id, region_name, verify, botocore_config)
@@ -233,7 +239,9 @@ class SqsLeaseTrigger(BaseEventTrigger):
         transport = shared_keeper.transport
         queue_url = await transport.queue_url(self.queue_url)
         attributes = await transport.queue_attributes(queue_url)
-        policy = decode_policy(self.policy).for_queue(attributes.visibility_seconds)
+        policy = with_visibility(decode_policy(self.policy), attributes.visibility_seconds)
+        if (risk := takeover_risk(policy)) is not None:
+            logger.warning("Leases of %s are at risk: %s", queue_url, risk)
         # Rounded up: a lease that lasts longer than believed harms nobody.
         visibility_seconds = math.ceil(policy.visibility_seconds)
         receiver = Receiver(transport, queue_url, visibility_seconds=visibility_seconds, clock=keepers.clock)

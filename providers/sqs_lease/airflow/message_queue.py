@@ -7,9 +7,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
+from airflow.sdk.exceptions import AirflowOptionalProviderFeatureException
 
 from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
+
+try:
+    from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
+except ImportError as error:
+    # Airflow loads this module for the provider's metadata, and passes over it quietly for this.
+    raise AirflowOptionalProviderFeatureException(
+        "the scheme 'sqs+lease' of MessageQueueTrigger needs apache-airflow-providers-common-messaging"
+    ) from error
 
 SCHEME: Final = "sqs+lease"
 

@@ -25,12 +25,22 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "extra-links": ["sqs_lease.airflow.links.SqsQueueLink"],
-        "operators": [{"integration-name": integration, "python-modules": ["sqs_lease.airflow.keeper_operator"]}],
+        "operators": [
+            {
+                "integration-name": integration,
+                "python-modules": ["sqs_lease.airflow.event_operator", "sqs_lease.airflow.keeper_operator"],
+            }
+        ],
+        "queues": ["sqs_lease.airflow.message_queue.SqsLeaseMessageQueueProvider"],
         "sensors": [{"integration-name": integration, "python-modules": ["sqs_lease.airflow.sensor"]}],
         "triggers": [
             {
                 "integration-name": integration,
-                "python-modules": ["sqs_lease.airflow.receive_trigger", "sqs_lease.airflow.keeper_trigger"],
+                "python-modules": [
+                    "sqs_lease.airflow.event_trigger",
+                    "sqs_lease.airflow.keeper_trigger",
+                    "sqs_lease.airflow.receive_trigger",
+                ],
             }
         ],
     }
