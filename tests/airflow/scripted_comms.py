@@ -10,11 +10,15 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import (
+    DeleteVariable,
     ErrorResponse,
     GetTaskStates,
+    GetVariableKeys,
     GetXCom,
+    OKResponse,
     SetXCom,
     TaskStatesResult,
+    VariableKeysResult,
     XComResult,
 )
 
@@ -25,6 +29,7 @@ class ScriptedComms:
     Attributes:
         states: States by run id, then by task id or ``task_id_mapindex``.
         xcoms: Values by run id, task id, map index and key.
+        variables: The keys of the variables there are.
         mapped_lengths: The mapped length that each XCom was set with.
         asked: The requests so far.
         silent: While set, no request is answered.
@@ -34,6 +39,7 @@ class ScriptedComms:
     def __init__(self) -> None:
         self.states: dict[str, dict[str, str | None]] = {}
         self.xcoms: dict[tuple[str, str, int, str], Any] = {}
+        self.variables: set[str] = set()
         self.mapped_lengths: dict[tuple[str, str, int, str], int | None] = {}
         self.asked: list[Any] = []
         self.silent = False
@@ -61,6 +67,12 @@ class ScriptedComms:
                 self.xcoms[place] = request.value
                 self.mapped_lengths[place] = request.mapped_length
                 return None
+            case GetVariableKeys(prefix=prefix):
+                keys = sorted(key for key in self.variables if key.startswith(prefix or ""))
+                return VariableKeysResult(keys=keys, total_entries=len(keys))
+            case DeleteVariable(key=key):
+                self.variables.discard(key)
+                return OKResponse(ok=True)
         raise AssertionError(f"the supervisor does not answer {request!r}")
 
     def count(self, kind: type) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, setup, task, task_group, teardown
+from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.serialization.serialized_objects import DagSerialization
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
@@ -26,15 +27,18 @@ def dag() -> Iterator[DAG]:
 
 
 @task
-def load(messages: list[Any]) -> None: ...
+def load(messages: list[Any]) -> Any:
+    return messages
 
 
 @task
-def check(message: Any) -> None: ...
+def check(message: Any) -> Any:
+    return message
 
 
 @task
-def step(value: Any = None) -> None: ...
+def step(value: Any = None) -> Any:
+    return value
 
 
 def work_of(dag: DAG) -> list[WorkTask]:
@@ -149,6 +153,112 @@ def test_a_task_that_leaves_no_return_value_is_known_to_name_no_failures(dag: DA
         load.override(do_xcom_push=False)(orders)
         check.override(do_xcom_push=False).expand(message=orders)
     assert [task.returns for task in work_of(dag)] == [False, False]
+
+
+def test_a_function_that_can_return_nothing_is_known_to_name_no_failures(dag: DAG) -> None:
+    @task
+    def store(message: Any) -> None:
+        if message is None:
+            return
+        message.clear()
+
+    @task
+    def sometimes(message: Any) -> Any:
+        if message is None:
+            return None
+        return {"batchItemFailures": []}
+
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        store.expand(message=orders)
+        store.override(task_id="all")(orders)
+        sometimes.expand(message=orders)
+    assert {task.task_id: task.returns for task in work_of(dag)} == {"store": False, "all": False, "sometimes": True}
+
+
+def chained_work(dag: DAG) -> dict[str, tuple[bool, bool]]:
+    return {task.task_id: (task.per_message, task.chained) for task in work_of(dag)}
+
+
+def test_a_chain_of_mapped_tasks_works_on_the_messages_one_by_one(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        checked = check.expand(message=orders)
+        loaded = check.override(task_id="load").expand(message=checked.map(lambda value: value))
+        step.expand(value=loaded)
+    assert chained_work(dag) == {"check": (True, False), "load": (True, True), "step": (True, True)}
+
+
+def test_so_does_a_task_mapped_over_the_results_of_a_mapped_group(dag: DAG) -> None:
+    @task_group
+    def process(message: Any) -> Any:
+        return check(message)
+
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        results: Any = process.expand(message=orders)
+        step.expand(value=results)
+    assert chained_work(dag) == {"process.check": (True, False), "step": (True, True)}
+
+
+def test_results_zipped_with_others_are_nobodys_in_particular(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        checked = check.expand(message=orders)
+        step.expand(value=checked.zip(orders))
+        step.override(task_id="join").expand(value=checked.concat(orders))
+    assert chained_work(dag) == {"check": (True, False), "step": (False, False), "join": (False, False)}
+
+
+def test_two_leases_in_a_dag_have_their_own_work(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load(orders)
+    with sqs_lease("returns", queue_url=QUEUE) as returns:
+        check.expand(message=returns)
+    assert work_of(dag) == [WorkTask("load")]
+    keeper = dag.task_dict["returns_keeper"]
+    assert isinstance(keeper, SqsLeaseKeeperOperator)
+    assert keeper.work_task_ids == ["check"]
+    assert dag.task_dict["returns"].upstream_task_ids == set()
+
+
+def test_the_work_of_an_inner_lease_is_work_of_both_but_not_its_sensor_and_keeper(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load(orders)
+        with sqs_lease("details", queue_url=QUEUE) as details:
+            check.expand(message=details)
+    assert work_of(dag) == [WorkTask("load"), WorkTask("check", mapped=True)]
+    inner = dag.task_dict["details_keeper"]
+    assert isinstance(inner, SqsLeaseKeeperOperator)
+    assert inner.work_task_ids == ["check"]
+    assert dag.task_dict["details"].upstream_task_ids == {"orders"}
+    assert dag.task_dict["details_keeper"].upstream_task_ids == {"details"}
+
+
+def test_the_run_fails_with_the_keeper_only_where_lost_leases_are_to_fail_it(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load(orders)
+    with sqs_lease("strict", queue_url=QUEUE, on_lost="fail") as strict:
+        load.override(task_id="other")(strict)
+    assert not dag.task_dict["orders_keeper"].on_failure_fail_dagrun
+    assert dag.task_dict["strict_keeper"].on_failure_fail_dagrun
+
+
+async def tell_somebody(context: Any) -> None:
+    """A callback."""
+
+
+@pytest.mark.parametrize(
+    ("on_lost", "error", "text"),
+    [
+        ("explode", ValueError, "'warn', 'fail' or an AsyncCallback"),
+        (tell_somebody, TypeError, "AsyncCallback of airflow.sdk"),
+        (AsyncCallback(tell_somebody, {"to": object()}), TypeError, "plain values"),
+        (AsyncCallback("unusual_prefix_0123_dag.tell"), ValueError, "defined in a DAG file"),
+    ],
+    ids=["word", "function", "arguments", "DAG file"],
+)
+def test_what_cannot_happen_to_lost_leases_is_an_error(
+    dag: DAG, on_lost: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text), sqs_lease("orders", queue_url=QUEUE, on_lost=on_lost) as orders:
+        load(orders)
 
 
 def test_setups_and_teardowns_in_the_body_are_no_work_but_wait_for_the_messages(dag: DAG) -> None:

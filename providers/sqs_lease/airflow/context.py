@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from airflow.sdk import DAG, XComArg
+from airflow.sdk import DAG, Asset, XComArg
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
+from sqs_lease.airflow.event_operator import SqsLeaseFromEventOperator
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
+from sqs_lease.airflow.lost_leases import OnLost
 from sqs_lease.airflow.sensor import PAYLOAD_IS_NOT_MAPPED, SqsLeaseSensor
 from sqs_lease.airflow.work import work_tasks
 from sqs_lease.core.durations import Duration
@@ -22,7 +24,10 @@ def sqs_lease(
     name: str,
     *,
     on_failure: FailureRule | None = None,
+    on_lost: OnLost = "warn",
+    ordered: bool = True,
     handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
+    event: Asset | None = None,
     **sensor_arguments: Any,
 ) -> Iterator[Any]:
     """Receive messages and keep them invisible while the tasks in the body work on them.
@@ -31,26 +36,40 @@ def sqs_lease(
 
         with sqs_lease("orders", queue_url=..., max_messages=500) as orders:
             load(orders)                      # one task over the whole batch, or
-            check.expand(message=orders)      # one mapped task a message, settled one by one
+            check.expand(message=orders)      # one mapped task a message, settled one by one, or
+            process.expand(message=orders)    # a mapped task group: a chain a message, settled one by one
 
     It makes two tasks: ``name``, which receives, and ``name_keeper``, which runs beside the work, extends the
     leases, deletes the messages whose work succeeded and settles the others by ``on_failure``. Every task in the
     body that has no other task of the body before it is set behind ``name``.
 
-    A task in the body concerns all messages, unless it is mapped over ``orders`` itself. A task that succeeds may
-    still name messages that failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}``.
-    ``settling.py`` has the rules. Tasks that shall run whatever became of single messages (a summary, say) belong
-    outside the body, or need a trigger rule of their own: ``upstream_failed`` counts as failed.
+    A task in the body concerns all messages, unless it is mapped over ``orders`` itself, or over what such a task
+    returned (``load.expand(row=check.expand(message=orders))``). A task that succeeds may still name messages that
+    failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}``, and one that fails may
+    ``raise MessageFailed(message_ids)`` to fail no others. ``settling.py`` has the rules. Tasks that shall run whatever
+    became of single messages (a summary, say) belong outside the body, or need a trigger rule of their own:
+    ``upstream_failed`` counts as failed. In a chain of mapped tasks one failed message makes the next task
+    ``upstream_failed`` for all; in a mapped task group it does so for itself alone.
 
     Setups and teardowns in the body are set behind ``name`` like others, but are not work: their failure gives back
-    nothing by itself.
+    nothing by itself. That holds for the two tasks of a lease inside the body as well. The work of such an inner lease
+    is work of both: the outer messages are deleted when it is done too, and all of them fail when one of its
+    tasks does. Leases whose messages have nothing to do with one another belong side by side.
 
     Args:
         name: The task id of the sensor, within the current task group.
         on_failure: What becomes of a message whose work failed for good: ``release()`` (the default), ``backoff()``,
-            ``expire()`` or ``dead_letter()`` of ``sqs_lease.core.settlements``.
+            ``expire()``, ``dead_letter()`` or a choice of these ``by_exception()``, of ``sqs_lease.core.settlements``.
+        on_lost: What happens when a lease is lost, lapses or nears its end: ``"warn"`` (the default), ``"fail"``,
+            which fails the run, or an ``AsyncCallback``; see
+            :class:`~sqs_lease.airflow.keeper_operator.SqsLeaseKeeperOperator`.
+        ordered: Keep the order of messages within the groups of a FIFO queue (the default), or settle each message
+            for itself.
         handoff_timeout: How long the messages are held for ``name_keeper`` until a worker starts it.
-        sensor_arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`.
+        event: In a DAG that messages start: the asset that it is scheduled on. ``name`` is then a
+            :class:`~sqs_lease.airflow.event_operator.SqsLeaseFromEventOperator` and takes what started the run.
+        sensor_arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`; with ``event`` those that
+            every task takes.
 
     Yields:
         The messages, as an ``XComArg`` (typed as Any, like what it stands for at run time): a list of mappings with
@@ -64,7 +83,11 @@ def sqs_lease(
     dag = DagContext.get_current()
     if dag is None:
         raise RuntimeError(f"sqs_lease({name!r}) must be used inside a DAG")
-    sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **sensor_arguments)
+    sensor: SqsLeaseSensor | SqsLeaseFromEventOperator
+    if event is None:
+        sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **sensor_arguments)
+    else:
+        sensor = SqsLeaseFromEventOperator(task_id=name, event=event, **sensor_arguments)
     before = set(dag.task_dict)
     yield XComArg(sensor)
     body = [task for task_id, task in dag.task_dict.items() if task_id not in before]
@@ -80,18 +103,20 @@ def sqs_lease(
         receive_task_id=sensor.task_id,
         work_task_ids=work_task_ids,
         on_failure=on_failure,
+        on_lost=on_lost,
+        ordered=ordered,
         handoff_timeout=handoff_timeout,
-    ).as_teardown(setups=sensor)
+    ).as_teardown(setups=sensor, on_failure_fail_dagrun=on_lost == "fail")
 
 
-def _set_behind(sensor: SqsLeaseSensor, body: list[Any]) -> None:
+def _set_behind(sensor: SqsLeaseSensor | SqsLeaseFromEventOperator, body: list[Any]) -> None:
     inside = {task.task_id for task in body}
     for task in body:
         if not inside & task.upstream_task_ids and sensor.task_id not in task.upstream_task_ids:
             sensor.set_downstream(task)
 
 
-def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor) -> None:
+def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor | SqsLeaseFromEventOperator) -> None:
     per_message = [task.task_id for task in work_tasks(dag, work_task_ids, sensor.task_id) if task.per_message]
     if sensor.payload is not None and (mapped := next(sensor.iter_mapped_dependants(), None)) is not None:
         raise ValueError(f"{mapped.node_id!r} is mapped over {sensor.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")

@@ -57,14 +57,13 @@ class FailureReport:
         """Build it from what :meth:`encode` returned; None from anything else."""
         if not isinstance(plain, Mapping):
             return None
-        errors, ids = plain.get("errors"), plain.get("message_ids")
-        if not _are_texts(errors) or not (ids is None or _are_texts(ids)):
-            return None
-        return cls(tuple(errors), None if ids is None else tuple(ids))
+        errors, ids = _texts(plain.get("errors")), plain.get("message_ids")
+        return None if errors is None else cls(errors, _texts(ids))
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+def _texts(value: object) -> tuple[str, ...] | None:
+    texts = [item for item in value if isinstance(item, str)] if isinstance(value, list | tuple) else None
+    return None if texts is None else tuple(texts)
 
 
 @dataclass(frozen=True, slots=True)

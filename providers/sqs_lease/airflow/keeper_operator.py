@@ -13,6 +13,7 @@ from sqs_lease.airflow.comms import triggers_are_supported
 from sqs_lease.airflow.handed_lease import LEASE_KEY
 from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.links import SqsQueueLink
+from sqs_lease.airflow.lost_leases import OnLost, encode_on_lost
 from sqs_lease.airflow.progress import PROGRESS_KEY
 from sqs_lease.airflow.work import work_tasks
 from sqs_lease.core.durations import Duration, seconds_of
@@ -38,13 +39,27 @@ class SqsLeaseKeeperOperator(BaseOperator):
     Each message is deleted when the work tasks that concern it succeeded and settled by ``on_failure`` when one
     of them failed for good; the rules are in ``sqs_lease/airflow/settling.py``. The task ends with the XCom
     ``lease_report``: counts by outcome and, for up to 100 messages, their ids. It succeeds when everything that
-    could be settled was, whether deleted or given back. Leases that were lost are in its log and in its report; they
-    do not fail it, because it is no leaf of the DAG and nothing in the run could be done about them any more.
+    could be settled was, whether deleted or given back. Leases that were lost are in its log and in its report, and
+    do not fail it unless ``on_lost`` says so.
 
     Args:
         receive_task_id: The sensor's task id.
         work_task_ids: The tasks that work on the messages.
         on_failure: What becomes of a message whose work failed for good; visible again at once by default.
+        on_lost: What happens when a lease is *lost* (another consumer has the message, or it was deleted), when it
+            *lapsed* (it ended before an extension was confirmed, so others may have received the message) or is
+            *ending* (``max_lease``, or the service's 12 hours, let it be extended no more). Each is logged, and then:
+
+            - ``"warn"``, the default: nothing more.
+            - ``"fail"``: this task fails after everything else was settled, if a lease was lost or has lapsed. A
+              lease that is ending fails it only if it lapses before its work is done. As this task is a teardown,
+              its failure fails the run only with ``as_teardown(setups=..., on_failure_fail_dagrun=True)``, which
+              ``sqs_lease`` sets then.
+            - an ``AsyncCallback`` of ``airflow.sdk``: it is called in the triggerer at once, see
+              ``sqs_lease/airflow/lost_leases.py``.
+        ordered: On a FIFO queue, keep the order within message groups: a message is not deleted while an earlier
+            one of its group is still worked on, and is given back, although its work succeeded, when an earlier one
+            is given back. False settles each message for itself.
         handoff_timeout: How long a batch is held for this task when it was cleared and starts again.
         priority_weight: As for any task, but 1000 by default and counted as it stands.
         weight_rule: As for any task.
@@ -59,6 +74,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
         receive_task_id: str,
         work_task_ids: Sequence[str],
         on_failure: FailureRule | None = None,
+        on_lost: OnLost = "warn",
+        ordered: bool = True,
         handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
         priority_weight: int = KEEPER_PRIORITY,
         weight_rule: Any = "absolute",
@@ -70,6 +87,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
         self.receive_task_id = receive_task_id
         self.work_task_ids = list(work_task_ids)
         self.on_failure = encode_failure_rule(release() if on_failure is None else on_failure)
+        self.on_lost = encode_on_lost(on_lost)
+        self.ordered = ordered
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
 
     def execute(self, context: Any) -> None:
@@ -97,6 +116,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
                 receive_task_id=self.receive_task_id,
                 work=plain_work(work),
                 on_failure=self.on_failure,
+                on_lost=self.on_lost,
+                ordered=self.ordered,
                 handoff_timeout_seconds=self.handoff_timeout_seconds,
             ),
             method_name="execute_complete",

@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+from airflow.sdk.configuration import conf
+from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.comms import (
     CommsError,
@@ -27,9 +28,11 @@ from sqs_lease.airflow.comms import (
     run_of,
     task_states,
 )
+from sqs_lease.airflow.failure_report import CONFIG_SECTION, REPORT_FAILURES_OPTION, FailureSignals
 from sqs_lease.airflow.handed_lease import HandedLease, from_wall_time
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS, HandOff
 from sqs_lease.airflow.lease_log import log_event
+from sqs_lease.airflow.lost_leases import FAIL, WARN, LostLeases
 from sqs_lease.airflow.parts import gather_parts
 from sqs_lease.airflow.payload import load_lease, remove_files
 from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
@@ -58,6 +61,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         receive_task_id: The sensor's task, whose return value has the messages.
         work: The tasks that work on the messages, each as the arguments of a ``WorkTask``.
         on_failure: What becomes of failed messages, see :func:`~sqs_lease.core.specs.encode_failure_rule`.
+        on_lost: What happens when leases are lost, see :func:`~sqs_lease.airflow.lost_leases.encode_on_lost`.
+        ordered: Whether the messages of a FIFO group are settled in their order.
         handoff_timeout_seconds: How long the batch is held for a keeper that was cleared and starts again.
     """
 
@@ -68,6 +73,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         work: list[dict[str, Any]],
         on_failure: dict[str, Any],
         handoff_timeout_seconds: float,
+        on_lost: str | dict[str, Any] = WARN,
+        ordered: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lease = lease
@@ -75,6 +82,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self.work = work
         self.on_failure = on_failure
         self.handoff_timeout_seconds = handoff_timeout_seconds
+        self.on_lost = on_lost
+        self.ordered = ordered
+        self._settler: Settler | None = None
+        self._losses: LostLeases | None = None
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
         self._batch: SharedBatch | None = None
@@ -90,6 +101,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 "work": self.work,
                 "on_failure": self.on_failure,
                 "handoff_timeout_seconds": self.handoff_timeout_seconds,
+                "on_lost": self.on_lost,
+                "ordered": self.ordered,
             },
         )
 
@@ -100,9 +113,13 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._keepers = keepers = triggerer_keepers()
         handed = await load_lease(self.lease)
         self._shared_keeper = await keepers.acquire(handed.connection)
-        settler = await self._take(task, handed, keepers, self._shared_keeper)
-        with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks()) as watch:
+        signals = self._signals(task)
+        self._losses = losses = LostLeases(self.on_lost, task, handed.queue_url)
+        self._settler = settler = await self._take(task, handed, keepers, self._shared_keeper, signals)
+        listen_to = None if signals is None else signals.prefix
+        with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
             await settler.run(watch)
+        await losses.told()
         report = settler.report()
         logger.info("All leases ended: %s", {name: count for name, count in report.items() if name != "messages"})
         try:
@@ -110,7 +127,16 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         except CommsError as error:
             logger.warning("Everything was settled, but the report cannot be published: %s", error)
         await remove_files(self.lease)
-        yield TaskSuccessEvent()
+        if self.on_lost == FAIL and (report["lost"] or report["late"]):
+            logger.error(
+                "%d leases were lost and %d lapsed, so this task fails, as on_lost says: other consumers may have "
+                "worked on their messages as well. Make the work idempotent, or raise the visibility timeout",
+                report["lost"],
+                report["late"],
+            )
+            yield TaskFailedEvent()
+        else:
+            yield TaskSuccessEvent()
 
     async def cleanup(self) -> None:
         """Leave what is still held to whoever resumes the keeper: one last extension, nothing is released."""
@@ -156,7 +182,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             HandOff(keepers, self.lease["batch_id"], batch, task, self.handoff_timeout_seconds).start()
 
     async def _take(
-        self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, shared_keeper: SharedKeeper
+        self,
+        task: RunOfTask,
+        handed: HandedLease,
+        keepers: TriggererKeepers,
+        shared_keeper: SharedKeeper,
+        signals: FailureSignals | None,
     ) -> Settler:
         leases = from_wall_time(handed.leases, keepers.clock)
         progress = Progress()
@@ -186,7 +217,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             clock=keepers.clock,
             inherited=progress.settled,
             settle_after=settle_after,
+            signals=signals,
+            ordered=self.ordered,
         )
+
+    def _signals(self, task: RunOfTask) -> FailureSignals | None:
+        if not conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True):
+            return None
+        return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
 
     async def _progress(self, task: RunOfTask) -> Progress:
         try:
@@ -198,6 +236,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     def _happened(self, event: LeaseEvent) -> None:
         # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.
         self._log_context.run(log_event, event, self.lease["queue_url"])
+        if self._settler is not None:
+            self._settler.happened(event)
+        if self._losses is not None:
+            self._log_context.run(self._losses.happened, event)
 
 
 def plain_work(work: Sequence[WorkTask]) -> list[dict[str, Any]]:

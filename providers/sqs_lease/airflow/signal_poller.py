@@ -40,7 +40,7 @@ class SignalPoller:
     def __init__(self, fetch: FetchKeys = variable_keys, delete: DeleteKey = delete_variable) -> None:
         self._fetch = fetch
         self._delete = delete
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, list[Listener]] = {}
         self._done_with: dict[str, None] = {}
         self._seen_at: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
@@ -49,7 +49,7 @@ class SignalPoller:
     @contextmanager
     def listen(self, prefix: str, listener: Listener) -> Iterator[None]:
         """Listen to the signals whose keys begin with a prefix, which ends with a full stop, until the context ends."""
-        self._listeners[prefix] = listener
+        self._listeners.setdefault(prefix, []).append(listener)
         if self._task is None or self._task.done():
             # In a context of its own: what it logs belongs to no single trigger.
             self._task = asyncio.get_running_loop().create_task(
@@ -58,7 +58,9 @@ class SignalPoller:
         try:
             yield
         finally:
-            del self._listeners[prefix]
+            self._listeners[prefix].remove(listener)
+            if not self._listeners[prefix]:
+                del self._listeners[prefix]
 
     def done_with(self, keys: Iterable[str]) -> None:
         """Have signals deleted that were acted upon."""
@@ -91,7 +93,8 @@ class SignalPoller:
             elif now - self._seen_at[key] > ORPHANED_SECONDS:
                 self._done_with[key] = None
         for prefix, found in by_prefix.items():
-            self._listeners[prefix](frozenset(found))
+            for listener in self._listeners[prefix]:
+                listener(frozenset(found))
 
     async def _remove(self, key: str) -> None:
         try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dis import get_instructions
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from itertools import pairwise
 from typing import Any
 
 from airflow.sdk.definitions.mappedoperator import MappedOperator
@@ -45,6 +48,20 @@ def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str) -> list[
 
 def maps_over_messages(task: Any, receive_task_id: str) -> bool:
     """Whether a task is expanded over the sensor's messages themselves, so that map index ``i`` gets message ``i``."""
+    source = _one_source(task)
+    return source is not None and source.task_id == receive_task_id
+
+
+def continues_messages(task: Any, receive_task_id: str) -> bool:
+    """Whether a task is expanded over the results of one that works on the messages one by one."""
+    source = _one_source(task)
+    return source is not None and (
+        maps_over_messages(source, receive_task_id) or continues_messages(source, receive_task_id)
+    )
+
+
+def _one_source(task: Any) -> Any:
+    """The task whose return value another one is expanded over, item by item; None where that is not so simple."""
     group = task.get_closest_mapped_task_group()
     if isinstance(task, MappedOperator):
         # A mapped task in a mapped group does not exist (yet), so one of the two is all there is.
@@ -52,28 +69,49 @@ def maps_over_messages(task: Any, receive_task_id: str) -> bool:
     elif isinstance(group, MappedTaskGroup):
         expand_input = group._expand_input  # noqa: SLF001 - nor for this
     else:
-        return False
+        return None
     value: Any = expand_input.value
     if isinstance(value, dict):
         # expand(message=messages): further arguments would multiply the indexes.
         if len(value) != 1:
-            return False
+            return None
         (value,) = value.values()
     while isinstance(value, MapXComArg):
         # messages.map(function) keeps length and order.
         value = value.arg
-    return (
-        isinstance(value, PlainXComArg) and value.key == RETURN_VALUE_KEY and value.operator.task_id == receive_task_id
-    )
+    if not isinstance(value, PlainXComArg) or value.key != RETURN_VALUE_KEY:
+        # zip() and concat() have other lengths than what they are made of.
+        return None
+    return value.operator
 
 
 def _work_task(task: Any, receive_task_id: str) -> WorkTask:
+    chained = continues_messages(task, receive_task_id)
     return WorkTask(
         task.task_id,
         mapped=task.is_mapped or task.get_closest_mapped_task_group() is not None,
-        per_message=maps_over_messages(task, receive_task_id),
-        returns=bool(_do_xcom_push(task)),
+        per_message=chained or maps_over_messages(task, receive_task_id),
+        chained=chained,
+        returns=bool(_do_xcom_push(task)) and not _returns_nothing(task),
     )
+
+
+def _returns_nothing(task: Any) -> bool:
+    """Whether a task's function can return nothing but None, so that there is no return value to read.
+
+    Every return in its code loads None right before. Where that cannot be told, the return value is read.
+    """
+    function = getattr(task, "python_callable", None)
+    if function is None and isinstance(task, MappedOperator):
+        function = task.partial_kwargs.get("python_callable")
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+        return False
+    instructions = list(get_instructions(code))
+    # The one is Python 3.11's and 3.14's, the other is Python 3.12's and 3.13's.
+    loads = [before for before, last in pairwise(instructions) if last.opname == "RETURN_VALUE"]
+    loads += [one for one in instructions if one.opname == "RETURN_CONST"]
+    return all(load.opname in ("LOAD_CONST", "RETURN_CONST") and load.argval is None for load in loads)
 
 
 def _do_xcom_push(task: Any) -> Any:
