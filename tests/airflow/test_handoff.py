@@ -74,6 +74,17 @@ def test_the_message_is_released_when_the_keeper_did_not_start_in_time(world: Wo
     assert world.releases() == 1
 
 
+def test_the_message_is_released_when_its_run_was_deleted(world: World) -> None:
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        # Airflow leaves a run that it does not know out of its answer.
+        del world.supervisor.states[RUN_ID]
+        await asyncio.sleep(TIMEOUT_SECONDS + 5)
+        assert world.state() is MessageState.VISIBLE
+
+    world.run(scenario)
+    assert world.releases() == 1
+
+
 @pytest.mark.parametrize("state", ["failed", "upstream_failed", "skipped", "removed"])
 def test_the_message_is_released_at_once_when_the_keeper_will_never_come(world: World, state: str) -> None:
     async def scenario(triggerer: VirtualTriggerer) -> None:

@@ -146,6 +146,6 @@ class StatePoller:
         self._answered = True
         watches = self._watches.get((dag_id, task_ids), {})
         for run_id in run_ids:
-            if run_id in answer:
-                for watch in tuple(watches.get(run_id, ())):
-                    watch.answered(answer[run_id])
+            # A run that was deleted is missing in the answer, and none of its tasks has a state.
+            for watch in tuple(watches.get(run_id, ())):
+                watch.answered(answer.get(run_id, {}))
