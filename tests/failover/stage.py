@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import boto3
+from botocore.config import Config
 
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.processes import pause, require_running
@@ -47,26 +48,25 @@ class Stage:
 
     Attributes:
         stack: Airflow.
-        server: The SQS server.
+        sqs: A client of the SQS server.
         exits: What ends with the stage.
         queue_urls: The queues by their names.
         consumers: The second consumers by the names of their queues.
     """
 
     stack: AirflowStack
-    server: SqsServer
+    sqs: SQSClient
     exits: ExitStack
     queue_urls: dict[str, str] = field(default_factory=dict)
     consumers: dict[str, SecondConsumer] = field(default_factory=dict)
 
     def fill(self, queue: str, messages: int) -> None:
         """Make a queue with so many messages, and a second consumer that polls it from when they all are in flight."""
-        client = _client(self.server)
-        url = client.create_queue(QueueName=queue)["QueueUrl"]
+        url = self.sqs.create_queue(QueueName=queue)["QueueUrl"]
         for number in range(messages):
-            client.send_message(QueueUrl=url, MessageBody=f"message {number}")
+            self.sqs.send_message(QueueUrl=url, MessageBody=f"message {number}")
         self.queue_urls[queue] = url
-        self.consumers[queue] = SecondConsumer(_client(self.server), url, messages)
+        self.consumers[queue] = SecondConsumer(self.sqs, url, messages)
         self.exits.enter_context(self.consumers[queue].polling())
 
     def in_flight(self, queue: str) -> int:
@@ -78,7 +78,7 @@ class Stage:
         return self.in_flight(queue) + self._count(queue, "ApproximateNumberOfMessages")
 
     def _count(self, queue: str, attribute: Any) -> int:
-        answer = _client(self.server).get_queue_attributes(QueueUrl=self.queue_urls[queue], AttributeNames=[attribute])
+        answer = self.sqs.get_queue_attributes(QueueUrl=self.queue_urls[queue], AttributeNames=[attribute])
         return int(answer["Attributes"][attribute])
 
     def received_by_others(self, queue: str) -> list[float]:
@@ -112,9 +112,9 @@ class Stage:
         return dict(self.stack.api.xcom(dag_id, run_id, "orders_keeper", "lease_report") or {})
 
     def log_lines(self, task_id: str, phrase: str, *, dag_id: str = "*") -> list[LogLine]:
-        """The lines with a phrase in the logs of a task, over all of its runs, tries and triggers."""
+        """The lines with a phrase in the logs of a task's triggers, over all of its runs and tries."""
         found = []
-        for path in (self.stack.home / "logs").glob(f"dag_id={dag_id}/run_id=*/task_id={task_id}/**/*.log*"):
+        for path in (self.stack.home / "logs").glob(f"dag_id={dag_id}/run_id=*/task_id={task_id}/*.trigger.*"):
             names = dict(part.split("=", 1) for part in path.parts if "=" in part)
             for line in path.read_text(errors="replace").splitlines():
                 if phrase in line:
@@ -139,7 +139,7 @@ def stage(
         }
         environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection), **environment}
         stack = exits.enter_context(airflow_stack(home, dags_folder, environment, database_url=database_url))
-        yield Stage(stack, server, exits)
+        yield Stage(stack, _client(server), exits)
 
 
 def _client(server: SqsServer) -> SQSClient:
@@ -149,4 +149,6 @@ def _client(server: SqsServer) -> SQSClient:
         region_name=REGION,
         aws_access_key_id="test",
         aws_secret_access_key="test",
+        # One for each second consumer's long poll.
+        config=Config(max_pool_connections=64),
     )

@@ -1,0 +1,261 @@
+"""What becomes of messages when a user acts on their tasks, runs and DAGs, or their processes are killed.
+
+All DAGs of `dags_actions/actions.py` run at the same time, each on a queue of its own that a second consumer polls.
+Each is acted on as soon as its keeper holds its messages; the tests then look at what became of them, and how fast.
+`docs/user-actions.md` has the outcomes for users.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from math import nan
+from pathlib import Path
+from time import time
+
+import pytest
+
+from demo.airflow_api import AirflowApi
+from demo.sessions import send_signal
+from tests.failover.dags_actions.actions import (
+    CLOSED,
+    DEFERRAL_SECONDS,
+    GATE,
+    HANDOFF_SECONDS,
+    RUN_TIMEOUT_SECONDS,
+    SHORT_VISIBILITY_SECONDS,
+)
+from tests.failover.stage import Stage, stage
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+logger = logging.getLogger(__name__)
+
+DAGS_FOLDER = Path(__file__).parent / "dags_actions"
+MESSAGES = 2
+KEEPER = "orders_keeper"
+HEARTBEAT_SECONDS = 30
+HELD_SECONDS = 2 * SHORT_VISIBILITY_SECONDS + 5
+DEADLINE_SECONDS = 240.0
+
+
+class When(Enum):
+    """When a run is acted on."""
+
+    RECEIVED = "its sensor has the messages, and waits for more"
+    HANDED = "its sensor succeeded, and its keeper is not started yet"
+    KEPT = "its keeper holds the messages"
+    WORKING = "its keeper holds the messages, and its work runs"
+
+
+class Outcome(Enum):
+    """What became of all messages of a queue."""
+
+    RETURNED = "the second consumer was given them"
+    DELETED = "they were deleted, and the second consumer was given none"
+
+
+Act = Callable[["Scene", str, str], None]
+"""What is done to a run, with the ids of its DAG and its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One DAG, what is done to its run, and what is to become of its messages.
+
+    Attributes:
+        dag_id: The DAG, named after what is done.
+        when: When that is done.
+        act: What is done.
+        outcome: What is to become of the messages.
+        within_seconds: How long that may take.
+        not_before_seconds: How long it takes at least.
+    """
+
+    dag_id: str
+    when: When
+    act: Act
+    outcome: Outcome
+    within_seconds: float
+    not_before_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return self.dag_id
+
+
+def marked(task_id: str, state: str) -> Act:
+    """Mark a task."""
+    return lambda scene, dag_id, run_id: scene.api.mark_task(dag_id, run_id, task_id, state)
+
+
+def cleared(task_id: str) -> Act:
+    """Clear a task."""
+    return lambda scene, dag_id, run_id: scene.api.clear_task(dag_id, run_id, task_id)
+
+
+def run_marked(state: str) -> Act:
+    """Mark the run."""
+    return lambda scene, dag_id, run_id: scene.api.mark_run(dag_id, run_id, state)
+
+
+def killed(processes: int) -> Act:
+    """Kill the work's process, or that and its supervisor's."""
+    return lambda scene, dag_id, run_id: send_signal(scene.process_ids(dag_id)[:processes], signal.SIGKILL)
+
+
+def paused(scene: Scene, dag_id: str, run_id: str) -> None:
+    """Pause the DAG."""
+    scene.api.pause(dag_id)
+
+
+def deleted(scene: Scene, dag_id: str, run_id: str) -> None:
+    """Delete the run."""
+    scene.api.delete_run(dag_id, run_id)
+
+
+def dag_deleted(scene: Scene, dag_id: str, run_id: str) -> None:
+    """Delete the DAG."""
+    scene.api.delete_dag(dag_id)
+
+
+def nothing(scene: Scene, dag_id: str, run_id: str) -> None:
+    """Airflow itself acts."""
+
+
+LOADED_SECONDS = 30.0
+"""How much longer than it takes anything may take on a loaded machine."""
+
+CASES = [
+    Case("keeper_failed", When.KEPT, marked(KEEPER, "failed"), Outcome.RETURNED, LOADED_SECONDS),
+    Case("keeper_success", When.KEPT, marked(KEEPER, "success"), Outcome.RETURNED, LOADED_SECONDS),
+    Case("keeper_cleared", When.KEPT, cleared(KEEPER), Outcome.DELETED, DEADLINE_SECONDS, HELD_SECONDS),
+    Case("work_cleared", When.WORKING, cleared("run"), Outcome.DELETED, 60 + LOADED_SECONDS),
+    Case("work_failed", When.WORKING, marked("run", "failed"), Outcome.RETURNED, LOADED_SECONDS),
+    Case("work_success", When.WORKING, marked("run", "success"), Outcome.DELETED, LOADED_SECONDS),
+    Case("run_failed", When.WORKING, run_marked("failed"), Outcome.RETURNED, LOADED_SECONDS),
+    Case("run_success", When.WORKING, run_marked("success"), Outcome.DELETED, LOADED_SECONDS),
+    Case("pending_run_success", When.KEPT, run_marked("success"), Outcome.RETURNED, LOADED_SECONDS),
+    Case("run_timeout", When.KEPT, nothing, Outcome.RETURNED, RUN_TIMEOUT_SECONDS + LOADED_SECONDS),
+    Case("kept_run_deleted", When.KEPT, deleted, Outcome.RETURNED, LOADED_SECONDS),
+    Case("kept_dag_deleted", When.KEPT, dag_deleted, Outcome.RETURNED, LOADED_SECONDS),
+    Case("sensor_deferral", When.RECEIVED, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 15 + LOADED_SECONDS),
+    Case("keeper_deferral", When.KEPT, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 60 + LOADED_SECONDS),
+    Case("pool_full", When.HANDED, nothing, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS - 2),
+    Case("dag_paused", When.RECEIVED, paused, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS),
+    Case("run_deleted", When.HANDED, deleted, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS - 2),
+    Case("task_killed", When.WORKING, killed(1), Outcome.RETURNED, LOADED_SECONDS),
+    Case(
+        "supervisor_killed",
+        When.WORKING,
+        killed(2),
+        Outcome.RETURNED,
+        HEARTBEAT_SECONDS + LOADED_SECONDS,
+        HEARTBEAT_SECONDS / 2,
+    ),
+]
+
+
+@dataclass(slots=True)
+class Scene:
+    """The runs, and what happened to them.
+
+    Attributes:
+        stage: Where.
+        processes: The directory where running work tells its processes.
+        runs: The runs by DAG.
+        acted_at: When each was acted on, in seconds since the epoch.
+        ended_at: When the fate of all of its messages was seen; for those that came back, when they did.
+    """
+
+    stage: Stage
+    processes: Path
+    runs: dict[str, str] = field(default_factory=dict)
+    acted_at: dict[str, float] = field(default_factory=dict)
+    ended_at: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def api(self) -> AirflowApi:
+        """Airflow's API."""
+        return self.stage.stack.api
+
+    def process_ids(self, dag_id: str) -> list[int]:
+        """The running work's process and its supervisor's."""
+        return [int(pid) for pid in (self.processes / dag_id).read_text().split()]
+
+    def outcome(self, dag_id: str) -> Outcome | None:
+        """What became of all messages of a queue; None while that is open."""
+        if len(self.stage.received_by_others(dag_id)) == MESSAGES:
+            return Outcome.RETURNED
+        return Outcome.DELETED if self.stage.left(dag_id) == 0 else None
+
+    def play(self) -> None:
+        """Start all runs, act on each in its time, and look on until all messages met their fate, or it is too late."""
+        for name, slots in ((GATE, 0), (CLOSED, 0)):
+            self.api.set_pool(name, slots)
+        for case in CASES:
+            self.stage.fill(case.dag_id, MESSAGES)
+            self.stage.stack.wait_for_dag(case.dag_id)
+            self.runs[case.dag_id] = self.api.trigger(case.dag_id)
+        ends_at = time() + DEADLINE_SECONDS
+        while len(self.ended_at) < len(CASES) and time() < ends_at:
+            for case in CASES:
+                self._look_at(case)
+            if time() > self.acted_at.get("keeper_cleared", ends_at) + HELD_SECONDS:
+                self.api.set_pool(GATE, len(CASES))
+            self.stage.pause(0.2)
+
+    def _look_at(self, case: Case) -> None:
+        dag_id = case.dag_id
+        if dag_id not in self.acted_at:
+            if self._is_time_for(case):
+                case.act(self, dag_id, self.runs[dag_id])
+                self.acted_at[dag_id] = time()
+        elif dag_id not in self.ended_at and (outcome := self.outcome(dag_id)) is not None:
+            came_back = outcome is Outcome.RETURNED
+            self.ended_at[dag_id] = max(self.stage.received_by_others(dag_id)) if came_back else time()
+
+    def _is_time_for(self, case: Case) -> bool:
+        match case.when:
+            case When.RECEIVED:
+                return self.stage.in_flight(case.dag_id) == MESSAGES
+            case When.HANDED:
+                return bool(self.stage.log_lines("orders", "Trigger fired event", dag_id=case.dag_id))
+            case When.KEPT:
+                return bool(self.stage.log_lines(KEEPER, "Keeping", dag_id=case.dag_id))
+            case When.WORKING:
+                kept = bool(self.stage.log_lines(KEEPER, "Keeping", dag_id=case.dag_id))
+                return kept and (self.processes / case.dag_id).exists()
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    home = tmp_path_factory.mktemp("airflow")
+    processes = tmp_path_factory.mktemp("processes")
+    environment = {
+        "PROCESSES": str(processes),
+        "AIRFLOW__CORE__PARALLELISM": "24",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(HEARTBEAT_SECONDS),
+    }
+    with stage(home, DAGS_FOLDER, environment) as here:
+        played = Scene(here, processes)
+        played.play()
+        for case in CASES:
+            seconds = played.ended_at.get(case.dag_id, nan) - played.acted_at.get(case.dag_id, nan)
+            logger.info("%s: after %.1f s", case, seconds)
+        yield played
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_messages_meet_the_fate_that_the_docs_tell(scene: Scene, case: Case) -> None:
+    assert case.dag_id in scene.acted_at, f"not reached in {DEADLINE_SECONDS:g} s: {case.when.value}"
+    assert scene.outcome(case.dag_id) is case.outcome
+    seconds = scene.ended_at[case.dag_id] - scene.acted_at[case.dag_id]
+    assert case.not_before_seconds <= seconds <= case.within_seconds
+
+
+def test_a_cleared_keeper_or_work_holds_its_messages_all_the_time(scene: Scene) -> None:
+    assert scene.stage.received_by_others("keeper_cleared") == []
+    assert scene.stage.received_by_others("work_cleared") == []
