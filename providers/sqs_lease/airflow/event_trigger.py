@@ -284,9 +284,13 @@ class SqsLeaseTrigger(BaseEventTrigger):
         def received(reception: Reception) -> None:
             shared.batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
-        collected = await queue.receiver.collect(
-            self.max_messages, wait=WAIT_SECONDS, linger=self.linger_seconds, on_received=received
-        )
+        queue.batches.polling = True
+        try:
+            collected = await queue.receiver.collect(
+                self.max_messages, wait=WAIT_SECONDS, linger=self.linger_seconds, on_received=received
+            )
+        finally:
+            queue.batches.polling = False
         if collected.error is not None:
             logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
         if shared.batch.leases():

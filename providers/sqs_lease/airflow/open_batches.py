@@ -75,6 +75,7 @@ class _OpenBatch:
     held: _Held | None
     reminder: Reminder
     handoff: asyncio.Task[None] | None = None
+    given_up: bool = False
     stored_deadline: float = 0.0
     stored_at: float = 0.0
 
@@ -106,6 +107,8 @@ class OpenBatches:
     handoff_timeout_seconds: float
     fire: Callable[[BatchEvent], None]
     happened: Callable[[LeaseEvent], None]
+    polling: bool = field(init=False, default=False)
+    """Whether a poll is under way, which would receive at once what is released: the trigger sets it."""
     _state: AssetState = field(init=False)
     _open: dict[str, _OpenBatch] = field(init=False, default_factory=dict)
     _fewer: asyncio.Event = field(init=False, default_factory=asyncio.Event)
@@ -297,11 +300,15 @@ class OpenBatches:
                 self.keepers.remove(batch.entry.batch_id, held.shared)
                 self._end(batch)
             elif self.keepers.clock.wall() - batch.entry.received_at >= self.handoff_timeout_seconds:
-                await self._release(batch, held.shared)
-                self._unused(
-                    f"no run claimed batch {batch.entry.batch_id} within {self.handoff_timeout_seconds:g} s, so it was "
-                    "released. Check that the DAG is not paused, or raise handoff_timeout above the length of its runs"
-                )
+                if not batch.given_up:
+                    batch.given_up = True
+                    self._unused(
+                        f"no run claimed batch {batch.entry.batch_id} within {self.handoff_timeout_seconds:g} s, so it "
+                        "is released. Check that the DAG is not paused, or raise handoff_timeout above the length of "
+                        "its runs"
+                    )
+                if not self.polling:
+                    await self._release(batch, held.shared)
 
     async def _release(self, batch: _OpenBatch, shared: SharedBatch) -> None:
         # Gone from the desk before it is released: nobody may take it over from there then.
