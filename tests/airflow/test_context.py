@@ -145,7 +145,7 @@ def test_a_task_mapped_over_messages_and_something_else_concerns_all_messages(da
 
     with sqs_lease("orders", queue_url=QUEUE) as orders:
         pair.expand(message=orders, region=["eu", "us"])
-    assert work_of(dag) == [WorkTask("pair", mapped=True)]
+    assert work_of(dag) == [WorkTask("pair", mapped=True, returns=False)]
 
 
 def test_a_task_that_leaves_no_return_value_is_known_to_name_no_failures(dag: DAG) -> None:

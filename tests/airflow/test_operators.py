@@ -152,7 +152,7 @@ def test_the_keeper_defers_with_the_lease_the_work_and_the_failure_rule(dag: DAG
     classpath, arguments = deferred.trigger.serialize()
     assert classpath == "sqs_lease.airflow.keeper_trigger.SqsLeaseKeeperTrigger"
     assert arguments["work"] == [
-        {"task_id": "check", "mapped": True, "per_message": True, "chained": False, "returns": True}
+        {"task_id": "check", "mapped": True, "per_message": True, "chained": False, "returns": False}
     ]
     assert arguments["on_failure"]["on_failure"] == "backoff"
     assert task_instance.pushed == {PROGRESS_KEY: {}}

@@ -13,25 +13,33 @@ if TYPE_CHECKING:
     from sqs_lease.airflow.event_operator import SqsLeaseFromEventOperator
     from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
+    from sqs_lease.airflow.message_failed import MessageFailed
     from sqs_lease.airflow.payload import read_messages
     from sqs_lease.airflow.sensor import SqsLeaseSensor
+    from sqs_lease.airflow.still_held import require_held, still_held
 
 __all__ = [
+    "MessageFailed",
     "SqsLeaseFromEventOperator",
     "SqsLeaseKeeperOperator",
     "SqsLeaseSensor",
     "SqsLeaseTrigger",
     "read_messages",
+    "require_held",
     "sqs_lease",
+    "still_held",
 ]
 
 _MODULES: Final = {
+    "MessageFailed": "sqs_lease.airflow.message_failed",
     "SqsLeaseFromEventOperator": "sqs_lease.airflow.event_operator",
     "SqsLeaseKeeperOperator": "sqs_lease.airflow.keeper_operator",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
     "SqsLeaseTrigger": "sqs_lease.airflow.event_trigger",
     "read_messages": "sqs_lease.airflow.payload",
+    "require_held": "sqs_lease.airflow.still_held",
     "sqs_lease": "sqs_lease.airflow.context",
+    "still_held": "sqs_lease.airflow.still_held",
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
+from sqs_lease.airflow.failure_report import CONFIG_SECTION, REPORT_FAILURES_OPTION
+
 
 def get_provider_info() -> dict[str, Any]:
     """Return the provider's metadata; Airflow finds this function by the entry point ``apache_airflow_provider``."""
@@ -25,6 +27,26 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "extra-links": ["sqs_lease.airflow.links.SqsQueueLink"],
+        "config": {
+            CONFIG_SECTION: {
+                "description": "Leases of Amazon SQS messages.",
+                "options": {
+                    REPORT_FAILURES_OPTION: {
+                        "description": (
+                            "Whether a task process whose work on messages failed for good tells the keeper of the "
+                            "messages at once, and by which exception. Without it, failed messages are visible again "
+                            "after up to six seconds instead of one, rules by exception and MessageFailed have no "
+                            "effect, and nothing but the tasks' states counts. Workers and triggerers need the same "
+                            "value."
+                        ),
+                        "version_added": None,
+                        "type": "boolean",
+                        "example": None,
+                        "default": "True",
+                    }
+                },
+            }
+        },
         "operators": [
             {
                 "integration-name": integration,

@@ -1,0 +1,84 @@
+"""For work tasks: which messages of a lease are still held, so that work which comes too late can stop.
+
+The keeper ends when all of its messages are settled. A work task that is cleared after that runs again, but its
+messages are deleted by then, or visible and perhaps somebody else's, and nobody settles what it does. Work that must
+not be done twice begins with::
+
+    require_held("orders", message["MessageId"])
+
+To work on messages again, clear the sensor: it receives what is visible then.
+
+Both functions ask Airflow twice, which takes about a tenth of a second. The answer is as fresh as the keeper's last
+note of it, which it leaves before it settles anything; a lease that was lost is noted within about two seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from airflow.sdk import get_current_context
+from airflow.sdk.exceptions import AirflowFailException
+
+from sqs_lease.airflow.comms import RETURN_VALUE_KEY
+from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
+from sqs_lease.airflow.payload import read_messages
+from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
+
+_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+
+
+def still_held(lease: str) -> frozenset[str]:
+    """Return the ids of the messages that a lease of this run still holds; to be called in a task.
+
+    Args:
+        lease: The lease's name: the task id of its sensor, with or without the prefix of its task group.
+
+    Returns:
+        The messages that are neither settled nor lost; none once the keeper ended.
+
+    Raises:
+        ValueError: The DAG has no such lease, or more than one.
+        RuntimeError: It is called outside a task.
+    """
+    task_instance: Any = get_current_context()["ti"]
+    keeper = _keeper(task_instance.task.dag, lease)
+    place = {"dag_id": task_instance.dag_id, "run_ids": [task_instance.run_id], "task_ids": [keeper.task_id]}
+    states = task_instance.get_task_states(**place).get(task_instance.run_id, {})
+    if states.get(keeper.task_id, "removed") in _ENDED:
+        return frozenset()
+    received = task_instance.xcom_pull(task_ids=keeper.receive_task_id, key=RETURN_VALUE_KEY)
+    settled = Progress.decode(task_instance.xcom_pull(task_ids=keeper.task_id, key=PROGRESS_KEY)).settled
+    messages = enumerate(read_messages(received or []))
+    return frozenset(message["MessageId"] for position, message in messages if position not in settled)
+
+
+def require_held(lease: str, message_ids: str | Iterable[str]) -> None:
+    """Fail the task, without a retry, unless messages are still held; to be called in a task.
+
+    Args:
+        lease: As for :func:`still_held`.
+        message_ids: The ``MessageId`` of the messages that the task is about to work on, or of one.
+
+    Raises:
+        AirflowFailException: One of them is held no longer.
+        ValueError: The DAG has no such lease, or more than one.
+        RuntimeError: It is called outside a task.
+    """
+    wanted = {message_ids} if isinstance(message_ids, str) else set(message_ids)
+    if gone := wanted - still_held(lease):
+        shown = ", ".join(sorted(gone)[:5])
+        raise AirflowFailException(
+            f"{len(gone)} of {len(wanted)} messages of the lease {lease!r} are not held any more ({shown}): they were "
+            "settled or lost, so that this work would be done twice. Clear the sensor to receive messages again"
+        )
+
+
+def _keeper(dag: Any, lease: str) -> SqsLeaseKeeperOperator:
+    keepers = [task for task in dag.task_dict.values() if isinstance(task, SqsLeaseKeeperOperator)]
+    exact = [keeper for keeper in keepers if keeper.receive_task_id == lease]
+    found = exact or [keeper for keeper in keepers if keeper.receive_task_id.endswith(f".{lease}")]
+    if len(found) != 1:
+        names = ", ".join(sorted(keeper.receive_task_id for keeper in keepers)) or "none"
+        raise ValueError(f"DAG {dag.dag_id!r} has {len(found)} leases named {lease!r}; its leases: {names}")
+    return found[0]
