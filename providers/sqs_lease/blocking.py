@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import wait as wait_for
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import Outcome, Settled
@@ -20,6 +15,7 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import FailureRule
 from sqs_lease.core.specs import resolve_policy
 from sqs_lease.keeper import EventListener, HeldBatch, Keeper, LeaseReport, Leaving
+from sqs_lease.loop_thread import LoopThread
 from sqs_lease.sqs.boto3_transport import Boto3Transport
 from sqs_lease.sqs.client_config import client_config
 from sqs_lease.sqs.receiving import Receiver
@@ -30,8 +26,6 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 
 @contextmanager
@@ -85,7 +79,7 @@ def lease(
     check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, f"leasing from {queue}")
     for name, duration in (("wait", wait), ("linger", linger)):
         seconds_of(duration, name=name)
-    host = _LoopThread(f"sqs-lease {queue}")
+    host = LoopThread(f"sqs-lease {queue}")
     try:
         transport = Boto3Transport(_default_client() if client is None else client)
         held = _Held(transport)
@@ -105,7 +99,7 @@ def _default_client() -> SQSClient:
 
 
 def _leased(
-    host: _LoopThread,
+    host: LoopThread,
     held: _Held,
     queue: str,
     policy: RenewalPolicy,
@@ -134,7 +128,7 @@ def _leased(
 class LeasedBatch:
     """The messages of one :func:`lease`, in the order they were received. To be used within its block only."""
 
-    def __init__(self, host: _LoopThread, batch: HeldBatch) -> None:
+    def __init__(self, host: LoopThread, batch: HeldBatch) -> None:
         self._host = host
         self._batch = batch
         self._messages = tuple(batch.messages())
@@ -236,51 +230,3 @@ class _Held:
         if self._keeper is not None:
             await self._keeper.close(Leaving.NOTHING)
         await self._transport.aclose()
-
-
-class _LoopThread:
-    """An event loop in a thread of its own, for a caller that blocks."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        # A daemon: an interpreter that ends without leaving the block must not wait for it. The leases then lapse.
-        self._thread = Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine in the loop and wait for its result.
-
-        If the caller is interrupted, the coroutine is cancelled and its end awaited: a receive hands over what its
-        polls bring before it ends.
-        """
-        result: Future[_T] = Future()
-        tasks: list[asyncio.Task[_T]] = []
-
-        def start() -> None:
-            task = self._loop.create_task(coroutine)
-            tasks.append(task)
-            task.add_done_callback(partial(_pass_on, result))
-
-        self._loop.call_soon_threadsafe(start)
-        try:
-            return result.result()
-        except BaseException:
-            if not result.done():
-                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-                wait_for([result])
-            raise
-
-    def stop(self) -> None:
-        """End the loop and the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-def _pass_on(result: Future[_T], task: asyncio.Task[_T]) -> None:
-    if task.cancelled():
-        result.set_exception(CancelledError())
-    elif (error := task.exception()) is not None:
-        result.set_exception(error)
-    else:
-        result.set_result(task.result())
