@@ -164,7 +164,7 @@ def test_no_message_is_received_twice(story: Story) -> None:
 
 def test_no_lease_lapses(story: Story) -> None:
     assert [story.stage.report("kept", run_id)["late"] for run_id in story.runs] == [0] * SIZE.keepers
-    assert story.stage.log_lines(KEEPER, "ran out") == []
+    assert story.stage.log_lines(KEEPER, "ran out", dag_id="kept") == []
 
 
 def test_every_message_is_deleted_once(story: Story) -> None:
