@@ -4,7 +4,7 @@ from sqs_lease.blocking import LeasedBatch, lease
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from sqs_lease.core.settlements import FailureRule, backoff, dead_letter, expire, release
+from sqs_lease.core.settlements import FailureRule, backoff, by_exception, dead_letter, discard, expire, release
 from sqs_lease.keeper import LeaseReport
 
 __all__ = [
@@ -27,7 +27,9 @@ __all__ = [
     "Settled",
     "Threshold",
     "backoff",
+    "by_exception",
     "dead_letter",
+    "discard",
     "expire",
     "lease",
     "release",
