@@ -1,0 +1,223 @@
+"""The example DAGs do what they say, on real Airflow processes and a real SQS server, all in one stack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+from deltalake import DeltaTable
+
+from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.flights import bodies
+from demo.processes import ROOT
+from demo.sqs_server import REGION, SqsServer, sqs_server
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+RUN_SECONDS = 300.0
+FLIGHTS = 60
+
+
+def order(order_id: int, *, customer: str = "Ada", total: float = 9.5) -> str:
+    return json.dumps({"order_id": order_id, "customer": customer, "total": total})
+
+
+def booking(amount: float) -> str:
+    return json.dumps({"amount": amount})
+
+
+ORDERS: Mapping[str, Sequence[str]] = {
+    "orders-in-one-batch": [order(number) for number in range(25)],
+    "orders-one-by-one": [order(1), order(2, total=-1), order(3)],
+    "orders-with-partial-failures": [order(1), "no order", order(2), "{}"],
+    "orders-with-backoff": [order(1), "no order", order(2, customer="unreachable")],
+    "flights": [body.text for body in bodies(FLIGHTS)],
+}
+BOOKINGS = [("a", 5.0), ("b", 1.0), ("a", -1.0), ("a", 7.0), ("b", 2.0)]
+DAGS = {
+    "orders_in_one_batch": "orders-in-one-batch",
+    "orders_one_by_one": "orders-one-by-one",
+    "orders_with_partial_failures": "orders-with-partial-failures",
+    "orders_with_backoff": "orders-with-backoff",
+    "bookings_in_order": "bookings-in-order.fifo",
+    "flights_to_delta": "flights",
+}
+
+
+class Examples:
+    """The stack with a run of each example under way, each on the queue that it names."""
+
+    def __init__(self, stack: AirflowStack, sqs: SQSClient, urls: Mapping[str, str]) -> None:
+        self.stack = stack
+        self.sqs = sqs
+        self.urls = urls
+        self.runs: dict[str, str] = {}
+
+    def start(self) -> None:
+        for dag_id in DAGS:
+            self.stack.wait_for_dag(dag_id)
+            self.runs[dag_id] = self.stack.api.trigger(dag_id)
+
+    def ended(self, dag_id: str) -> str:
+        return self.stack.wait_for_run(dag_id, self.runs[dag_id], RUN_SECONDS)
+
+    def states(self, dag_id: str) -> dict[str, str | None]:
+        tasks = self.stack.api.task_states(dag_id, self.runs[dag_id])
+        return {
+            task.task_id if task.map_index < 0 else f"{task.task_id}[{task.map_index}]": task.state for task in tasks
+        }
+
+    def report(self, dag_id: str, keeper: str) -> dict[str, int]:
+        report = self.stack.api.xcom(dag_id, self.runs[dag_id], keeper, "lease_report")
+        assert isinstance(report, dict)
+        assert (report["lost"], report["failed"], report["late"], report["held"]) == (0, 0, 0, 0)
+        return {name: report[name] for name in ("received", "deleted", "released", "dead_lettered")}
+
+    def visible(self, dag_id: str) -> list[dict[str, Any]]:
+        """What anybody would be given now, in order."""
+        found: list[dict[str, Any]] = []
+        while answer := self._receive(self.urls[DAGS[dag_id]]):
+            found += answer
+        return found
+
+    def _receive(self, url: str) -> list[Any]:
+        answer = self.sqs.receive_message(
+            QueueUrl=url,
+            MaxNumberOfMessages=10,
+            VisibilityTimeout=600,
+            WaitTimeSeconds=1,
+            MessageAttributeNames=["All"],
+        )
+        return list(answer.get("Messages", []))
+
+    def counts(self, queue: str) -> tuple[int, int]:
+        """How many messages of a queue are visible, and how many are not."""
+        answer = self.sqs.get_queue_attributes(QueueUrl=self.urls[queue], AttributeNames=["All"])["Attributes"]
+        return int(answer["ApproximateNumberOfMessages"]), int(answer["ApproximateNumberOfMessagesNotVisible"])
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory, directory: Path) -> Iterator[Examples]:
+    home = tmp_path_factory.mktemp("airflow")
+    with ExitStack() as exits:
+        server = exits.enter_context(sqs_server(home))
+        sqs = _client(server)
+        urls = _filled_queues(sqs)
+        connection = {
+            "conn_type": "aws",
+            "login": "test",
+            "password": "test",
+            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
+        }
+        environment = {
+            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+            "AIRFLOW_VAR_ORDERS_DIRECTORY": f"file://{directory}/orders",
+            "AIRFLOW_VAR_FLIGHTS_QUEUE_URL": urls["flights"],
+            "AIRFLOW_VAR_FLIGHTS_TABLE": str(directory / "flights"),
+        }
+        stack = exits.enter_context(airflow_stack(home, ROOT / "dags", environment))
+        under_way = Examples(stack, sqs, urls)
+        under_way.start()
+        yield under_way
+
+
+def test_a_batch_is_stored_by_one_task_and_deleted(examples: Examples, directory: Path) -> None:
+    assert examples.ended("orders_in_one_batch") == "success"
+    (file,) = (directory / "orders").glob("*.jsonl")
+    assert sorted(json.loads(line)["order_id"] for line in file.read_text().splitlines()) == list(range(25))
+    assert examples.report("orders_in_one_batch", "orders_keeper") == {
+        "received": 25,
+        "deleted": 25,
+        "released": 0,
+        "dead_lettered": 0,
+    }
+    assert examples.counts("orders-in-one-batch") == (0, 0)
+
+
+def test_a_message_whose_chain_failed_goes_back_alone(examples: Examples, directory: Path) -> None:
+    assert examples.ended("orders_one_by_one") == "failed"
+    assert {path.name for path in (directory / "orders").glob("[0-9].json")} == {"1.json", "3.json"}
+    assert examples.report("orders_one_by_one", "orders_keeper")["released"] == 1
+    assert [message["Body"] for message in examples.visible("orders_one_by_one")] == [order(2, total=-1)]
+
+
+def test_only_the_messages_that_a_task_names_go_back(examples: Examples) -> None:
+    assert examples.ended("orders_with_partial_failures") == "failed"
+    assert examples.report("orders_with_partial_failures", "orders_keeper")["deleted"] == 2
+    bodies = [message["Body"] for message in examples.visible("orders_with_partial_failures")]
+    assert sorted(bodies) == ["no order", "{}"]
+
+
+def test_the_error_decides_what_becomes_of_a_message(examples: Examples) -> None:
+    assert examples.ended("orders_with_backoff") == "failed"
+    assert examples.report("orders_with_backoff", "orders_keeper") == {
+        "received": 3,
+        "deleted": 1,
+        "released": 1,
+        "dead_lettered": 1,
+    }
+    assert examples.counts("orders-with-backoff") == (0, 1)
+    answer = examples.sqs.receive_message(
+        QueueUrl=examples.urls["dead-letters"], MessageAttributeNames=["All"], WaitTimeSeconds=1
+    )
+    (message,) = answer["Messages"]
+    assert message["Body"] == "no order"
+    assert "sqs_lease_reason" in message["MessageAttributes"]
+
+
+def test_bookings_behind_a_failed_one_come_again_in_order_and_other_accounts_are_done(examples: Examples) -> None:
+    assert examples.ended("bookings_in_order") == "failed"
+    assert examples.report("bookings_in_order", "bookings_keeper")["deleted"] == 3
+    amounts = [json.loads(message["Body"])["amount"] for message in examples.visible("bookings_in_order")]
+    assert amounts == [-1.0, 7.0]
+
+
+def test_flights_are_in_the_table_and_what_is_none_goes_back(examples: Examples, directory: Path) -> None:
+    assert examples.ended("flights_to_delta") == "success"
+    malformed = sum(body.is_malformed for body in bodies(FLIGHTS))
+    table = DeltaTable(directory / "flights" / "flights").to_pyarrow_table()
+    assert table.num_rows == FLIGHTS - malformed
+    assert examples.report("flights_to_delta", "flights_keeper")["released"] == malformed
+
+
+def _filled_queues(sqs: SQSClient) -> dict[str, str]:
+    urls = {"dead-letters": sqs.create_queue(QueueName="dead-letters")["QueueUrl"]}
+    arn = sqs.get_queue_attributes(QueueUrl=urls["dead-letters"], AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    redrive = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 10})
+    for queue, texts in ORDERS.items():
+        urls[queue] = sqs.create_queue(QueueName=queue, Attributes={"RedrivePolicy": redrive})["QueueUrl"]
+        for text in texts:
+            sqs.send_message(QueueUrl=urls[queue], MessageBody=text)
+    fifo = "bookings-in-order.fifo"
+    urls[fifo] = sqs.create_queue(QueueName=fifo, Attributes={"FifoQueue": "true"})["QueueUrl"]
+    for number, (account, amount) in enumerate(BOOKINGS):
+        sqs.send_message(
+            QueueUrl=urls[fifo],
+            MessageBody=booking(amount),
+            MessageGroupId=account,
+            MessageDeduplicationId=str(number),
+        )
+    return urls
+
+
+def _client(server: SqsServer) -> SQSClient:
+    return boto3.client(
+        "sqs",
+        endpoint_url=server.endpoint_url,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
