@@ -1,0 +1,460 @@
+"""The trigger of an asset's watcher: what it holds, whom it gives it to, and what becomes of it when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from sqs_lease.airflow.event_desk import Stage
+from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
+from sqs_lease.testing import AuditKind, MessageState
+from tests.airflow.scripted_assets import ScriptedAssets
+from tests.airflow.scripted_comms import supervised_by
+from tests.airflow.virtual_triggerer import KEEP, LOAD, USER_ACTION
+from tests.airflow.watched_queue import OTHER_RUN, RUN, VISIBILITY_SECONDS, WatchedQueue, events_of
+
+IN_FLIGHT, VISIBLE = MessageState.IN_FLIGHT, MessageState.VISIBLE
+
+
+@pytest.fixture
+def queue() -> Iterator[WatchedQueue]:
+    with supervised_by(ScriptedAssets()) as supervisor:
+        assert isinstance(supervisor, ScriptedAssets)
+        yield WatchedQueue(supervisor)
+
+
+def test_an_event_says_where_to_ask_and_nothing_of_what_is_in_the_messages(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a secret", "another")
+        watcher = queue.watch()
+        (event,) = await queue.fired(watcher)
+        assert (event.queue_url, event.messages) == (queue.url, 2)
+        fired = json.dumps(watcher.events[0].payload)
+        assert "secret" not in fired
+        assert "eceipt" not in fired
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_messages_are_held_for_as_long_as_no_run_was_made_of_their_event(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b")
+        watcher = queue.watch()
+        await queue.fired(watcher)
+        for _ in range(int(9 * VISIBILITY_SECONDS)):
+            await asyncio.sleep(1)
+            assert queue.message_states() == [IN_FLIGHT, IN_FLIGHT]
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_the_run_that_claims_gets_the_messages_and_its_keeper_the_leases(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b")
+        triggerer = queue.triggerer()
+        watcher = queue.watch(triggerer)
+        taken = await queue.claim(await queue.fired(watcher))
+        assert [message["Body"] for batch in taken for message in batch.messages] == ["a", "b"]
+        keeper = queue.keep(triggerer, taken)
+        await asyncio.sleep(5 * VISIBILITY_SECONDS)
+        assert queue.message_states() == [IN_FLIGHT, IN_FLIGHT]
+        queue.states[LOAD.task_id] = "success"
+        await keeper.ended()
+        assert queue.message_states() == []
+        assert queue.count(AuditKind.RECEIVED) == 2
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_run_takes_all_batches_whose_events_it_was_given_as_one(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b", "c")
+        triggerer = queue.triggerer()
+        watcher = queue.watch(triggerer, max_messages=1)
+        taken = await queue.claim(await queue.fired(watcher, 3))
+        assert [len(batch.messages) for batch in taken] == [1, 1, 1]
+        keeper = queue.keep(triggerer, taken)
+        await asyncio.sleep(20)
+        queue.states[LOAD.task_id] = "success"
+        await keeper.ended()
+        assert queue.message_states() == []
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_nothing_is_left_in_the_state_store_of_a_batch_that_was_settled(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        triggerer = queue.triggerer()
+        watcher = queue.watch(triggerer)
+        keeper = queue.keep(triggerer, await queue.claim(await queue.fired(watcher)))
+        await asyncio.sleep(5)
+        (entry,) = queue.desk().entries.values()
+        assert (entry.stage, entry.claimant) == (Stage.AT_WORK, RUN)
+        queue.states[LOAD.task_id] = "success"
+        await keeper.ended()
+        queue.states[KEEP.task_id] = "success"
+        await asyncio.sleep(10)
+        assert (queue.desk().entries, queue.stored_batches()) == ({}, 0)
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_of_two_runs_that_claim_at_the_same_time_one_gets_the_batch(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        watcher = queue.watch()
+        events = await queue.fired(watcher)
+        both = await asyncio.gather(queue.claim(events), queue.claim(events, OTHER_RUN))
+        assert sorted(len(taken) for taken in both) == [0, 1]
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_two_runs_that_claim_different_batches_at_the_same_time_get_both(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b")
+        watcher = queue.watch(max_messages=1)
+        first, second = await queue.fired(watcher, 2)
+        both = await asyncio.gather(queue.claim([first]), queue.claim([second], OTHER_RUN))
+        assert [len(taken) for taken in both] == [1, 1]
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_no_more_is_received_while_too_many_batches_are_unsettled(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send(*"abcdef")
+        triggerer = queue.triggerer()
+        watcher = queue.watch(triggerer, max_messages=1, max_unsettled_batches=2)
+        events = await queue.fired(watcher, 2)
+        await asyncio.sleep(300)
+        assert queue.message_states().count(IN_FLIGHT) == 2
+        keeper = queue.keep(triggerer, await queue.claim(events))
+        await asyncio.sleep(60)
+        assert queue.message_states().count(IN_FLIGHT) == 2  # They are at work, so they still count.
+        queue.states[LOAD.task_id] = "success"
+        await keeper.ended()
+        queue.states[KEEP.task_id] = "success"
+        await asyncio.sleep(10)
+        assert queue.message_states() == [IN_FLIGHT, IN_FLIGHT, VISIBLE, VISIBLE]
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_batch_that_nobody_claims_is_released_and_not_received_again_at_once(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        watcher = queue.watch(handoff_timeout=20)
+        await queue.fired(watcher)
+        await asyncio.sleep(27)
+        assert queue.message_states() == [VISIBLE]
+        assert queue.count(AuditKind.RECEIVED) == 1
+        assert (queue.desk().entries, queue.stored_batches()) == ({}, 0)
+        await asyncio.sleep(30)
+        assert queue.message_states() == [IN_FLIGHT]
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_dag_that_is_paused_for_hours_costs_each_message_few_receives(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        watcher = queue.watch(handoff_timeout=timedelta(hours=1))
+        await asyncio.sleep(5.5 * 3600)
+        # Once an hour, and a pause that grows to a quarter of an hour.
+        assert queue.count(AuditKind.RECEIVED) <= 6
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_batch_that_a_run_left_out_gets_its_event_fired_again(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b")
+        watcher = queue.watch(max_messages=1)
+        first, second = await queue.fired(watcher, 2)
+        await queue.claim([first])
+        *_, again = await queue.fired(watcher, 3, within=15)
+        assert again == second
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_reminders_of_a_batch_that_nobody_claims_become_rare(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b")
+        watcher = queue.watch(max_messages=1, handoff_timeout=3600)
+        await asyncio.sleep(3500)
+        # 60, 180, 420, then every 300 s; one for both batches.
+        assert 2 + 10 <= len(watcher.events) <= 2 + 14
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_batch_whose_keeper_never_comes_is_released_and_not_received_again_for_a_while(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        watcher = queue.watch(max_unsettled_batches=1)
+        await queue.claim(await queue.fired(watcher))
+        queue.states[KEEP.task_id] = "upstream_failed"
+        await asyncio.sleep(20)
+        assert queue.message_states() == [VISIBLE]
+        assert queue.desk().entries == {}
+        await asyncio.sleep(30)
+        assert queue.message_states() == [IN_FLIGHT]
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_triggerer_that_takes_over_from_a_killed_one_holds_what_waits_and_fires_again(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b")
+        killed = queue.triggerer("killed")
+        await queue.fired(queue.watch(killed))
+        await asyncio.sleep(30)
+        await killed.kill()
+        await asyncio.sleep(15)
+        successor = queue.triggerer("successor")
+        watcher = queue.watch(successor)
+        (event,) = await queue.fired(watcher)
+        await asyncio.sleep(3 * VISIBILITY_SECONDS)
+        assert queue.message_states() == [IN_FLIGHT, IN_FLIGHT]
+        (taken,) = await queue.claim([event])
+        assert [message["Body"] for message in taken.messages] == ["a", "b"]
+        assert queue.count(AuditKind.RECEIVED) == 2
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_what_was_claimed_before_its_triggerer_was_killed_is_held_for_the_same_run(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        killed = queue.triggerer("killed")
+        taken = await queue.claim(await queue.fired(queue.watch(killed)))
+        await killed.kill()
+        await asyncio.sleep(15)
+        successor = queue.triggerer("successor")
+        watcher = queue.watch(successor)
+        await asyncio.sleep(3 * VISIBILITY_SECONDS)
+        assert queue.message_states() == [IN_FLIGHT]
+        assert watcher.events == []
+        keeper = queue.keep(successor, taken)
+        await asyncio.sleep(20)
+        queue.states[LOAD.task_id] = "success"
+        await keeper.ended()
+        assert queue.message_states() == []
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_what_is_at_work_counts_as_unsettled_after_a_takeover_too(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b")
+        killed = queue.triggerer("killed")
+        watcher = queue.watch(killed, max_messages=1, max_unsettled_batches=1)
+        queue.keep(killed, await queue.claim(await queue.fired(watcher)))
+        await asyncio.sleep(5)
+        await killed.kill()
+        watcher = queue.watch(queue.triggerer("successor"), max_messages=1, max_unsettled_batches=1)
+        await asyncio.sleep(30)
+        assert watcher.events == []
+        queue.states[KEEP.task_id] = "success"
+        await queue.fired(watcher)
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_batch_that_lapsed_while_no_trigger_ran_is_received_anew(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        killed = queue.triggerer("killed")
+        (old,) = await queue.fired(queue.watch(killed))
+        await killed.kill()
+        await asyncio.sleep(10 * VISIBILITY_SECONDS)
+        watcher = queue.watch(queue.triggerer("successor"))
+        (new,) = await queue.fired(watcher)
+        assert new.batch_id != old.batch_id
+        assert await queue.claim([old]) == []
+        (taken,) = await queue.claim([new])
+        assert len(taken.messages) == 1
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_the_stored_deadlines_are_kept_up_to_date_while_a_batch_waits(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        killed = queue.triggerer("killed")
+        await queue.fired(queue.watch(killed, handoff_timeout=3600))
+        await asyncio.sleep(1000)  # Many times the visibility timeout.
+        await killed.kill()
+        watcher = queue.watch(queue.triggerer("successor"), handoff_timeout=3600)
+        await queue.fired(watcher)
+        assert queue.count(AuditKind.RECEIVED) == 1
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_triggerer_that_stops_extends_once_and_releases_nothing(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        watcher = queue.watch()
+        await queue.fired(watcher)
+        await asyncio.sleep(10)
+        before = queue.count(AuditKind.CHANGED)
+        await watcher.cancel()
+        assert queue.count(AuditKind.CHANGED) == before + 1
+        await asyncio.sleep(VISIBILITY_SECONDS - 5)
+        assert queue.message_states() == [IN_FLIGHT]
+        assert queue.count(AuditKind.RELEASED) == 0
+
+    queue.run(scenario)
+
+
+def test_when_the_watcher_is_removed_what_nobody_claimed_is_released(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b")
+        triggerer = queue.triggerer()
+        watcher = queue.watch(triggerer, max_messages=1)
+        first, _ = await queue.fired(watcher, 2)
+        await queue.claim([first])
+        await watcher.cancel(USER_ACTION)
+        assert sorted(queue.message_states(), key=str) == sorted([IN_FLIGHT, VISIBLE], key=str)
+        assert [entry.claimant for entry in queue.desk().entries.values()] == [RUN]
+        assert queue.count(AuditKind.RECEIVED) == 2
+
+    queue.run(scenario)
+
+
+def test_a_trigger_that_was_replaced_while_it_stood_still_releases_nothing(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        stalled = queue.watch(queue.triggerer("stalled"))
+        await queue.fired(stalled)
+        successor = queue.watch(queue.triggerer("successor"))
+        await queue.fired(successor)
+        await stalled.cancel(USER_ACTION)
+        assert queue.message_states() == [IN_FLIGHT]
+        assert queue.count(AuditKind.RELEASED) == 0
+        assert len(queue.desk().entries) == 1
+        await successor.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_changed_trigger_takes_over_from_the_former_one_in_the_same_process(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        triggerer = queue.triggerer()
+        former = queue.watch(triggerer)
+        (event,) = await queue.fired(former)
+        changed = queue.watch(triggerer, max_messages=5)
+        await queue.fired(changed)
+        await former.cancel(USER_ACTION)
+        await asyncio.sleep(30)
+        assert queue.message_states() == [IN_FLIGHT]
+        assert len(await queue.claim([event])) == 1
+        assert queue.count(AuditKind.RECEIVED) == 1
+        await changed.cancel()
+
+    queue.run(scenario)
+
+
+@pytest.mark.parametrize("trouble", ["silent", "refusing"])
+def test_messages_that_cannot_be_put_on_the_desk_are_released(queue: WatchedQueue, trouble: str) -> None:
+    async def scenario() -> None:
+        watcher = queue.watch()
+        await asyncio.sleep(2)
+        setattr(queue.supervisor, trouble, True)
+        queue.send("a")
+        await asyncio.sleep(400)
+        assert watcher.events == []
+        assert queue.count(AuditKind.RELEASED) >= 1
+        setattr(queue.supervisor, trouble, False)
+        await queue.fired(watcher, within=400)
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_what_waits_is_extended_while_airflow_gives_no_answer(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        watcher = queue.watch()
+        (event,) = await queue.fired(watcher)
+        queue.supervisor.silent = True
+        await asyncio.sleep(5 * VISIBILITY_SECONDS)
+        assert queue.message_states() == [IN_FLIGHT]
+        queue.supervisor.silent = False
+        assert len(await queue.claim([event])) == 1
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_queue_that_is_made_later_is_received_from_then(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        triggerer = queue.triggerer()
+        watcher = triggerer.watch(SqsLeaseTrigger("later", linger=0))
+        await asyncio.sleep(30)
+        assert not watcher.task.done()
+        later = queue.sqs.create_queue("later")
+        queue.sqs.send(later, "a")
+        (event,) = await queue.fired(watcher, within=60)
+        assert event.queue_url == later
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_one_request_a_second_is_made_while_batches_wait_and_none_while_nothing_does(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        watcher = queue.watch(max_messages=1)
+        await asyncio.sleep(5)
+        before = len(queue.supervisor.asked)
+        await asyncio.sleep(60)
+        assert len(queue.supervisor.asked) == before
+        queue.send(*"abcd")
+        await queue.fired(watcher, 4)
+        before = len(queue.supervisor.asked)
+        await asyncio.sleep(100)
+        assert len(queue.supervisor.asked) - before <= 115
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_the_client_is_closed_when_the_trigger_ends(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        triggerer = queue.triggerer()
+        watcher = queue.watch(triggerer)
+        await queue.fired(watcher)
+        assert triggerer.open_transports == 1
+        await watcher.cancel()
+        assert triggerer.open_transports == 0
+        assert len(events_of(watcher)) == 1
+
+    queue.run(scenario)
