@@ -122,6 +122,10 @@ class AirflowApi:
         answer = self._get(path, {"map_index": map_index, "full_content": True})
         return "\n".join(_log_line(event) for event in answer["content"])
 
+    def variables(self) -> list[str]:
+        """The keys of Airflow's variables, at most 1000."""
+        return [variable["key"] for variable in self._get("/variables", {"limit": 1000})["variables"]]
+
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         """Set the state of a task of a run, as a user does: "success", "failed" or "skipped"."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
@@ -144,10 +148,6 @@ class AirflowApi:
     def mark_run(self, dag_id: str, run_id: str, state: str) -> None:
         """Set the state of a run, as a user does: "success" or "failed"."""
         self._request("PATCH", f"/dags/{dag_id}/dagRuns/{run_id}", json={"state": state})
-
-    def delete_run(self, dag_id: str, run_id: str) -> None:
-        """Delete a run and its tasks, whatever their states."""
-        self._request("DELETE", f"/dags/{dag_id}/dagRuns/{run_id}")
 
     def delete_dag(self, dag_id: str) -> None:
         """Delete a DAG with all of its runs; Airflow finds it again while its file is there."""

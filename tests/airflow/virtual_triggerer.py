@@ -153,7 +153,12 @@ def receive_trigger(
 
 
 def keeper_trigger(
-    supervisor: ScriptedComms, work: Sequence[WorkTask], *, on_failure: FailureRule | None = None
+    supervisor: ScriptedComms,
+    work: Sequence[WorkTask],
+    *,
+    on_failure: FailureRule | None = None,
+    on_lost: str | dict[str, Any] = "warn",
+    ordered: bool = True,
 ) -> SqsLeaseKeeperTrigger:
     """The trigger of a keeper that took what the sensor's trigger had published."""
     lease: Mapping[str, Any] = supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]
@@ -163,4 +168,6 @@ def keeper_trigger(
         work=plain_work(work),
         on_failure=encode_failure_rule(release() if on_failure is None else on_failure),
         handoff_timeout_seconds=600.0,
+        on_lost=on_lost,
+        ordered=ordered,
     )

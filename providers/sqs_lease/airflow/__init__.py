@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from sqs_lease.airflow.context import sqs_lease
     from sqs_lease.airflow.event_operator import SqsLeaseFromEventOperator
     from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
+    from sqs_lease.airflow.held_guard import require_held, still_held
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
     from sqs_lease.airflow.message_failed import MessageFailed
     from sqs_lease.airflow.payload import read_messages
     from sqs_lease.airflow.sensor import SqsLeaseSensor
-    from sqs_lease.airflow.still_held import require_held, still_held
 
 __all__ = [
     "MessageFailed",
@@ -37,9 +37,9 @@ _MODULES: Final = {
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
     "SqsLeaseTrigger": "sqs_lease.airflow.event_trigger",
     "read_messages": "sqs_lease.airflow.payload",
-    "require_held": "sqs_lease.airflow.still_held",
+    "require_held": "sqs_lease.airflow.held_guard",
     "sqs_lease": "sqs_lease.airflow.context",
-    "still_held": "sqs_lease.airflow.still_held",
+    "still_held": "sqs_lease.airflow.held_guard",
 }
 
 

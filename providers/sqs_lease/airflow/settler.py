@@ -16,6 +16,7 @@ from sqs_lease.airflow.failure_report import FailureSignals
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.settling import FAILED, Decision, Failure, TaskStates, WorkTask, decide, state_key
+from sqs_lease.airflow.signal_poller import SignalPoller
 from sqs_lease.airflow.state_poller import StateWatch
 from sqs_lease.airflow.work_reports import WorkReports
 from sqs_lease.clock import Clock
@@ -138,6 +139,20 @@ class Settler:
             for settling in self._settling:
                 settling.cancel()
 
+    async def look_once(self, states: TaskStates) -> bool:
+        """Settle what is decided by some states, and wait until that is done.
+
+        It is for ``dag.test()``: nobody else can hold the batch there, and nothing goes on while this does.
+
+        Returns:
+            Whether anything is still held.
+        """
+        await self._settle_what_is_decided(states, StateWatch(asyncio.Semaphore(1), SignalPoller()))
+        if self._settling:
+            await asyncio.gather(*self._settling)
+            self._settling.clear()
+        return self._still_open()
+
     def happened(self, event: LeaseEvent) -> None:
         """Take in what happened to one of the leases."""
         if isinstance(event, Settled | Lost):
@@ -245,8 +260,8 @@ class Settler:
         by_receipt = {self._leases[position].receipt: value for position, value in sorted(settlements.items())}
         if self._ordered:
             ended = self._batch.outcomes()
-            by_receipt = ready(by_receipt, self._leases, partial(self._outcome_of, ended))
             by_receipt = hold_back(by_receipt, self._leases, partial(self._outcome_of, ended))
+            by_receipt = ready(by_receipt, self._leases, partial(self._outcome_of, ended))
         if not by_receipt:
             return
         _log_failures(decision.fail, self._message_ids)

@@ -1,0 +1,224 @@
+"""What happens when leases are lost, lapse or near their end: a warning, a failed keeper, or a callback."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from airflow.sdk.bases.notifier import BaseNotifier
+from airflow.sdk.definitions.callback import AsyncCallback
+from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent
+
+from sqs_lease.airflow.lost_leases import CALLBACK_SECONDS, FAIL, WARN, encode_on_lost
+from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
+from sqs_lease.core.events import Outcome
+from sqs_lease.core.policies import Growing, Never
+from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
+from tests.airflow.scripted_comms import ScriptedComms
+from tests.airflow.virtual_triggerer import KEEP, RUN_ID, RunningTrigger, VirtualTriggerer
+
+CALLS: list[dict[str, Any]] = []
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> Iterator[None]:
+    CALLS.clear()
+    yield
+    CALLS.clear()
+
+
+@pytest.fixture
+def world(supervisor: ScriptedComms) -> LeasedMessages:
+    return LeasedMessages(supervisor)
+
+
+async def note(context: dict[str, Any], to: str) -> None:
+    CALLS.append({**context, "to": to})
+
+
+async def note_without_context(to: str) -> None:
+    CALLS.append({"to": to})
+
+
+async def fail(context: dict[str, Any]) -> None:
+    CALLS.append(context)
+    raise ValueError("nobody can be told")
+
+
+async def never_end(context: dict[str, Any]) -> None:
+    CALLS.append(context)
+    await asyncio.Event().wait()
+
+
+class Pager(BaseNotifier):
+    """A notifier as users write them."""
+
+    template_fields = ("text",)
+
+    def __init__(self, text: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.text = text
+
+    async def async_notify(self, context: Any) -> None:
+        CALLS.append({"text": self.text})
+
+
+async def lose(world: LeasedMessages) -> None:
+    """Let another consumer get all of the messages after their leases lapsed."""
+    await asyncio.sleep(31)
+    world.sqs.receive(world.url, max_messages=10, visibility_seconds=3600, caller="other")
+
+
+async def keep_and_lose(world: LeasedMessages, on_lost: Any) -> RunningTrigger:
+    """Lose all leases while the work runs: a lease that lapsed and is somebody else's is refused its extension."""
+    triggerer = world.triggerer()
+    await world.receive(triggerer, Never(visibility=30))
+    running = world.keep(triggerer, on_lost=encode_on_lost(on_lost))
+    await lose(world)
+    await asyncio.sleep(1)
+    return running
+
+
+def delete_elsewhere(world: LeasedMessages, triggerer: VirtualTriggerer, position: int) -> None:
+    """Delete a message behind the keeper's back, so that its next extension is refused."""
+    lease = triggerer.keepers.batches["batch"].batch.leases()[position]
+    world.sqs.delete(world.url, [lease.receipt], caller="other")
+
+
+@pytest.mark.parametrize(
+    ("on_lost", "event"), [(WARN, TaskSuccessEvent), (FAIL, TaskFailedEvent)], ids=["warn", "fail"]
+)
+def test_lapsed_leases_fail_the_keeper_only_if_that_was_asked_for(
+    world: LeasedMessages, on_lost: str, event: type, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        running = await keep_and_lose(world, on_lost)
+        world.states["load"] = "success"
+        assert [type(one) for one in await running.ended()] == [event]
+
+    with caplog.at_level(logging.WARNING):
+        world.run(scenario)
+    assert "ran out" in caplog.text
+    assert ("3 lapsed, so this task fails" in caplog.text) == (on_lost == FAIL)
+    assert world.report()["late"] == 3
+
+
+def test_the_keeper_fails_only_after_it_settled_the_rest(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        running = world.keep(triggerer, on_lost=FAIL)
+        await asyncio.sleep(5)
+        delete_elsewhere(world, triggerer, 1)
+        await asyncio.sleep(60)
+        world.states["load"] = "success"
+        assert [type(one) for one in await running.ended()] == [TaskFailedEvent]
+        assert world.message_states() == {}
+
+    world.run(scenario)
+
+
+def test_nothing_fails_when_nothing_was_lost(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        running = world.keep(triggerer, on_lost=FAIL)
+        world.states["load"] = "success"
+        assert [type(one) for one in await running.ended()] == [TaskSuccessEvent]
+
+    world.run(scenario)
+
+
+def test_the_callback_is_called_at_once_and_once_for_all_leases_that_it_befell(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await keep_and_lose(world, AsyncCallback(note, {"to": "me"}))
+        assert [
+            {
+                "dag_id": "dag",
+                "run_id": "run",
+                "task_id": "orders_keeper",
+                "queue_url": world.url,
+                "lease_event": "lapsed",
+                "message_ids": world.ids,
+                "to": "me",
+            }
+        ] == CALLS
+        world.states["load"] = "success"
+        assert [type(one) for one in await running.ended()] == [TaskSuccessEvent]
+
+    world.run(scenario)
+
+
+def test_a_callback_need_not_take_the_context(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await (await keep_and_lose(world, AsyncCallback(note_without_context, {"to": "me"}))).cancel()
+
+    world.run(scenario)
+    assert CALLS == [{"to": "me"}]
+
+
+def test_a_notifier_is_a_callback(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        callback = AsyncCallback(Pager, {"text": "{{ message_ids | length }} leases {{ lease_event }}"})
+        await (await keep_and_lose(world, callback)).cancel()
+
+    world.run(scenario)
+    assert CALLS == [{"text": "3 leases lapsed"}]
+
+
+def test_a_lease_that_nears_its_end_is_told_before_it_ends(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer, Growing(visibility=30, max_lease=120))
+        running = world.keep(triggerer, on_lost=encode_on_lost(AsyncCallback(note, {"to": "me"})))
+        await asyncio.sleep(110)
+        assert {call["lease_event"] for call in CALLS} == {"ending"}
+        assert sorted(one for call in CALLS for one in call["message_ids"]) == sorted(world.ids)
+        assert world.message_states() == ALL_HELD
+        world.states["load"] = "success"
+        await running.ended()
+
+    world.run(scenario)
+
+
+def test_a_callback_that_fails_changes_nothing(world: LeasedMessages, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        running = await keep_and_lose(world, AsyncCallback(fail))
+        world.states["load"] = "success"
+        assert [type(one) for one in await running.ended()] == [TaskSuccessEvent]
+
+    world.run(scenario)
+    assert "callback tests.airflow.test_lost_leases.fail failed" in caplog.text
+
+
+def test_a_callback_that_does_not_end_is_ended(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await keep_and_lose(world, AsyncCallback(never_end))
+        world.states["load"] = "success"
+        began = asyncio.get_running_loop().time()
+        assert [type(one) for one in await running.ended()] == [TaskSuccessEvent]
+        assert asyncio.get_running_loop().time() - began <= CALLBACK_SECONDS + 1
+
+    world.run(scenario)
+    assert len(CALLS) == 1
+
+
+def test_lost_messages_are_noted_for_whoever_resumes_the_keeper(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        running = world.keep(triggerer)
+        await asyncio.sleep(5)
+        delete_elsewhere(world, triggerer, 1)
+        await asyncio.sleep(60)
+        noted = Progress.decode(world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY])
+        assert noted.settled == {1: Outcome.LOST}
+        world.states["load"] = "success"
+        await running.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+    assert (world.report()["deleted"], world.report()["lost"]) == (2, 1)

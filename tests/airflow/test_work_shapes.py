@@ -1,0 +1,258 @@
+"""Shapes of work on real Airflow processes at default settings, and how soon failed messages are visible there.
+
+All DAGs of `dags_shapes/shapes.py` run at the same time, each on queues of its own, with another consumer on each.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+
+from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.sqs_server import REGION, SqsServer, sqs_server
+from tests.airflow.second_consumer import SecondConsumer
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+pytestmark = pytest.mark.processes
+
+DAGS_FOLDER = Path(__file__).parent / "dags_shapes"
+RUN_SECONDS = 240.0
+
+FAILURES = [f"message {number}" for number in range(20)]
+BODIES = {
+    "failing": FAILURES,
+    "killed": ["one", "two", "three"],
+    "branches": ["good"],
+    "cleaned": ["bad"],
+    "grouped": ["good", "bad", "slow"],
+    "chained": ["good", "bad"],
+    "some_failed": ["good", "bad", "better"],
+    "chosen": ["value", "api", "other"],
+    "fifo.fifo": ["first", "second", "third"],
+    "two_leases": ["good"],
+    "two_leases_returns": ["bad"],
+    "nested": ["outer"],
+    "nested_details": ["inner"],
+}
+"""Bodies by queue."""
+
+DAG_IDS = [
+    "killed",
+    "grouped",
+    "fifo",
+    "chained",
+    "some_failed",
+    "chosen",
+    "branches",
+    "cleaned",
+    "two_leases",
+    "nested",
+    "failing",
+]
+"""In the order of their runs; the one with many tasks is the last, so that the others do not wait for it."""
+
+
+class Running:
+    """The stack with a run of each DAG under way.
+
+    Args:
+        stack: Airflow.
+        server: The SQS server.
+    """
+
+    def __init__(self, stack: AirflowStack, server: SqsServer) -> None:
+        self.stack = stack
+        self.sqs = _client(server)
+        self.dead_letter_url = self.sqs.create_queue(QueueName="dead")["QueueUrl"]
+        self.consumers: dict[str, SecondConsumer] = {}
+        for name, bodies in BODIES.items():
+            url = self._make_queue(name)
+            for body in bodies:
+                group = {"MessageGroupId": "group", "MessageDeduplicationId": body} if name.endswith(".fifo") else {}
+                self.sqs.send_message(QueueUrl=url, MessageBody=body, **group)  # type: ignore[arg-type]
+            self.consumers[name] = SecondConsumer(_client(server), url, len(bodies))
+        self.runs: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Trigger a run of each DAG."""
+        for dag_id in DAG_IDS:
+            self.stack.wait_for_dag(dag_id)
+            self.runs[dag_id] = self.stack.api.trigger(dag_id)
+
+    def ended(self, dag_id: str) -> str:
+        """Wait for the end of the DAG's run and of its keepers, and return the run's state."""
+        return self.stack.wait_for_run(dag_id, self.runs[dag_id], RUN_SECONDS)
+
+    def outcomes(self, dag_id: str, lease: str = "orders") -> dict[str, str]:
+        """How the messages of a lease ended, by body."""
+        bodies = {message["MessageId"]: message["Body"] for message in self.xcom(dag_id, lease, "return_value")}
+        report = self.xcom(dag_id, f"{lease}_keeper", "lease_report")
+        assert report["late"] == report["lost"] == 0
+        return {bodies[one]: outcome for outcome, ids in report["messages"].items() for one in ids}
+
+    def xcom(self, dag_id: str, task_id: str, key: str, map_index: int = -1) -> Any:
+        """A value that a task left."""
+        return self.stack.api.xcom(dag_id, self.runs[dag_id], task_id, key, map_index=map_index)
+
+    def state(self, dag_id: str, task_id: str, map_index: int = -1) -> str | None:
+        """The state of a task."""
+        tasks = self.stack.api.task_states(dag_id, self.runs[dag_id])
+        (state,) = (task.state for task in tasks if (task.task_id, task.map_index) == (task_id, map_index))
+        return state
+
+    def latencies(self, dag_id: str, task_id: str) -> list[float]:
+        """How long after its task failed each message was received by the other consumer, in seconds, sorted."""
+        messages = self.xcom(dag_id, "orders", "return_value")
+        failed_at = {
+            message["Body"]: self.xcom(dag_id, task_id, "failed_at", index) for index, message in enumerate(messages)
+        }
+        receptions = {one.body: one.at for one in self.consumers[dag_id].receptions}
+        assert receptions.keys() == failed_at.keys()
+        return sorted(receptions[body] - at for body, at in failed_at.items())
+
+    def _make_queue(self, name: str) -> str:
+        if name.endswith(".fifo"):
+            return self.sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
+        arn = self.sqs.get_queue_attributes(QueueUrl=self.dead_letter_url, AttributeNames=["QueueArn"])
+        redrive = {"deadLetterTargetArn": arn["Attributes"]["QueueArn"], "maxReceiveCount": 10}
+        return self.sqs.create_queue(QueueName=name, Attributes={"RedrivePolicy": json.dumps(redrive)})["QueueUrl"]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    home = tmp_path_factory.mktemp("airflow")
+    with ExitStack() as exits:
+        server = exits.enter_context(sqs_server(home))
+        connection = {
+            "conn_type": "aws",
+            "login": "test",
+            "password": "test",
+            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
+        }
+        environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection)}
+        stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment))
+        under_way = Running(stack, server)
+        for consumer in under_way.consumers.values():
+            exits.enter_context(consumer.polling())
+        under_way.start()
+        yield under_way
+
+
+def test_a_skipped_branch_keeps_no_message_from_being_deleted(running: Running) -> None:
+    assert running.ended("branches") == "success"
+    assert running.state("branches", "other") == "skipped"
+    assert running.outcomes("branches") == {"good": "deleted"}
+
+
+def test_a_task_that_cleans_up_does_not_make_a_failed_message_a_success(running: Running) -> None:
+    running.ended("cleaned")
+    assert running.state("cleaned", "clean_up") == "success"
+    assert running.outcomes("cleaned") == {"bad": "released"}
+
+
+def test_in_a_mapped_group_each_message_is_settled_when_its_own_chain_is_done(running: Running) -> None:
+    assert running.ended("grouped") == "failed"
+    assert running.outcomes("grouped") == {"good": "deleted", "bad": "released", "slow": "deleted"}
+    messages = running.xcom("grouped", "orders", "return_value")
+    (slow,) = (index for index, message in enumerate(messages) if message["Body"] == "slow")
+    # When only this message was held any more, its own work still ran.
+    assert running.xcom("grouped", "process.store", "held", slow) == [messages[slow]["MessageId"]]
+
+
+def test_in_a_chain_of_mapped_tasks_a_failure_concerns_its_own_message(running: Running) -> None:
+    assert running.ended("chained") == "failed"
+    assert running.outcomes("chained") == {"good": "deleted", "bad": "released"}
+
+
+def test_an_exception_that_names_messages_fails_those_only(running: Running) -> None:
+    assert running.ended("some_failed") == "failed"
+    assert running.outcomes("some_failed") == {"good": "deleted", "bad": "released", "better": "deleted"}
+
+
+def test_the_rule_for_a_failed_message_depends_on_the_exception(running: Running) -> None:
+    assert running.ended("chosen") == "failed"
+    assert running.outcomes("chosen") == {"value": "dead_lettered", "api": "released", "other": "expired"}
+    (dead,) = running.sqs.receive_message(
+        QueueUrl=running.dead_letter_url, MessageAttributeNames=["All"], MaxNumberOfMessages=10
+    )["Messages"]
+    assert dead["Body"] == "value"
+    assert "failed with builtins.ValueError" in dead["MessageAttributes"]["sqs_lease_reason"]["StringValue"]
+
+
+def test_a_fifo_group_comes_back_in_order_from_its_failed_message_on(running: Running) -> None:
+    assert running.ended("fifo") == "failed"
+    assert running.outcomes("fifo") == {"first": "deleted", "second": "released", "third": "released"}
+    receptions = running.consumers["fifo.fifo"].receptions
+    assert [reception.body for reception in receptions] == ["second", "third"]
+    messages = running.xcom("fifo", "orders", "return_value")
+    (first,) = (index for index, message in enumerate(messages) if message["Body"] == "first")
+    assert receptions[0].at > running.xcom("fifo", "check", "ended_at", first)
+
+
+def test_leases_side_by_side_are_settled_each_for_itself(running: Running) -> None:
+    assert running.ended("two_leases") == "failed"
+    assert running.outcomes("two_leases") == {"good": "deleted"}
+    assert running.outcomes("two_leases", "returns") == {"bad": "released"}
+
+
+def test_what_fails_in_an_inner_lease_fails_the_messages_of_the_outer_one_too(running: Running) -> None:
+    assert running.ended("nested") == "failed"
+    assert running.outcomes("nested", "details") == {"inner": "released"}
+    assert running.outcomes("nested") == {"outer": "released"}
+
+
+def test_failed_messages_are_visible_within_a_second(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert running.ended("failing") == "failed"
+    latencies = running.latencies("failing", "fail")
+    assert len(latencies) == len(FAILURES)
+    _show(capsys, "task failed -> message received by another consumer", latencies)
+    # The goal is one second at p95; the machine that runs the tests may be busy with others.
+    assert _percentile(latencies, 50) < 1.5
+    assert _percentile(latencies, 95) < 3
+
+
+def test_messages_of_a_killed_process_are_visible_within_three_seconds(
+    running: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert running.ended("killed") == "failed"
+    latencies = running.latencies("killed", "die")
+    _show(capsys, "task killed -> message received by another consumer", latencies)
+    assert latencies[0] < 6
+
+
+def test_no_signal_is_left_when_the_runs_are_over(running: Running) -> None:
+    for dag_id in DAG_IDS:
+        running.ended(dag_id)
+    assert not [key for key in running.stack.api.variables() if key.startswith("sqs_lease_failure")]
+
+
+def _percentile(sorted_values: Sequence[float], percent: int) -> float:
+    return sorted_values[math.ceil(len(sorted_values) * percent / 100) - 1]
+
+
+def _show(capsys: pytest.CaptureFixture[str], what: str, latencies: Sequence[float]) -> None:
+    figures = (
+        f"p50 {_percentile(latencies, 50):.2f} s, p95 {_percentile(latencies, 95):.2f} s, max {latencies[-1]:.2f} s"
+    )
+    with capsys.disabled():
+        sys.stdout.write(f"\n{what}: {figures}, of {len(latencies)}\n")
+
+
+def _client(server: SqsServer) -> SQSClient:
+    return boto3.client(
+        "sqs",
+        endpoint_url=server.endpoint_url,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
