@@ -157,6 +157,10 @@ class AirflowApi:
         """Pause a DAG: no task of its runs is started any more."""
         self._request("PATCH", f"/dags/{dag_id}", json={"is_paused": True})
 
+    def unpause(self, dag_id: str) -> None:
+        """Let a DAG that was paused run again."""
+        self._request("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
+
     def set_pool(self, name: str, slots: int) -> None:
         """Make a pool, or change how many tasks it lets run at the same time."""
         pool = {"name": name, "slots": slots, "include_deferred": False, "description": ""}
