@@ -112,11 +112,6 @@ def paused(scene: Scene, dag_id: str, run_id: str) -> None:
 
 
 def deleted(scene: Scene, dag_id: str, run_id: str) -> None:
-    """Delete the run."""
-    scene.api.delete_run(dag_id, run_id)
-
-
-def dag_deleted(scene: Scene, dag_id: str, run_id: str) -> None:
     """Delete the DAG."""
     scene.api.delete_dag(dag_id)
 
@@ -139,13 +134,12 @@ CASES = [
     Case("run_success", When.WORKING, run_marked("success"), Outcome.DELETED, LOADED_SECONDS),
     Case("pending_run_success", When.KEPT, run_marked("success"), Outcome.RETURNED, LOADED_SECONDS),
     Case("run_timeout", When.KEPT, nothing, Outcome.RETURNED, RUN_TIMEOUT_SECONDS + LOADED_SECONDS),
-    Case("kept_run_deleted", When.KEPT, deleted, Outcome.RETURNED, LOADED_SECONDS),
-    Case("kept_dag_deleted", When.KEPT, dag_deleted, Outcome.RETURNED, LOADED_SECONDS),
+    Case("kept_dag_deleted", When.KEPT, deleted, Outcome.RETURNED, LOADED_SECONDS),
     Case("sensor_deferral", When.RECEIVED, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 15 + LOADED_SECONDS),
     Case("keeper_deferral", When.KEPT, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 60 + LOADED_SECONDS),
     Case("pool_full", When.HANDED, nothing, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS - 2),
     Case("dag_paused", When.RECEIVED, paused, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS),
-    Case("run_deleted", When.HANDED, deleted, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS - 2),
+    Case("dag_deleted", When.HANDED, deleted, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS - 2),
     Case("task_killed", When.WORKING, killed(1), Outcome.RETURNED, LOADED_SECONDS),
     Case(
         "supervisor_killed",

@@ -27,9 +27,9 @@ SHORT_VISIBILITY_SECONDS = 15
 RUN_TIMEOUT_SECONDS = 60
 DEFERRAL_SECONDS = 10
 
-WAITING = ("keeper_failed", "keeper_success", "kept_dag_deleted", "kept_run_deleted", "pending_run_success")
+WAITING = ("keeper_failed", "keeper_success", "kept_dag_deleted", "pending_run_success")
 RUNNING = ("work_failed", "work_success", "run_failed", "run_success", "task_killed", "supervisor_killed")
-NEVER_KEPT = ("pool_full", "dag_paused", "run_deleted")
+NEVER_KEPT = ("pool_full", "dag_paused", "dag_deleted")
 
 
 @task(pool=GATE)
