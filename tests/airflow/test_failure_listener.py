@@ -1,0 +1,184 @@
+"""In a task process, the plugin's listener reports final failures of work to the keeper, and disturbs nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib.metadata import entry_points
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from airflow.sdk import DAG, task
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import PutVariable, SetXCom
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+from sqs_lease.airflow import SqsLeaseKeeperOperator, failure_listener, sqs_lease
+from sqs_lease.airflow.failure_report import FAILURE_KEY, FailureSignals
+from sqs_lease.airflow.message_failed import MessageFailed
+from sqs_lease.airflow.plugin import SqsLeasePlugin
+from sqs_lease.airflow.provider_info import get_provider_info
+
+
+class WorkerComms:
+    """A task process's way to its supervisor, as far as the listener uses it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.broken = False
+        self.answering = Event()
+        self.answering.set()
+
+    def send(self, msg: Any) -> None:
+        self.answering.wait()
+        if self.broken:
+            raise RuntimeError("the supervisor is gone")
+        self.sent.append(msg)
+
+    async def asend(self, msg: Any) -> None:
+        raise AssertionError("a task process is synchronous")
+
+
+class InlineComms(WorkerComms):
+    """What `dag.test()` has instead."""
+
+    asend = property()
+
+
+@pytest.fixture
+def comms(monkeypatch: pytest.MonkeyPatch) -> WorkerComms:
+    made = WorkerComms()
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", made, raising=False)
+    return made
+
+
+@pytest.fixture
+def dag() -> DAG:
+    @task
+    def load(messages: Any = None) -> None: ...
+
+    with DAG("shop", schedule=None) as opened:
+        with sqs_lease("orders", queue_url="orders") as orders:
+            load.override(task_id="check").expand(messages=orders)
+            load(orders)
+            with sqs_lease("details", queue_url="details") as details:
+                load.override(task_id="inner")(details)
+        load.override(task_id="outside")()
+    return opened
+
+
+def failed(dag: DAG, task_id: str, *, state: str = "failed", map_index: int = -1, **more: Any) -> Any:
+    """A task instance as the listener gets it."""
+    made = RuntimeTaskInstance.model_construct(
+        id=uuid4(),
+        task_id=task_id,
+        dag_id=dag.dag_id,
+        run_id="run",
+        try_number=1,
+        map_index=map_index,
+        task=SimpleNamespace(task_id=task_id, dag=dag, returns_dag_result=False),
+        state=state,
+    )
+    for name, value in more.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def tell(instance: Any, error: object = None) -> None:
+    failure_listener.on_task_instance_failed(previous_state=None, task_instance=instance, error=error)
+
+
+def signals_to(dag: DAG, keeper: str) -> FailureSignals:
+    keeping = dag.task_dict[keeper]
+    assert isinstance(keeping, SqsLeaseKeeperOperator)
+    return FailureSignals.to(dag.dag_id, "run", keeper, keeping.work_task_ids)
+
+
+def test_the_report_is_left_before_the_signal(comms: WorkerComms, dag: DAG) -> None:
+    tell(failed(dag, "check", map_index=7), KeyError("a secret of the message"))
+    report, signal = comms.sent
+    assert isinstance(report, SetXCom)
+    assert (report.key, report.task_id, report.map_index) == (FAILURE_KEY, "check", 7)
+    plain: Any = report.value
+    assert plain["errors"][:2] == ["builtins.KeyError", "builtins.LookupError"]
+    assert "secret" not in str(comms.sent)
+    assert isinstance(signal, PutVariable)
+    assert signals_to(dag, "orders_keeper").instance(signal.key) == ("check", 7)
+
+
+def test_the_messages_that_the_exception_names_are_reported(comms: WorkerComms, dag: DAG) -> None:
+    tell(failed(dag, "load"), MessageFailed(["m1", "m2"]))
+    assert comms.sent[0].value["message_ids"] == ["m1", "m2"]
+
+
+def test_work_of_two_leases_is_reported_to_both_keepers(comms: WorkerComms, dag: DAG) -> None:
+    tell(failed(dag, "inner"))
+    keys = {signal.key for signal in comms.sent[1:]}
+    assert keys == {signals_to(dag, keeper).key("inner", -1) for keeper in ("orders_keeper", "details_keeper")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"state": "up_for_retry"}, {"task_id": "outside"}, {"task_id": "orders"}, {"_terminal_state_send_failed": True}],
+    ids=["will be tried again", "is no work", "is the sensor", "counts as something else in Airflow"],
+)
+def test_other_failures_are_nobodys_business(comms: WorkerComms, dag: DAG, change: dict[str, Any]) -> None:
+    tell(failed(dag, **{"task_id": "load", **change}), ValueError())
+    assert comms.sent == []
+
+
+def test_what_other_processes_say_of_tasks_is_ignored(comms: WorkerComms, dag: DAG) -> None:
+    tell(SimpleNamespace(task_id="load", dag_id="shop", run_id="run", map_index=-1, state="failed"), "marked")
+    assert comms.sent == []
+
+
+def test_one_setting_switches_it_off(comms: WorkerComms, dag: DAG, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__SQS_LEASE__REPORT_FAILURES", "False")
+    tell(failed(dag, "load"), ValueError())
+    assert comms.sent == []
+
+
+def test_nothing_is_imported_for_a_dag_without_a_lease(
+    comms: WorkerComms, dag: DAG, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "sqs_lease.airflow.keeper_operator")
+    tell(failed(dag, "load"), ValueError())
+    assert comms.sent == []
+    assert "sqs_lease.airflow.keeper_operator" not in sys.modules
+
+
+def test_an_error_while_reporting_is_logged_and_goes_no_further(
+    comms: WorkerComms, dag: DAG, caplog: pytest.LogCaptureFixture
+) -> None:
+    comms.broken = True
+    tell(failed(dag, "load"), ValueError())
+    assert "could not be reported" in caplog.text
+
+
+def test_a_task_does_not_wait_for_an_answer_that_never_comes(
+    comms: WorkerComms, dag: DAG, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(failure_listener, "REPORT_SECONDS", 0.05)
+    comms.answering.clear()
+    began = time.monotonic()
+    tell(failed(dag, "load"), ValueError())
+    assert time.monotonic() - began < 5
+    assert "did not take the report" in caplog.text
+    comms.answering.set()
+
+
+def test_in_a_dag_test_there_is_a_report_but_no_signal(dag: DAG, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline = InlineComms()
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", inline, raising=False)
+    tell(failed(dag, "load"), ValueError())
+    assert [type(one) for one in inline.sent] == [SetXCom]
+
+
+def test_airflow_finds_the_plugin_and_its_setting() -> None:
+    (found,) = (one for one in entry_points(group="airflow.plugins") if one.name == "sqs_lease")
+    assert found.load() is SqsLeasePlugin
+    assert SqsLeasePlugin.listeners == [failure_listener]
+    assert get_provider_info()["config"]["sqs_lease"]["options"]["report_failures"]["default"] == "True"
