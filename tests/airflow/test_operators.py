@@ -138,12 +138,6 @@ def test_a_mapped_sensor_fails_before_it_receives(dag: DAG, supervisor: Scripted
         _execute_body(sensor_of(dag), TaskInstance(map_index=0))
 
 
-@pytest.mark.parametrize("role", [sensor_of, keeper_of])
-def test_a_dag_run_without_a_triggerer_is_refused(dag: DAG, role: Any) -> None:
-    with pytest.raises(AirflowFailException, match=r"dag\.test\(\)"):
-        _execute_body(role(dag), TaskInstance())
-
-
 def test_the_keeper_defers_with_the_lease_the_work_and_the_failure_rule(dag: DAG, supervisor: ScriptedComms) -> None:
     task_instance = TaskInstance(lease=_lease())
     deferred = execute(keeper_of(dag), task_instance)

@@ -17,7 +17,8 @@ from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.comms import RunOfTask
 from sqs_lease.airflow.handed_lease import LEASE_KEY
 from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger, plain_work
-from sqs_lease.airflow.receive_trigger import ReceiveOptions, SqsLeaseReceiveTrigger
+from sqs_lease.airflow.receive_options import ReceiveOptions
+from sqs_lease.airflow.receive_trigger import SqsLeaseReceiveTrigger
 from sqs_lease.airflow.settling import WorkTask
 from sqs_lease.airflow.shared_keeper import TriggererKeepers, install
 from sqs_lease.core.policies import Growing, RenewalPolicy

@@ -65,7 +65,7 @@ LAYERS: Final = {
     "keeper": Layer(layers=BASE),
     "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
     PACKAGE: Layer(layers=BASE | {"blocking"}),
-    "airflow": Layer(layers=BASE, distributions=BOTO | {"airflow"}),
+    "airflow": Layer(layers=BASE, distributions=BOTO | {"airflow", "jsonpath_ng"}),
     "dagster": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"dagster"})),
     "spark": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"deltalake", "msgspec", "pyarrow", "pyspark"})),
     "testing": Layer(layers=BASE, distributions=frozenset({"botocore", "hypothesis", "pytest"})),

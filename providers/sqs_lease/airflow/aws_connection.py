@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from airflow.providers.amazon.aws.hooks.sqs import SqsHook
+from botocore.exceptions import BotoCoreError
 
 from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
+from sqs_lease.sqs.classification import error_from_exception
 from sqs_lease.sqs.client_config import client_config
 from sqs_lease.sqs.transport import Transport
 
@@ -82,19 +85,43 @@ async def open_transport(connection: AwsConnection) -> Transport:
     """
     async with asyncio.timeout(CONNECT_SECONDS):
         # Reading the connection and loading the service's model both block.
-        return AiobotocoreTransport(await asyncio.to_thread(_make_client, connection))
+        return await asyncio.to_thread(make_transport, connection)
 
 
-def _make_client(connection: AwsConnection) -> Any:
+@contextmanager
+def telling_of_aws(queue: str) -> Iterator[None]:
+    """Turn what AWS's library raises while a client is made into errors of ours, which say what to do.
+
+    Args:
+        queue: The queue's URL, name or ARN, which the error names.
+
+    Raises:
+        SqsError: The client could not be made: a profile that does not exist, credentials that cannot be had.
+    """
+    try:
+        yield
+    except (BotoCoreError, OSError) as error:
+        meaning = error_from_exception(error, operation="ReceiveMessage", queue=queue)
+        if meaning is None:
+            raise
+        raise meaning from error
+
+
+def make_transport(connection: AwsConnection) -> Transport:
+    """Make a client through the amazon provider's hook, and a transport over it. It blocks.
+
+    The transport may then be used in any event loop, but in one only.
+    """
     hook = SqsHook(
         aws_conn_id=connection.aws_conn_id,
         region_name=connection.region_name,
         verify=connection.verify,
         config=json.loads(connection.botocore_config) if connection.botocore_config else None,
     )
-    return hook.get_client_type(
+    client: Any = hook.get_client_type(
         region_name=hook.region_name,
         # What the user configured has precedence.
         config=client_config(CONNECTIONS).merge(hook.config),
         deferrable=True,
     )
+    return AiobotocoreTransport(client)

@@ -9,16 +9,17 @@ from typing import Any, Final
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from sqs_lease.airflow.comms import triggers_are_supported
+from sqs_lease.airflow.comms import run_of, triggers_are_supported
 from sqs_lease.airflow.handed_lease import LEASE_KEY
-from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.keeper_trigger import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.links import SqsQueueLink
+from sqs_lease.airflow.local_run import settle_locally
 from sqs_lease.airflow.lost_leases import OnLost, encode_on_lost
 from sqs_lease.airflow.progress import PROGRESS_KEY
 from sqs_lease.airflow.work import work_tasks
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.settlements import FailureRule, release
-from sqs_lease.core.specs import encode_failure_rule
+from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
 
 DEFAULT_HANDOFF_TIMEOUT: Final = timedelta(minutes=10)
 """How long a received batch is held for a keeper that was not started yet."""
@@ -93,11 +94,6 @@ class SqsLeaseKeeperOperator(BaseOperator):
 
     def execute(self, context: Any) -> None:
         """Take the leases from the sensor's XCom and hand them to the trigger."""
-        if not triggers_are_supported():
-            raise AirflowFailException(
-                f"{self.task_id!r} keeps leases while other tasks run, which dag.test() cannot do: "
-                "run the DAG by a scheduler and a triggerer"
-            )
         task_instance = context["ti"]
         lease = task_instance.xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)
         if lease is None:
@@ -106,6 +102,11 @@ class SqsLeaseKeeperOperator(BaseOperator):
                 "SqsLeaseSensor that succeeded in the same run; clear that sensor to receive messages again"
             )
         work = work_tasks(self.dag, self.work_task_ids, self.receive_task_id)
+        if not triggers_are_supported():
+            on_failure = decode_failure_rule(self.on_failure)
+            report = settle_locally(run_of(task_instance), lease["batch_id"], work, on_failure, ordered=self.ordered)
+            task_instance.xcom_push(key=REPORT_KEY, value=report)
+            return
         # There from the start, so that a trigger which takes over finds it in any case.
         task_instance.xcom_push(key=PROGRESS_KEY, value={})
         self.queue_url = lease["queue_url"]  # for the link

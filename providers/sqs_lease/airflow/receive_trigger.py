@@ -13,15 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import math
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
-from botocore.exceptions import BotoCoreError
 
-from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
+from sqs_lease.airflow.collecting import Collector
 from sqs_lease.airflow.comms import RETURN_VALUE_KEY, CommsError, RunOfTask, publish, run_of
 from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease, to_wall_time
 from sqs_lease.airflow.handoff import HandOff
@@ -29,16 +28,13 @@ from sqs_lease.airflow.lease_log import log_event
 from sqs_lease.airflow.links import LINK_KEY, console_link
 from sqs_lease.airflow.payload import PayloadError, publishable, remove_files
 from sqs_lease.airflow.published_messages import PublishedMessages
+from sqs_lease.airflow.receive_options import ReceiveOptions
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
-from sqs_lease.airflow.visibility import takeover_risk, with_visibility
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import decode_policy
 from sqs_lease.core.verdicts import Verdict
 from sqs_lease.keeper import Leaving
-from sqs_lease.sqs.classification import error_from_exception
 from sqs_lease.sqs.errors import SqsError
-from sqs_lease.sqs.receiving import Receiver, Reception
 
 logger = logging.getLogger(__name__)
 
@@ -57,41 +53,6 @@ DEFERRAL_SECONDS: Final = 6.0
 A worker's supervisor notices up to 5 s late that the deferring process ended; if the task is queued again by then,
 the scheduler takes the old process's end for a failure of the new one.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveOptions:
-    """What the sensor tells its trigger, as plain values.
-
-    Attributes:
-        queue: The queue's URL, name or ARN.
-        batch_id: Names the batch for its keeper.
-        connection: How AWS is reached, as :meth:`AwsConnection.encode` gives it.
-        policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
-        max_messages: Most messages.
-        linger_seconds: How long to wait for more after the first.
-        deferred_at: When the task deferred, in seconds since the epoch.
-        expires_at: Until when to wait for a first message, in seconds since the epoch.
-        skip_when_expired: Whether the task is then skipped instead of failed.
-        keeper_task_id: The keeper's task in the same run.
-        handoff_timeout_seconds: How long the batch is held for the keeper.
-        mapped_over: Whether a task is expanded over the messages.
-        payload: Where messages and leases are stored; None publishes them as XComs.
-    """
-
-    queue: str
-    batch_id: str
-    connection: dict[str, Any]
-    policy: dict[str, Any]
-    max_messages: int
-    linger_seconds: float
-    deferred_at: float
-    expires_at: float
-    skip_when_expired: bool
-    keeper_task_id: str
-    handoff_timeout_seconds: float
-    mapped_over: bool
-    payload: str | None = None
 
 
 class SqsLeaseReceiveTrigger(BaseTrigger):
@@ -163,46 +124,16 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     async def _receive(self, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
         """Receive until there is a batch; without one when the time is up."""
-        self._shared_keeper = shared_keeper = await self._acquire(keepers)
-        transport = shared_keeper.transport
-        queue_url = await transport.queue_url(self.options.queue)
-        attributes = await transport.queue_attributes(queue_url)
-        policy = with_visibility(decode_policy(self.options.policy), attributes.visibility_seconds)
-        if (risk := takeover_risk(policy)) is not None:
-            logger.warning("Leases of %s are at risk: %s", queue_url, risk)
-        # Rounded up: a lease that lasts longer than believed harms nobody.
-        visibility_seconds = math.ceil(policy.visibility_seconds)
-        receiver = Receiver(transport, queue_url, visibility_seconds=visibility_seconds, clock=keepers.clock)
-        batch = shared_keeper.hold(queue_url, policy, self._happened, PublishedMessages(run_of(self.task_instance)))
+        with telling_of_aws(self.options.queue):
+            self._shared_keeper = await keepers.acquire(AwsConnection.decode(self.options.connection))
+        shared_keeper = self._shared_keeper
+        collector = await Collector.open(self.options.collecting(), shared_keeper.transport, keepers.clock)
+        source = PublishedMessages(run_of(self.task_instance))
+        batch = shared_keeper.hold(collector.queue_url, collector.policy, self._happened, source)
         batch.owner = self
         self._batch = batch
-        while True:
-            collected = await receiver.collect(
-                self.options.max_messages,
-                wait=max(self.options.expires_at - keepers.clock.wall(), 0.0),
-                linger=self.options.linger_seconds,
-                on_received=self._received,
-            )
-            if collected.error is not None:
-                logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
-            if batch.batch.leases():
-                return batch, policy
-            if keepers.clock.wall() >= self.options.expires_at:
-                return None, policy
-
-    async def _acquire(self, keepers: TriggererKeepers) -> SharedKeeper:
-        try:
-            return await keepers.acquire(AwsConnection.decode(self.options.connection))
-        except (BotoCoreError, OSError) as error:
-            # The client could not be made: a profile that does not exist, credentials that cannot be had.
-            meaning = error_from_exception(error, operation="ReceiveMessage", queue=self.options.queue)
-            if meaning is None:
-                raise
-            raise meaning from error
-
-    def _received(self, reception: Reception) -> None:
-        if self._batch is not None:
-            self._batch.batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
+        found = await collector.collect(shared_keeper.keeper, batch.batch, self.options.expires_at)
+        return (batch if found else None), collector.policy
 
     async def _publish(
         self, task: RunOfTask, shared: SharedBatch, policy: RenewalPolicy, keepers: TriggererKeepers

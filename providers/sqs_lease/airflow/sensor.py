@@ -1,10 +1,14 @@
-"""The task that receives a batch: it defers at once, and its trigger waits for messages and hands them on."""
+"""The task that receives a batch: it defers at once, and its trigger waits for messages and hands them on.
+
+With ``deferrable=False``, and in ``dag.test()``, its own process receives instead.
+"""
 
 from __future__ import annotations
 
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final
@@ -12,25 +16,42 @@ from typing import Any, Final
 from airflow.providers.amazon.aws.hooks.sqs import SqsHook
 from airflow.providers.amazon.aws.sensors.base_aws import AwsBaseSensor
 from airflow.providers.amazon.aws.utils.mixins import aws_template_fields
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout
+from airflow.sdk import BaseOperator, PokeReturnValue
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    TaskDeferralTimeout,
+)
 
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.comms import triggers_are_supported
+from sqs_lease.airflow.filtering import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
+from sqs_lease.airflow.handed_lease import LEASE_KEY
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.links import SqsQueueLink
-from sqs_lease.airflow.payload import check_payload
-from sqs_lease.airflow.receive_trigger import FAILED, TIMED_OUT, ReceiveOptions, SqsLeaseReceiveTrigger
+from sqs_lease.airflow.local_run import receive_locally
+from sqs_lease.airflow.payload import PayloadError, check_payload
+from sqs_lease.airflow.receive_options import ReceiveOptions
+from sqs_lease.airflow.receive_trigger import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
 from sqs_lease.airflow.visibility import ShortVisibilityWarning, takeover_risk, with_visibility
+from sqs_lease.airflow.worker_lease import WorkerLease
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.settlements import expire
 from sqs_lease.core.specs import encode_policy, resolve_policy
+from sqs_lease.core.verdicts import Verdict
+from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import queue_reference
 
 TRIGGERER_MARGIN: Final = timedelta(minutes=1)
 """The trigger ends the wait itself; Airflow does so this much later, in case no triggerer runs."""
 
+LOOK_SECONDS: Final = 20.0
+"""How long a sensor that does not defer waits for a message before it sleeps for ``poke_interval``."""
 
 PAYLOAD_IS_NOT_MAPPED: Final = (
     "with payload= the messages are in a file, and Airflow expands a task over values in XCom only. Read them in one "
@@ -84,7 +105,9 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
     """
 
     aws_hook_class = SqsHook
-    template_fields: Sequence[str] = aws_template_fields("queue_url", "payload")
+    template_fields: Sequence[str] = aws_template_fields(
+        "queue_url", "max_messages", "payload", "message_filtering_config"
+    )
     operator_extra_links = (SqsQueueLink(),)
     ui_color = "#d6eaf8"
 
@@ -92,11 +115,16 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         self,
         *,
         queue_url: str,
-        max_messages: int = 10,
+        max_messages: int | str = 10,
         linger: Duration = 1.0,
         policy: RenewalPolicy | str | None = None,
         visibility: Duration | None = None,
         payload: str | None = None,
+        message_filtering: str | None = None,
+        message_filtering_match_values: Iterable[Any] | None = None,
+        message_filtering_config: str | None = None,
+        unmatched: UnmatchedRule | None = None,
+        deferrable: bool = True,
         handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
         **kwargs: Any,
     ) -> None:
@@ -110,49 +138,52 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
             warnings.warn(f"{self.task_id!r}: {risk}", ShortVisibilityWarning, stacklevel=2)
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
         self.payload = payload
+        self.message_filtering = message_filtering
+        # A list: sets cannot be serialised with the DAG.
+        values = message_filtering_match_values
+        self.message_filtering_match_values = list(values) if isinstance(values, set | frozenset) else values
+        self.message_filtering_config = message_filtering_config
+        if unmatched is not None and message_filtering is None:
+            raise ValueError(
+                f"unmatched of {self.task_id!r} says what becomes of messages that message_filtering keeps out"
+            )
+        self.unmatched = encode_unmatched(check_unmatched(expire() if unmatched is None else unmatched))
+        self.deferrable = deferrable
+        self._holding: WorkerLease | None = None
         self._check_payload()
         self._check_max_messages()
+        self._filter()
         if isinstance(queue_url, str) and "{{" not in queue_url:
             queue_reference(queue_url)
         self._aws_connection()
 
-    def execute(self, context: Any) -> None:
-        """Hand everything to the trigger, which ends the task."""
-        if not triggers_are_supported():
-            raise AirflowFailException(
-                f"{self.task_id!r} holds messages while other tasks run, which dag.test() cannot do: "
-                "run the DAG by a scheduler and a triggerer"
-            )
+    def execute(self, context: Any) -> Any:
+        """Receive, or hand everything to the trigger, which ends the task.
+
+        Returns:
+            The messages, or a reference to them, where this process received them itself.
+
+        Raises:
+            AirflowSensorTimeout: No message came in time.
+            AirflowFailException: The queue cannot be received from, and trying again would not help.
+            AirflowException: It cannot be received from for the moment; the task's retries apply.
+        """
         if context["ti"].map_index >= 0:
             raise AirflowFailException(
                 f"{self.task_id!r} is mapped, and its keeper could not tell its batches apart: use one sensor a queue"
             )
-        self._check_payload()
-        mapped_over = next(self.iter_mapped_dependants(), None) is not None
-        if mapped_over and self.payload is not None:
-            raise AirflowFailException(f"a task is mapped over {self.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
-        now = SystemClock().wall()
+        options = self._options()
+        try:
+            if not triggers_are_supported():
+                return self._receive_for_dag_test(context, options)
+            if not self.deferrable:
+                return super().execute(context)
+        except _ReceiveError as error:
+            # Not raised as it is within poke(), where Airflow's base class turns it into a skip with soft_fail.
+            raise error.failure from error
         self.log.info("Waiting for messages of %s for up to %s", self.queue_url, timedelta(seconds=self.timeout))
-        self.defer(
-            trigger=SqsLeaseReceiveTrigger(
-                asdict(
-                    ReceiveOptions(
-                        queue=self.queue_url,
-                        batch_id=uuid.uuid4().hex,
-                        connection=self._aws_connection().encode(),
-                        policy=self.policy,
-                        max_messages=self.max_messages,
-                        linger_seconds=self.linger_seconds,
-                        deferred_at=now,
-                        expires_at=now + self.timeout,
-                        skip_when_expired=bool(self.soft_fail or self.never_fail),
-                        keeper_task_id=self._keeper_task_id(),
-                        handoff_timeout_seconds=self.handoff_timeout_seconds,
-                        mapped_over=mapped_over,
-                        payload=self.payload,
-                    )
-                )
-            ),
+        return self.defer(
+            trigger=SqsLeaseReceiveTrigger(asdict(options)),
             method_name="execute_complete",
             timeout=timedelta(seconds=self.timeout) + TRIGGERER_MARGIN,
         )
@@ -166,16 +197,119 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
             AirflowException: It cannot be received from for the moment; the task's retries apply.
         """
         kinds = {TIMED_OUT: AirflowSensorTimeout, FAILED: AirflowException}
-        kind = kinds.get(event["status"], AirflowFailException)
-        raise kind(f"task {self.task_id!r} of DAG {self.dag_id!r}: {event['error']}")
+        raise self._failure(kinds.get(event["status"], AirflowFailException), event["error"])
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """Resume after the trigger, as Airflow's sensors do, but skip with ``soft_fail`` only when the time is up.
+
+        Airflow's own sensors turn every error into a skip then, so a queue that was deleted would never be noticed.
+        """
+        if not self.soft_fail:
+            return super().resume_execution(next_method, next_kwargs, context)
+        try:
+            return BaseOperator.resume_execution(self, next_method, next_kwargs, context)
+        except (AirflowSensorTimeout, TaskDeferralTimeout) as error:
+            raise AirflowSkipException(f"no message came in time: {error}") from error
+
+    def poke(self, context: Any) -> bool | PokeReturnValue:
+        """Look for messages once, in this process, and hand a batch over to the keeper.
+
+        Between the end of this process and the keeper's trigger nobody can extend the leases, so the last thing that
+        is done here is to extend them by ``handoff_timeout``.
+        """
+        options = self._options()
+        with self._errors_of_the_queue(), WorkerLease(options) as holding:
+            self._holding = holding
+            try:
+                if not holding.receive(min(LOOK_SECONDS, self.timeout)):
+                    return False
+                holding.extend_for(self.handoff_timeout_seconds)
+                messages = holding.publishable()
+                context["ti"].xcom_push(key=LEASE_KEY, value=holding.lease)
+            finally:
+                self._holding = None
+        return PokeReturnValue(is_done=True, xcom_value=messages)
+
+    def on_kill(self) -> None:
+        """Give back what this process holds; where a trigger receives, it does so itself."""
+        if self._holding is not None:
+            self._holding.give_back()
+
+    def _receive_for_dag_test(self, context: Any, options: ReceiveOptions) -> Any:
+        with self._errors_of_the_queue():
+            received = receive_locally(options, self.timeout)
+        if received is None:
+            text = f"no message of {self.queue_url} came in time"
+            if self.soft_fail or self.never_fail:
+                raise AirflowSkipException(text)
+            raise self._failure(AirflowSensorTimeout, text)
+        context["ti"].xcom_push(key=LEASE_KEY, value=received.lease)
+        return received.messages
+
+    @contextmanager
+    def _errors_of_the_queue(self) -> Iterator[None]:
+        try:
+            yield
+        except SqsError as error:
+            kind = AirflowFailException if error.verdict is Verdict.REFUSED else AirflowException
+            raise _ReceiveError(self._failure(kind, str(error))) from error
+        except PayloadError as error:
+            raise _ReceiveError(self._failure(AirflowException, str(error))) from error
+        except ValueError as error:
+            text = f"queue {self.queue_url}: {error}"
+            raise _ReceiveError(self._failure(AirflowFailException, text)) from error
+
+    def _failure(self, kind: type[AirflowException], text: str) -> AirflowException:
+        return kind(f"task {self.task_id!r} of DAG {self.dag_id!r}: {text}")
+
+    def _options(self) -> ReceiveOptions:
+        """What is to be received, with everything that was templated checked again."""
+        self._check_payload()
+        max_messages = self._check_max_messages()
+        filtering = self._filter()
+        mapped_over = next(self.iter_mapped_dependants(), None) is not None
+        if mapped_over and self.payload is not None:
+            raise AirflowFailException(f"a task is mapped over {self.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
+        now = SystemClock().wall()
+        return ReceiveOptions(
+            queue=self.queue_url,
+            batch_id=uuid.uuid4().hex,
+            connection=self._aws_connection().encode(),
+            policy=self.policy,
+            max_messages=max_messages,
+            linger_seconds=self.linger_seconds,
+            deferred_at=now,
+            expires_at=now + self.timeout,
+            skip_when_expired=bool(self.soft_fail or self.never_fail),
+            keeper_task_id=self._keeper_task_id(),
+            handoff_timeout_seconds=self.handoff_timeout_seconds,
+            mapped_over=mapped_over,
+            payload=self.payload,
+            filter=None if filtering is None else asdict(filtering),
+            unmatched=self.unmatched,
+        )
+
+    def _filter(self) -> MessageFilter | None:
+        try:
+            return MessageFilter.of(
+                self.message_filtering, self.message_filtering_match_values, self.message_filtering_config
+            )
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.task_id!r}: {error}") from error
 
     def _check_payload(self) -> None:
         if self.payload is not None:
             check_payload(self.payload, self.task_id)
 
-    def _check_max_messages(self) -> None:
+    def _check_max_messages(self) -> int:
+        """Return the most messages of a batch; while it is still a template, the most there can be."""
         limit = MAX_PUBLISHED_MESSAGES if self.payload is None else MAX_IN_FLIGHT
         given = self.max_messages
+        if isinstance(given, str):
+            if "{{" in given:
+                return limit
+            # What a template gives is text.
+            given = int(given) if given.isdecimal() else given
         if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_IN_FLIGHT:
             raise ValueError(
                 f"max_messages of {self.task_id!r} must be a whole number from 1 to {MAX_IN_FLIGHT} "
@@ -186,6 +320,7 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
                 f"max_messages of {self.task_id!r} is {given}, but more than {limit} messages do not go through XCom: "
                 "store them with payload='s3://connection@bucket/prefix', or lower max_messages"
             )
+        return given
 
     def _aws_connection(self) -> AwsConnection:
         return AwsConnection.of(self.aws_conn_id, self.region_name, self.verify, self.botocore_config)
@@ -198,3 +333,11 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
             f"{self.task_id!r} has no SqsLeaseKeeperOperator behind it, so its messages would neither be kept nor "
             "settled: use sqs_lease(), or make a keeper its teardown"
         )
+
+
+class _ReceiveError(Exception):
+    """The messages could not be received; what the task is to fail with."""
+
+    def __init__(self, failure: AirflowException) -> None:
+        super().__init__(str(failure))
+        self.failure = failure

@@ -134,8 +134,8 @@ class Settler:
                     await self._note_certainty()
             if self._settling:
                 await asyncio.gather(*self._settling)
+            watch.finished()
         finally:
-            watch.acted_on(watch.signals - self._taken_signals)
             for settling in self._settling:
                 settling.cancel()
 

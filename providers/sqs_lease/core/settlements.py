@@ -144,6 +144,15 @@ class DeadLetterRule(FailureRule):
 
 
 @dataclass(frozen=True, slots=True)
+class DiscardRule:
+    """See :func:`discard`. It is no :class:`FailureRule`: what failed is never deleted."""
+
+    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Delete:
+        """Delete it."""
+        return Delete()
+
+
+@dataclass(frozen=True, slots=True)
 class ByExceptionRule(FailureRule):
     """See :func:`by_exception`."""
 
@@ -202,6 +211,14 @@ def expire() -> FailureRule:
 def dead_letter() -> FailureRule:
     """A failed message goes to the queue's dead-letter queue at once, with the reason as a message attribute."""
     return DeadLetterRule()
+
+
+def discard() -> DiscardRule:
+    """A message that a filter does not let through is deleted, although nothing worked on it.
+
+    It is for messages that nobody wants, as ``unmatched=discard()`` of the Airflow sensor; no rule for failed work.
+    """
+    return DiscardRule()
 
 
 def by_exception(

@@ -1,0 +1,270 @@
+"""Filters: which messages get through, what is refused while the DAG is parsed, and what becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from airflow.providers.amazon.aws.utils.sqs import filter_messages
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow.triggers.base import TaskSuccessEvent
+
+from sqs_lease.airflow import SqsLeaseSensor
+from sqs_lease.airflow.filtering import MessageFilter, UnmatchedRule, decode_unmatched, encode_unmatched
+from sqs_lease.airflow.receive_trigger import TIMED_OUT
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.settlements import backoff, dead_letter, discard, expire, release
+from sqs_lease.testing import AuditKind, MessageState
+from tests.airflow.leased_messages import LeasedMessages
+from tests.airflow.scripted_comms import ScriptedComms
+from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID, receive_trigger
+
+BODIES = [
+    "plain",
+    '{"kind": "order", "lines": [{"sku": "a"}, {"sku": "b"}]}',
+    '{"kind": "refund", "lines": []}',
+    '{"kind": 7}',
+    '{"other": null}',
+    '["order"]',
+]
+
+
+def matching(kind: str, values: Any = None, expression: str | None = None) -> list[str]:
+    made = MessageFilter.of(kind, values, expression)
+    assert made is not None
+    # As it comes out of a trigger's arguments.
+    matches = MessageFilter(**json.loads(json.dumps(asdict(made)))).matcher()
+    return [body for body in BODIES if matches(Message(Receipt("m", "h"), body))]
+
+
+FILTERS = [
+    ("literal", ["plain", "absent"], None),
+    ("jsonpath", None, "kind"),
+    ("jsonpath", ["order"], "kind"),
+    ("jsonpath", [7, "refund"], "kind"),
+    ("jsonpath", ["b"], "lines[*].sku"),
+    ("jsonpath", None, "lines[*].sku"),
+    ("jsonpath-ext", None, "$[?(@.kind=='order')]"),
+    ("jsonpath-ext", [2], "$.lines.`len`"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "expression"), FILTERS)
+def test_the_same_messages_get_through_as_in_the_stock_sensor(kind: Any, values: Any, expression: Any) -> None:
+    json_bodies = BODIES if kind == "literal" else BODIES[1:]
+    stock = filter_messages([{"Body": body} for body in json_bodies], kind, values and set(values), expression)
+    assert matching(kind, values, expression) == [message["Body"] for message in stock]
+
+
+def test_a_literal_filter_compares_whole_bodies() -> None:
+    assert matching("literal", {"plain"}) == ["plain"]
+    assert matching("literal", ["plai"]) == []
+
+
+def test_an_expression_may_match_objects_and_lists() -> None:
+    assert matching("jsonpath", [{"sku": "b"}], "lines[*]") == [BODIES[1]]
+    assert matching("jsonpath", [[]], "lines") == [BODIES[2]]
+
+
+def test_a_body_that_is_not_json_does_not_match(caplog: pytest.LogCaptureFixture) -> None:
+    assert "plain" not in matching("jsonpath", None, "$")
+    assert "plain" not in caplog.text
+
+
+def test_a_body_too_deep_to_parse_does_not_match() -> None:
+    made = MessageFilter.of("jsonpath", None, "$")
+    assert made is not None
+    assert not made.matcher()(Message(Receipt("m", "h"), "[" * 100_000))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"message_filtering": "regex"}, ValueError, "must be one of literal, jsonpath, jsonpath-ext"),
+        ({"message_filtering": "literal"}, ValueError, "needs message_filtering_match_values"),
+        ({"message_filtering": "jsonpath"}, ValueError, "needs a JSONPath expression"),
+        ({"message_filtering": "jsonpath", "message_filtering_config": "a["}, ValueError, "no JSONPath expression"),
+        ({"message_filtering_match_values": ["a"]}, ValueError, "message_filtering must be one of"),
+        ({"message_filtering": "literal", "message_filtering_match_values": "a"}, TypeError, "a list or a set"),
+        ({"message_filtering": "literal", "message_filtering_match_values": [object()]}, TypeError, "JSON values"),
+        ({"unmatched": discard()}, ValueError, "message_filtering keeps out"),
+        (
+            {"message_filtering": "literal", "message_filtering_match_values": ["a"], "unmatched": release()},
+            ValueError,
+            "received by the same sensor again",
+        ),
+        (
+            {"message_filtering": "literal", "message_filtering_match_values": ["a"], "unmatched": release(0)},
+            ValueError,
+            "give it a delay",
+        ),
+        (
+            {"message_filtering": "literal", "message_filtering_match_values": ["a"], "unmatched": "discard"},
+            TypeError,
+            "unmatched must be",
+        ),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, dict) else "",
+)
+def test_a_wrong_filter_is_an_error_while_the_dag_is_parsed(
+    dag: DAG, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        SqsLeaseSensor(task_id="orders", queue_url="orders", **options)
+
+
+@pytest.fixture
+def dag() -> Iterator[DAG]:
+    with DAG("shop", schedule=None) as opened:
+        yield opened
+
+
+def test_a_templated_expression_is_looked_at_when_it_is_known(dag: DAG) -> None:
+    sensor = SqsLeaseSensor(
+        task_id="orders", queue_url="orders", message_filtering="jsonpath", message_filtering_config="{{ params.path }}"
+    )
+    assert {"message_filtering_config", "max_messages", "queue_url"} <= set(sensor.template_fields)
+    sensor.message_filtering_config = "a["
+    with pytest.raises(ValueError, match="no JSONPath expression"):
+        SqsLeaseSensor.execute.__wrapped__(sensor, {"ti": RECEIVE_INSTANCE})  # type: ignore[attr-defined]
+
+
+class _Instance:
+    map_index = -1
+
+
+RECEIVE_INSTANCE = _Instance()
+
+
+def test_a_dag_with_a_filter_survives_serialisation(dag: DAG) -> None:
+    SqsLeaseSensor(
+        task_id="orders", queue_url="orders", message_filtering="literal", message_filtering_match_values={"a"}
+    )
+    assert DagSerialization.from_dict(DagSerialization.to_dict(dag)).task_dict.keys() == {"orders"}
+
+
+@pytest.mark.parametrize("rule", [expire(), release(60), backoff(maximum=900.0), dead_letter(), discard()], ids=repr)
+def test_every_rule_for_the_others_survives_the_way_to_the_triggerer(rule: UnmatchedRule) -> None:
+    assert decode_unmatched(json.loads(json.dumps(encode_unmatched(rule)))) == rule
+
+
+# In the trigger
+
+
+@pytest.fixture
+def world(supervisor: ScriptedComms) -> LeasedMessages:
+    return LeasedMessages(supervisor)
+
+
+def only(*bodies: str) -> dict[str, Any]:
+    made = MessageFilter.of("literal", list(bodies), None)
+    assert made is not None
+    return asdict(made)
+
+
+def published(world: LeasedMessages) -> list[str]:
+    return [message["Body"] for message in world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, "return_value"]]
+
+
+def test_what_does_not_match_is_left_alone_by_default_and_comes_back_after_its_timeout(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), filter=only("b"))
+        await asyncio.sleep(27)
+        assert world.message_states() == dict.fromkeys("abc", MessageState.IN_FLIGHT)
+        await asyncio.sleep(5)
+        assert world.message_states() == {
+            "a": MessageState.VISIBLE,
+            "b": MessageState.IN_FLIGHT,
+            "c": MessageState.VISIBLE,
+        }
+
+    world.run(scenario)
+    assert published(world) == ["b"]
+    assert not world.events(AuditKind.RELEASED, AuditKind.DELETED)
+
+
+@pytest.mark.parametrize(
+    ("rule", "states"),
+    [
+        (discard(), {"b": MessageState.IN_FLIGHT}),
+        (dead_letter(), {"b": MessageState.IN_FLIGHT}),
+        (release(2), {"a": MessageState.VISIBLE, "b": MessageState.IN_FLIGHT, "c": MessageState.VISIBLE}),
+    ],
+    ids=repr,
+)
+def test_what_does_not_match_is_settled_by_the_rule_at_once(
+    world: LeasedMessages, rule: UnmatchedRule, states: dict[str, MessageState]
+) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), filter=only("b"), unmatched=encode_unmatched(rule))
+        await asyncio.sleep(3)
+        assert world.message_states() == states
+
+    world.run(scenario)
+    assert len(world.sqs.contents(world.dead_letter_url)) == (2 if rule == dead_letter() else 0)
+
+
+def test_the_wait_goes_on_until_something_matches(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        trigger = receive_trigger("orders", world.clock, filter=only("wanted"), unmatched=encode_unmatched(discard()))
+        running = world.triggerer().start(trigger, RECEIVE)
+        await asyncio.sleep(30)
+        assert not running.task.done()
+        world.sqs.send(world.url, "wanted")
+        assert [type(event) for event in await running.ended()] == [TaskSuccessEvent]
+
+    world.run(scenario)
+    assert published(world) == ["wanted"]
+
+
+def test_the_wait_ends_in_time_when_nothing_matches(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive(world.triggerer(), filter=only("wanted"), timeout_seconds=40)
+        assert running.events[0].payload["status"] == TIMED_OUT
+
+    world.run(scenario)
+    assert 40 <= world.clock.now() < 45
+
+
+def test_a_message_is_not_received_again_and_again_while_it_is_left_alone(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), filter=only("wanted"), timeout_seconds=100)
+
+    world.run(scenario)
+    # Once every 30 s, its visibility timeout.
+    assert len(world.events(AuditKind.RECEIVED)) <= 3 * 4
+
+
+def test_on_a_fifo_queue_what_was_discarded_holds_nothing_of_its_group_back(supervisor: ScriptedComms) -> None:
+    world = LeasedMessages(supervisor, fifo=True)
+
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer, filter=only("b", "c"), unmatched=encode_unmatched(discard()))
+        world.states["load"] = "success"
+        await world.keep(triggerer).ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+    assert sorted(published(world)) == ["b", "c"]
+    assert world.report()["deleted"] == 2
+
+
+def test_on_a_fifo_queue_what_was_left_alone_does_not_keep_the_others_from_being_deleted(
+    supervisor: ScriptedComms,
+) -> None:
+    world = LeasedMessages(supervisor, fifo=True)
+
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer, filter=only("b", "c"))
+        world.states["load"] = "success"
+        await world.keep(triggerer).ended()
+
+    world.run(scenario)
+    assert world.report()["deleted"] == 2
