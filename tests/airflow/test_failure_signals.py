@@ -62,6 +62,37 @@ def test_the_signal_is_deleted_when_it_was_acted_upon(world: LeasedMessages) -> 
     assert world.supervisor.variables == set()
 
 
+def test_the_signal_is_deleted_too_when_the_state_was_seen_first(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(60)
+        report(world, ValueError())
+        world.states["load"] = "failed"
+        await running.ended()
+        signal(world)
+        await asyncio.sleep(1)
+
+    world.run(scenario)
+    assert world.supervisor.variables == set()
+
+
+def test_a_keeper_that_is_handed_on_leaves_its_signals_to_the_next_one(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(60)
+        await running.cancel()
+        report(world, ValueError())
+        signal(world)
+        await asyncio.sleep(5)
+        assert len(world.supervisor.variables) == 1
+        await world.keep(world.triggerer("next")).ended()
+        await asyncio.sleep(1)
+        assert world.supervisor.variables == set()
+
+    world.run(scenario)
+    assert world.report()["released"] == 3
+
+
 def test_a_signalled_instance_gives_back_its_own_message_and_no_other(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep(CHECK)

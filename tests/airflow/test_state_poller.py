@@ -72,6 +72,22 @@ def test_it_asks_once_a_second_while_somebody_watches_and_then_no_more() -> None
     run_virtual(scenario)
 
 
+def test_who_begins_to_watch_between_two_rounds_is_answered_at_once() -> None:
+    airflow = Airflow()
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        with poller.watch("dag", "a", ["t"]) as first:
+            await first.next()
+            await asyncio.sleep(0.5)
+            with poller.watch("dag", "b", ["t"]) as second:
+                async with asyncio.timeout(0.1):
+                    await second.next()
+
+    run_virtual(scenario)
+    assert [run_ids for _, run_ids, _ in airflow.questions] == [("a",), ("b",)]
+
+
 def test_a_watch_waits_through_unanswered_questions() -> None:
     airflow = Airflow()
     airflow.failing = True

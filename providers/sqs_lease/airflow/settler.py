@@ -16,7 +16,6 @@ from sqs_lease.airflow.failure_report import FailureSignals
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.settling import FAILED, Decision, Failure, TaskStates, WorkTask, decide, state_key
-from sqs_lease.airflow.signal_poller import SignalPoller
 from sqs_lease.airflow.state_poller import StateWatch
 from sqs_lease.airflow.work_reports import WorkReports
 from sqs_lease.clock import Clock
@@ -147,7 +146,8 @@ class Settler:
         Returns:
             Whether anything is still held.
         """
-        await self._settle_what_is_decided(states, StateWatch(asyncio.Semaphore(1), SignalPoller()))
+        self._ended_somewhere = True
+        await self._settle_what_is_decided(states, asyncio.Semaphore(1))
         if self._settling:
             await asyncio.gather(*self._settling)
             self._settling.clear()
@@ -208,7 +208,7 @@ class Settler:
             await self._take_signals(self._signals, signals, states, watch)
         self._looked_at = states
         failed = {key: FAILED for key in self._signalled if states.get(key) not in _DONE}
-        await self._settle_what_is_decided({**states, **failed} if failed else states, watch)
+        await self._settle_what_is_decided({**states, **failed} if failed else states, watch.turn)
         watch.acted_on(self._taken_signals & signals)
 
     async def _take_signals(
@@ -225,7 +225,7 @@ class Settler:
                 return
             self._taken_signals.add(key)
 
-    async def _settle_what_is_decided(self, states: TaskStates, watch: StateWatch) -> None:
+    async def _settle_what_is_decided(self, states: TaskStates, turn: asyncio.Semaphore) -> None:
         while self._still_open():
             decision = decide(
                 self._work,
@@ -239,7 +239,7 @@ class Settler:
             await self._begin(decision)
             for instance in decision.unread[:READS_AT_ONCE]:
                 try:
-                    async with watch.turn:
+                    async with turn:
                         await self._reports.read(instance, states)
                 except CommsError as error:
                     logger.warning("What %s[%d] said of its messages cannot be read yet: %s", *instance, error)

@@ -41,6 +41,8 @@ class SignalPoller:
         self._fetch = fetch
         self._delete = delete
         self._listeners: dict[str, list[Listener]] = {}
+        self._finished: dict[str, float] = {}
+        self._newly_finished = False
         self._done_with: dict[str, None] = {}
         self._seen_at: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
@@ -50,6 +52,7 @@ class SignalPoller:
     def listen(self, prefix: str, listener: Listener) -> Iterator[None]:
         """Listen to the signals whose keys begin with a prefix, which ends with a full stop, until the context ends."""
         self._listeners.setdefault(prefix, []).append(listener)
+        self._finished.pop(prefix, None)
         if self._task is None or self._task.done():
             # In a context of its own: what it logs belongs to no single trigger.
             self._task = asyncio.get_running_loop().create_task(
@@ -66,10 +69,15 @@ class SignalPoller:
         """Have signals deleted that were acted upon."""
         self._done_with.update(dict.fromkeys(keys))
 
+    def finished(self, prefix: str) -> None:
+        """Have all further signals with a prefix deleted: their keeper settled everything."""
+        self._finished[prefix] = asyncio.get_running_loop().time()
+        self._newly_finished = True
+
     async def _poll(self) -> None:
-        while self._listeners or self._done_with:
-            if self._listeners:
-                await self._ask()
+        while self._listeners or self._done_with or self._newly_finished:
+            self._newly_finished = False
+            await self._ask()
             for key in list(self._done_with)[:DELETES_AT_ONCE]:
                 await self._remove(key)
             await asyncio.sleep(SIGNAL_SECONDS)
@@ -86,11 +94,12 @@ class SignalPoller:
         by_prefix: dict[str, set[str]] = {}
         now = asyncio.get_running_loop().time()
         self._seen_at = {key: self._seen_at.get(key, now) for key in keys}
+        self._finished = {prefix: at for prefix, at in self._finished.items() if now - at < ORPHANED_SECONDS}
         for key in keys - self._done_with.keys():
             prefix = key[: key.index(".", len(SIGNALS_PREFIX)) + 1] if "." in key[len(SIGNALS_PREFIX) :] else ""
             if prefix in self._listeners:
                 by_prefix.setdefault(prefix, set()).add(key)
-            elif now - self._seen_at[key] > ORPHANED_SECONDS:
+            elif prefix in self._finished or now - self._seen_at[key] > ORPHANED_SECONDS:
                 self._done_with[key] = None
         for prefix, found in by_prefix.items():
             for listener in self._listeners[prefix]:

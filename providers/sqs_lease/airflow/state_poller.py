@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import Context
 from typing import Final, TypeAlias
 
@@ -43,11 +43,12 @@ class StateWatch:
         turn: To be held while something else is asked of Airflow about a task.
     """
 
-    def __init__(self, turn: asyncio.Semaphore, signal_poller: SignalPoller) -> None:
+    def __init__(self, turn: asyncio.Semaphore, signal_poller: SignalPoller, signals_prefix: str | None) -> None:
         self.answers = 0
         self.signals: frozenset[str] = frozenset()
         self.turn = turn
         self._signal_poller = signal_poller
+        self._signals_prefix = signals_prefix
         self._changed = asyncio.Event()
         self._states: TaskStates = {}
 
@@ -73,6 +74,11 @@ class StateWatch:
         """Have signals removed, because what they say was taken in."""
         self._signal_poller.done_with(signals)
 
+    def finished(self) -> None:
+        """Have all further signals removed: there is nothing left that they could be about."""
+        if self._signals_prefix is not None:
+            self._signal_poller.finished(self._signals_prefix)
+
 
 class StatePoller:
     """Asks for states while anybody watches, and tells each who watches.
@@ -89,6 +95,7 @@ class StatePoller:
         self._watches: dict[tuple[str, frozenset[str]], dict[str, set[StateWatch]]] = defaultdict(
             lambda: defaultdict(set)
         )
+        self._newly_watched = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._answered = True
 
@@ -105,8 +112,9 @@ class StatePoller:
             signals: With what the keys of signals begin that are to be watched as well; None: there are none.
         """
         question = (dag_id, frozenset(task_ids))
-        watch = StateWatch(self._turn, self._signal_poller)
+        watch = StateWatch(self._turn, self._signal_poller, signals)
         self._watches[question][run_id].add(watch)
+        self._newly_watched.set()
         if self._task is None or self._task.done():
             # In a context of its own: what it logs belongs to no single trigger.
             self._task = asyncio.get_running_loop().create_task(
@@ -126,12 +134,29 @@ class StatePoller:
                 del self._watches[question]
 
     async def _poll(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._watches:
-            for dag_id, task_ids in list(self._watches):
-                run_ids = list(self._watches.get((dag_id, task_ids), ()))
-                for start in range(0, len(run_ids), MAX_RUNS_IN_REQUEST):
-                    await self._ask(dag_id, run_ids[start : start + MAX_RUNS_IN_REQUEST], task_ids)
-            await asyncio.sleep(POLL_SECONDS)
+            self._newly_watched.clear()
+            await self._ask_all(unanswered_only=False)
+            next_round_at = loop.time() + POLL_SECONDS
+            while (left := next_round_at - loop.time()) > 0:
+                # Who begins to watch does not wait for the next round.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._newly_watched.wait()
+                    self._newly_watched.clear()
+                    await self._ask_all(unanswered_only=True)
+
+    async def _ask_all(self, *, unanswered_only: bool) -> None:
+        for dag_id, task_ids in list(self._watches):
+            runs = self._watches.get((dag_id, task_ids), {})
+            run_ids = [
+                run_id
+                for run_id, watches in runs.items()
+                if not unanswered_only or any(watch.answers == 0 for watch in watches)
+            ]
+            for start in range(0, len(run_ids), MAX_RUNS_IN_REQUEST):
+                await self._ask(dag_id, run_ids[start : start + MAX_RUNS_IN_REQUEST], task_ids)
 
     async def _ask(self, dag_id: str, run_ids: Sequence[str], task_ids: frozenset[str]) -> None:
         try:
