@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from importlib.metadata import version
 from typing import Any, get_args
 
 import pytest
 from airflow.jobs.triggerer_job_runner import ToTriggerRunner, ToTriggerSupervisor, TriggerCommsDecoder
 from airflow.models.trigger import handle_event_submit
+from airflow.sdk._shared.listeners.spec import taskinstance
 from airflow.sdk.execution_time import comms as airflow_comms
-from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import (
+    DeleteVariable,
+    GetTaskStates,
+    GetVariableKeys,
+    GetXCom,
+    PutVariable,
+    SetXCom,
+    ToSupervisor,
+)
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent
 
@@ -25,6 +36,7 @@ from sqs_lease.airflow.comms import (
     triggers_are_supported,
     unseal,
 )
+from sqs_lease.airflow.variable_comms import delete_variable, variable_keys
 from sqs_lease.testing import run_virtual
 from tests.airflow.scripted_comms import ScriptedComms
 
@@ -38,7 +50,9 @@ def test_airflow_is_the_minor_release_whose_inside_this_package_was_written_for(
 @pytest.mark.parametrize(
     ("request_class", "fields"),
     [
+        (DeleteVariable, {"key"}),
         (GetTaskStates, {"dag_id", "run_ids", "task_ids"}),
+        (GetVariableKeys, {"prefix", "limit"}),
         (GetXCom, {"dag_id", "run_id", "task_id", "key", "map_index"}),
         (SetXCom, {"dag_id", "run_id", "task_id", "key", "value", "map_index", "mapped_length"}),
     ],
@@ -49,9 +63,36 @@ def test_the_triggerers_supervisor_takes_the_requests(request_class: Any, fields
     assert fields <= set(request_class.model_fields)
 
 
-@pytest.mark.parametrize("answer_class", [airflow_comms.TaskStatesResult, airflow_comms.XComResult])
+@pytest.mark.parametrize(
+    "answer_class", [airflow_comms.TaskStatesResult, airflow_comms.VariableKeysResult, airflow_comms.XComResult]
+)
 def test_the_trigger_runner_takes_the_answers(answer_class: Any) -> None:
     assert answer_class in get_args(get_args(ToTriggerRunner)[0])
+
+
+def test_the_supervisor_of_a_task_takes_the_request_that_signals_a_failure() -> None:
+    assert PutVariable in get_args(get_args(ToSupervisor)[0])
+    assert {"key", "value", "description"} <= set(PutVariable.model_fields)
+
+
+def test_a_task_process_tells_listeners_of_a_failure_after_it_set_the_final_state() -> None:
+    assert list(inspect.signature(taskinstance.on_task_instance_failed).parameters) == [
+        "previous_state",
+        "task_instance",
+        "error",
+    ]
+    assert "state" in RuntimeTaskInstance.model_fields
+    assert "_terminal_state_send_failed" in inspect.getsource(task_runner.run)
+
+
+def test_keys_of_variables_are_read_by_their_prefix_and_deleted(supervisor: ScriptedComms) -> None:
+    supervisor.variables = {"a.1", "a.2", "b.1"}
+
+    async def read_and_delete() -> list[str]:
+        await delete_variable("a.1")
+        return await variable_keys("a.")
+
+    assert run_virtual(read_and_delete) == ["a.2"]
 
 
 def test_requests_can_be_sent_without_blocking_the_event_loop() -> None:

@@ -27,12 +27,22 @@ def leave_time(key: str) -> None:
     get_current_context()["ti"].xcom_push(key=key, value=time())
 
 
+def await_keeper() -> None:
+    """Wait until the keeper's trigger runs: before that, what fails waits for it."""
+    task_instance: Any = get_current_context()["ti"]
+    place = {"dag_id": task_instance.dag_id, "run_ids": [task_instance.run_id], "task_ids": ["orders_keeper"]}
+    while task_instance.get_task_states(**place)[task_instance.run_id]["orders_keeper"] != "deferred":
+        # A new trigger starts within about two seconds, or a little more on a busy machine.
+        Event().wait(4)
+
+
 @dag(schedule=None)
 def failing() -> None:
     """Many tasks that fail for good: how soon are their messages visible?"""
 
     @task(max_active_tis_per_dagrun=4)
     def fail(message: dict[str, Any]) -> None:
+        await_keeper()
         leave_time("failed_at")
         raise AirflowFailException(message["Body"])
 
@@ -46,6 +56,7 @@ def killed() -> None:
 
     @task
     def die(message: dict[str, Any]) -> None:
+        await_keeper()
         leave_time("failed_at")
         os.kill(os.getpid(), signal.SIGKILL)
 
