@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
+from airflow.sdk.bases.operator import TriggerFailureReason
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
     AirflowSensorTimeout,
     AirflowSkipException,
+    TaskDeferralError,
     TaskDeferred,
 )
 
@@ -124,6 +126,52 @@ def test_with_soft_fail_the_resumed_sensor_is_skipped_as_airflows_own_sensors_ar
     event = {"status": TIMED_OUT, "error": "no message"}
     with pytest.raises(AirflowSkipException):
         sensor.resume_execution("execute_complete", {"event": event}, {})
+
+
+@pytest.mark.parametrize(("status", "error"), [(FAILED_FOR_GOOD, AirflowFailException), (FAILED, AirflowException)])
+def test_with_soft_fail_what_is_really_wrong_fails_the_resumed_sensor(
+    dag: DAG, status: str, error: type[AirflowException]
+) -> None:
+    sensor = sensor_of(dag)
+    sensor.soft_fail = True
+    event = {"status": status, "error": "no such queue"}
+    with pytest.raises(error, match="no such queue") as raised:
+        sensor.resume_execution("execute_complete", {"event": event}, {})
+    assert type(raised.value) is error
+
+
+def test_with_soft_fail_a_trigger_that_failed_fails_the_sensor_and_one_that_took_too_long_skips_it(dag: DAG) -> None:
+    sensor = sensor_of(dag)
+    sensor.soft_fail = True
+    with pytest.raises(TaskDeferralError):
+        sensor.resume_execution("__fail__", {"error": TriggerFailureReason.TRIGGER_FAILURE}, {})
+    with pytest.raises(AirflowSkipException):
+        sensor.resume_execution("__fail__", {"error": TriggerFailureReason.TRIGGER_TIMEOUT}, {})
+
+
+def test_with_never_fail_the_resumed_sensor_is_skipped_whatever_is_wrong(dag: DAG) -> None:
+    sensor = sensor_of(dag)
+    sensor.never_fail = True
+    with pytest.raises(AirflowSkipException):
+        sensor.resume_execution("execute_complete", {"event": {"status": FAILED_FOR_GOOD, "error": "denied"}}, {})
+
+
+@pytest.mark.parametrize("given", ["20", 20])
+def test_a_templated_number_of_messages_is_a_number_when_the_sensor_runs(
+    dag: DAG, supervisor: ScriptedComms, given: Any
+) -> None:
+    sensor = sensor_of(dag)
+    sensor.max_messages = given
+    trigger = execute(sensor, TaskInstance()).trigger
+    assert isinstance(trigger, SqsLeaseReceiveTrigger)
+    assert trigger.options.max_messages == 20
+
+
+def test_a_template_that_gives_no_number_is_an_error_when_the_sensor_runs(dag: DAG, supervisor: ScriptedComms) -> None:
+    sensor = sensor_of(dag)
+    sensor.max_messages = "many"
+    with pytest.raises(ValueError, match="must be a whole number from 1"):
+        _execute_body(sensor, TaskInstance())
 
 
 def test_a_sensor_without_a_keeper_fails_before_it_receives(supervisor: ScriptedComms) -> None:
