@@ -20,7 +20,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -50,9 +50,6 @@ COMPONENTS: Mapping[str, tuple[str, ...]] = {
 
 SECOND_TRIGGERER = "triggerer-2"
 """One more component, started on demand only."""
-
-HEALTH_NAMES = ("metadatabase", "scheduler", "dag_processor", "triggerer")
-"""What the API server must call healthy before the stack counts as ready."""
 
 READY_SECONDS = 180.0
 
@@ -144,6 +141,7 @@ def airflow_stack(
     environment: Mapping[str, str] | None = None,
     *,
     database_url: str | None = None,
+    components: Sequence[str] = tuple(COMPONENTS),
     stop_grace_seconds: float = 10.0,
 ) -> Iterator[AirflowStack]:
     """Run Airflow's processes until the block ends.
@@ -156,10 +154,11 @@ def airflow_stack(
             AWS's variables of the calling process are not passed on, the rest of its environment is.
         database_url: A database with Airflow's tables, for SQLAlchemy (see :func:`migrated_postgres`); None makes
             one of SQLite, or uses it again, in `home`.
+        components: The components to start, the API server among them.
         stop_grace_seconds: How long the processes may take to end by themselves when the block ends.
 
     Yields:
-        The stack, with all of its components healthy.
+        The stack, with these components healthy.
 
     Raises:
         AirflowSetupError: Its database could not be made.
@@ -175,10 +174,11 @@ def airflow_stack(
     with AirflowApi(url) as api:
         stack = AirflowStack(home, url, api, _environment(home, environment or {}))
         try:
-            for component in COMPONENTS:
+            for component in components:
                 stack.start(component)
+            awaited = {"metadatabase", *(component.replace("-", "_") for component in components)} - {"api_server"}
             wait_until(
-                lambda: all(api.health().get(name) == "healthy" for name in HEALTH_NAMES),
+                lambda: all(api.health().get(name) == "healthy" for name in awaited),
                 processes=list(stack.processes.values()),
                 what="ready",
                 deadline_seconds=READY_SECONDS,

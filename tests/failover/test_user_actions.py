@@ -230,7 +230,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     processes = tmp_path_factory.mktemp("processes")
     environment = {
         "PROCESSES": str(processes),
-        "AIRFLOW__CORE__PARALLELISM": "24",
+        "AIRFLOW__CORE__PARALLELISM": "14",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(HEARTBEAT_SECONDS),
     }
     with stage(home, DAGS_FOLDER, environment) as here:

@@ -24,7 +24,7 @@ CLOSED = "closed"
 
 HANDOFF_SECONDS = 15
 SHORT_VISIBILITY_SECONDS = 15
-RUN_TIMEOUT_SECONDS = 60
+RUN_TIMEOUT_SECONDS = 90
 DEFERRAL_SECONDS = 10
 
 WAITING = ("keeper_failed", "keeper_success", "kept_dag_deleted", "pending_run_success")

@@ -1,0 +1,79 @@
+"""A trigger that watches the triggerer it runs in, and writes what it saw once a second to a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from airflow.sdk.execution_time import task_runner
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+LOOK_SECONDS = 0.1
+"""As often as Airflow's own watchdog looks at the event loop."""
+
+
+class ProbeTrigger(BaseTrigger):
+    """Counts what this process asks of its supervisor, and measures how late its event loop runs.
+
+    Each line of the file is an object: ``at``, ``blocked_seconds`` (longest time that the loop took to come back from
+    a sleep of 0.1 s, as Airflow's watchdog measures it), ``asked`` (requests to the supervisor by type),
+    ``longest_answer_seconds``, ``pollers`` (tasks that poll states), ``cpu_seconds``, ``memory_mb``.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.path = path
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class and its argument, for Airflow."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", {"path": self.path}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Watch until cancelled."""
+        comms: Any = type(task_runner.SUPERVISOR_COMMS)
+        ask = comms.asend
+        asked: Counter[str] = Counter()
+        longest_answer_seconds = 0.0
+
+        async def counted(self: Any, request: Any) -> Any:
+            nonlocal longest_answer_seconds
+            asked[type(request).__name__] += 1
+            began = monotonic()
+            try:
+                return await ask(self, request)
+            finally:
+                longest_answer_seconds = max(longest_answer_seconds, monotonic() - began)
+
+        comms.asend = counted
+        while True:
+            blocked_seconds, second_ends = 0.0, monotonic() + 1.0
+            while (began := monotonic()) < second_ends:
+                await asyncio.sleep(LOOK_SECONDS)
+                blocked_seconds = max(blocked_seconds, monotonic() - began)
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            seen = {
+                "at": time(),
+                "blocked_seconds": blocked_seconds,
+                "asked": dict(asked),
+                "longest_answer_seconds": longest_answer_seconds,
+                "pollers": sum(task.get_name() == "sqs-lease task states" for task in asyncio.all_tasks()),
+                "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                "memory_mb": usage.ru_maxrss / 1024,
+            }
+            asked.clear()
+            longest_answer_seconds = 0.0
+            await asyncio.to_thread(self._write, json.dumps(seen))
+        yield TriggerEvent(None)
+
+    def _write(self, line: str) -> None:
+        with Path(self.path).open("a") as file:
+            file.write(line + "\n")
