@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from threading import Event
 from time import time
 from typing import Any
@@ -12,7 +11,6 @@ from airflow.sdk import Asset, AssetWatcher, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 
 from sqs_lease.airflow import SqsLeaseTrigger, sqs_lease
-from sqs_lease.core.settlements import release
 
 VISIBILITY_SECONDS = 6
 LONG_WORK_SECONDS = 20
@@ -47,6 +45,8 @@ together = queue_asset("together", max_messages=1, linger=0)
 failing = queue_asset("failing", linger=0)
 paused = queue_asset("paused", handoff_timeout=5)
 shared = queue_asset("shared", max_messages=2, linger=0)
+# With the default visibility timeout, which outlives a triggerer.
+survivor = Asset("survivor", watchers=[AssetWatcher("survivor watcher", trigger=SqsLeaseTrigger("survivor"))])
 
 
 @dag(dag_id="started", schedule=started)
@@ -76,38 +76,29 @@ def failing_dag() -> None:
         work(messages, 0)
         raise AirflowFailException("this message can never be processed")
 
-    with sqs_lease("orders", event=failing, on_failure=release(timedelta(seconds=10))) as orders:
+    with sqs_lease("orders", event=failing) as orders:
         load(orders)
 
 
-@dag(dag_id="paused", schedule=paused)
-def paused_dag() -> None:
-    @task
-    def load(messages: list[dict[str, Any]]) -> None:
-        """Never reached."""
+def short_work(dag_id: str, asset: Asset) -> None:
+    """A DAG that works shortly on what starts it."""
 
-    with sqs_lease("orders", event=paused) as orders:
-        load(orders)
-
-
-def reader(dag_id: str) -> None:
-    """One of two DAGs that read from the same queue."""
-
-    @dag(dag_id=dag_id, schedule=shared)
-    def read() -> None:
+    @dag(dag_id=dag_id, schedule=asset)
+    def process() -> None:
         @task
         def load(messages: list[dict[str, Any]]) -> None:
             work(messages, 1)
 
-        with sqs_lease("orders", event=shared) as orders:
+        with sqs_lease("orders", event=asset) as orders:
             load(orders)
 
-    read()
+    process()
 
 
 started_dag()
 together_dag()
 failing_dag()
-paused_dag()
-reader("reader_a")
-reader("reader_b")
+short_work("paused", paused)
+short_work("survivor", survivor)
+short_work("reader_a", shared)
+short_work("reader_b", shared)

@@ -1,0 +1,266 @@
+"""Runs that messages start, on real Airflow processes and a real SQS server.
+
+All DAGs of `dags_events/events.py` work at the same time, each on a queue of its own; one of them is paused for a
+while. Then the triggerer is killed while a message waits for its run, and started again. The tests look at what was
+seen.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+
+from demo.airflow_api import FINAL_RUN_STATES
+from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.processes import wait_until
+from demo.sqs_server import REGION, SqsServer, sqs_server
+from tests.airflow.dags_events.events import LONG_WORK_SECONDS, VISIBILITY_SECONDS
+from tests.airflow.second_consumer import SecondConsumer
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+pytestmark = pytest.mark.processes
+
+DAGS_FOLDER = Path(__file__).parent / "dags_events"
+DAGS = ["started", "together", "failing", "paused", "survivor", "reader_a", "reader_b"]
+BODIES = {
+    "started": ["a", "b", "c"],
+    "together": ["a", "b", "c"],
+    "failing": ["poison"],
+    "paused": ["a", "b"],
+    "shared": ["a", "b", "c", "d"],
+    "survivor": ["a"],
+}
+LIMIT_SECONDS = 120.0
+PAUSED_SECONDS = 20.0
+FAILING_SECONDS = 60.0
+HEALTH_CHECK_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that is over, as it was seen.
+
+    Attributes:
+        state: Its state.
+        messages: What its first task published; None when that was skipped.
+        report: The keeper's report; None when there is none.
+        worked_on: The bodies that the work was given; None when there was none.
+        log: The log of its first task.
+    """
+
+    state: str
+    messages: list[dict[str, Any]] | None
+    report: dict[str, Any] | None
+    worked_on: list[str] | None
+    log: str
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was seen of all DAGs."""
+
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    left: dict[str, int] = field(default_factory=dict)
+    runs_while_paused: int = 0
+    consumer: SecondConsumer | None = None
+
+    def worked_on(self, *dag_ids: str) -> list[str]:
+        """The bodies that the work of some DAGs was given, in order."""
+        return sorted(body for dag_id in dag_ids for run in self.runs[dag_id] for body in run.worked_on or ())
+
+
+class Stage:
+    """The stack with the queues.
+
+    Args:
+        stack: Airflow.
+        sqs: A client of the SQS server.
+        urls: The queues.
+    """
+
+    def __init__(self, stack: AirflowStack, sqs: SQSClient, urls: dict[str, str]) -> None:
+        self.stack = stack
+        self.sqs = sqs
+        self.urls = urls
+
+    def send(self, name: str) -> None:
+        """Send a queue's messages."""
+        for body in BODIES[name]:
+            self.sqs.send_message(QueueUrl=self.urls[name], MessageBody=body)
+
+    def left(self, name: str) -> int:
+        """How many messages a queue has, in flight or not."""
+        answer = self.sqs.get_queue_attributes(QueueUrl=self.urls[name], AttributeNames=["All"])["Attributes"]
+        return int(answer["ApproximateNumberOfMessages"]) + int(answer["ApproximateNumberOfMessagesNotVisible"])
+
+    def wait(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+
+        def looked() -> bool:
+            time.sleep(0.5)
+            return condition()
+
+        processes = list(self.stack.processes.values())
+        wait_until(looked, processes=processes, what=what, deadline_seconds=LIMIT_SECONDS)
+
+    def wait_until_empty(self, name: str) -> None:
+        """Wait until a queue has no messages."""
+        self.wait(f"done with the messages of {name}", lambda: self.left(name) == 0)
+
+    def wait_until_over(self, dag_id: str) -> None:
+        """Wait until a DAG had runs, and all are over."""
+
+        def all_over() -> bool:
+            states = self.stack.api.run_states(dag_id).values()
+            return bool(states) and all(state in FINAL_RUN_STATES for state in states)
+
+        self.wait(f"done with the runs of {dag_id}", all_over)
+
+    def runs(self, dag_id: str) -> list[Run]:
+        """The runs of a DAG that are over, oldest first."""
+        api = self.stack.api
+        over = sorted(run_id for run_id, state in api.run_states(dag_id).items() if state in FINAL_RUN_STATES)
+        return [
+            Run(
+                api.run_state(dag_id, run_id),
+                api.xcom(dag_id, run_id, "orders"),
+                api.xcom(dag_id, run_id, "orders_keeper", "lease_report"),
+                api.xcom(dag_id, run_id, "load", "bodies"),
+                api.log(dag_id, run_id, "orders"),
+            )
+            for run_id in over
+        ]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    home = tmp_path_factory.mktemp("airflow")
+    with ExitStack() as exits:
+        server = exits.enter_context(sqs_server(home))
+        connection = {
+            "conn_type": "aws",
+            "login": "test",
+            "password": "test",
+            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
+        }
+        environment = {
+            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+            "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": str(HEALTH_CHECK_SECONDS),
+            # As often does Airflow see that a DAG was paused, and removes its watcher.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "10",
+        }
+        sqs = _client(server)
+        urls = {name: sqs.create_queue(QueueName=name)["QueueUrl"] for name in BODIES}
+        stage = Stage(exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment)), sqs, urls)
+        what_was_seen = Seen()
+        _work_on_everything(stage, server, what_was_seen)
+        _kill_the_triggerer(stage)
+        what_was_seen.runs = {dag_id: stage.runs(dag_id) for dag_id in DAGS}
+        what_was_seen.left = {name: stage.left(name) for name in BODIES}
+        yield what_was_seen
+
+
+def _work_on_everything(stage: Stage, server: SqsServer, seen: Seen) -> None:
+    api = stage.stack.api
+    for dag_id in DAGS:
+        stage.stack.wait_for_dag(dag_id)
+    api.pause("paused")
+    seen.consumer = SecondConsumer(_client(server), stage.urls["started"], len(BODIES["started"]))
+    began_at = time.monotonic()
+    with seen.consumer.polling():
+        for name in BODIES.keys() - {"survivor"}:
+            stage.send(name)
+        stage.wait("done with being paused", lambda: time.monotonic() - began_at >= PAUSED_SECONDS)
+        seen.runs_while_paused = len(api.run_states("paused"))
+        api.unpause("paused")
+        stage.wait_until_over("started")
+    for name, dag_ids in {"together": ["together"], "paused": ["paused"], "shared": ["reader_a", "reader_b"]}.items():
+        stage.wait_until_empty(name)
+        for dag_id in dag_ids:
+            stage.wait_until_over(dag_id)
+    stage.wait("done with failing", lambda: time.monotonic() - began_at >= FAILING_SECONDS)
+    api.pause("failing")
+
+
+def _kill_the_triggerer(stage: Stage) -> None:
+    stage.stack.api.set_pool("default_pool", 0)
+    stage.send("survivor")
+    stage.wait("making a run of the message", lambda: bool(stage.stack.api.run_states("survivor")))
+    stage.stack.processes["triggerer"].kill()
+    stage.stack.start("triggerer")
+    stage.stack.api.set_pool("default_pool", 128)
+    stage.wait_until_empty("survivor")
+    stage.wait_until_over("survivor")
+
+
+def test_a_message_starts_a_run_that_deletes_it_after_work_longer_than_the_visibility_timeout(seen: Seen) -> None:
+    assert LONG_WORK_SECONDS > 3 * VISIBILITY_SECONDS
+    (run,) = seen.runs["started"]
+    assert run.state == "success"
+    assert run.report is not None
+    counts = {name: run.report[name] for name in ("received", "deleted", "released", "lost", "late")}
+    assert counts == {"received": 3, "deleted": 3, "released": 0, "lost": 0, "late": 0}
+    assert seen.left["started"] == 0
+
+
+def test_nobody_else_gets_a_message_between_its_event_and_the_end_of_the_work(seen: Seen) -> None:
+    assert seen.consumer is not None
+    assert seen.consumer.polls > LONG_WORK_SECONDS / 2
+    assert seen.consumer.receptions == []
+
+
+def test_messages_that_came_while_a_run_was_at_work_are_taken_together_by_the_next(seen: Seen) -> None:
+    first, second = [run for run in seen.runs["together"] if run.worked_on]
+    assert [len(run.worked_on or ()) for run in (first, second)] == [1, 2]
+    assert seen.worked_on("together") == BODIES["together"]
+    assert second.report is not None
+    assert (second.report["deleted"], second.report["late"]) == (2, 0)
+
+
+def test_a_failing_message_comes_back_without_a_storm_of_runs(seen: Seen) -> None:
+    runs = seen.runs["failing"]
+    counts = [int(message["Attributes"]["ApproximateReceiveCount"]) for run in runs for message in run.messages or ()]
+    assert 2 <= len(runs) <= 8
+    assert counts == list(range(1, len(runs) + 1))
+    assert seen.left["failing"] == 1
+
+
+def test_a_paused_dag_loses_nothing_and_hardly_raises_receive_counts(seen: Seen) -> None:
+    assert seen.runs_while_paused == 0
+    assert seen.worked_on("paused") == BODIES["paused"]
+    messages = [message for run in seen.runs["paused"] for message in run.messages or ()]
+    assert all(int(message["Attributes"]["ApproximateReceiveCount"]) <= 2 for message in messages)
+
+
+def test_with_two_dags_on_one_queue_each_message_is_worked_on_once(seen: Seen) -> None:
+    assert seen.worked_on("reader_a", "reader_b") == BODIES["shared"]
+    skipped = [run for dag_id in ("reader_a", "reader_b") for run in seen.runs[dag_id] if run.worked_on is None]
+    assert skipped
+    assert all(run.state == "success" for run in skipped)
+    assert any("it belongs to run" in run.log for run in skipped)
+
+
+def test_a_message_that_waits_while_its_triggerer_is_killed_is_received_once(seen: Seen) -> None:
+    assert seen.worked_on("survivor") == ["a"]
+    (message,) = [message for run in seen.runs["survivor"] for message in run.messages or ()]
+    assert message["Attributes"]["ApproximateReceiveCount"] == "1"
+
+
+def _client(server: SqsServer) -> SQSClient:
+    return boto3.client(
+        "sqs",
+        endpoint_url=server.endpoint_url,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
