@@ -11,6 +11,8 @@ A test of code that consumes a queue, without a server, without waiting, and the
     run_virtual(lambda: consume(transport, clock), clock=clock)
 
     assert not sqs.contents(queue_url)
+
+For tests of DAGs by ``dag.test()`` there is the fixture of :mod:`sqs_lease.testing.pytest_plugin`.
 """
 
 from sqs_lease.testing.audit import AuditEntry, AuditKind, AuditTrail
@@ -25,6 +27,7 @@ from sqs_lease.testing.faults import (
     TransportCall,
     no_faults,
 )
+from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_queue import MessageState, ServiceChoices
 from sqs_lease.testing.memory_sqs import MemorySqs
 from sqs_lease.testing.memory_transport import MemoryTransport
@@ -44,6 +47,8 @@ __all__ = [
     "AuditTrail",
     "Fault",
     "FaultRule",
+    "LeasedQueue",
+    "LeasedQueues",
     "MemorySqs",
     "MemorySqsError",
     "MemoryTransport",

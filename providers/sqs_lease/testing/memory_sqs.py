@@ -344,6 +344,17 @@ class MemorySqs:
             queue.catch_up()
             return {message.message_id: message.state for message in queue.messages()}
 
+    def bodies(self, queue_url: str) -> Mapping[str, str]:
+        """The bodies of the messages that a queue holds, by id, in the order in which they came.
+
+        Raises:
+            MemorySqsError: There is no such queue.
+        """
+        with self._lock:
+            queue = self._queue(queue_url)
+            queue.catch_up()
+            return {message.message_id: message.body for message in queue.messages()}
+
     def trail(self) -> AuditTrail:
         """What happened to each message up to now."""
         with self._lock:
