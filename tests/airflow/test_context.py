@@ -168,11 +168,23 @@ def test_a_function_that_can_return_nothing_is_known_to_name_no_failures(dag: DA
             return None
         return {"batchItemFailures": []}
 
+    @task
+    def shortened(message: Any) -> Any:
+        return message or None
+
+    @task.branch
+    def choose(message: Any) -> Any:
+        return message
+
     with sqs_lease("orders", queue_url=QUEUE) as orders:
         store.expand(message=orders)
         store.override(task_id="all")(orders)
         sometimes.expand(message=orders)
-    assert {task.task_id: task.returns for task in work_of(dag)} == {"store": False, "all": False, "sometimes": True}
+        shortened(orders)
+        choose(orders)
+        choose.override(task_id="each").expand(message=orders)
+    returning = {task.task_id for task in work_of(dag) if task.returns}
+    assert returning == {"sometimes", "shortened"}
 
 
 def chained_work(dag: DAG) -> dict[str, tuple[bool, bool]]:

@@ -8,6 +8,7 @@ from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from itertools import pairwise
 from typing import Any
 
+from airflow.sdk.bases.branch import BranchMixIn
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.definitions.taskgroup import MappedTaskGroup
 from airflow.sdk.definitions.xcom_arg import MapXComArg, PlainXComArg
@@ -92,8 +93,13 @@ def _work_task(task: Any, receive_task_id: str) -> WorkTask:
         mapped=task.is_mapped or task.get_closest_mapped_task_group() is not None,
         per_message=chained or maps_over_messages(task, receive_task_id),
         chained=chained,
-        returns=bool(_do_xcom_push(task)) and not _returns_nothing(task),
+        returns=bool(_do_xcom_push(task)) and not (_is_branch(task) or _returns_nothing(task)),
     )
+
+
+def _is_branch(task: Any) -> bool:
+    """Whether a task chooses a branch: what it returns are task ids."""
+    return issubclass(task.operator_class if isinstance(task, MappedOperator) else type(task), BranchMixIn)
 
 
 def _returns_nothing(task: Any) -> bool:
@@ -108,10 +114,13 @@ def _returns_nothing(task: Any) -> bool:
     if code is None or code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
         return False
     instructions = list(get_instructions(code))
-    # The one is Python 3.11's and 3.14's, the other is Python 3.12's and 3.13's.
-    loads = [before for before, last in pairwise(instructions) if last.opname == "RETURN_VALUE"]
-    loads += [one for one in instructions if one.opname == "RETURN_CONST"]
-    return all(load.opname in ("LOAD_CONST", "RETURN_CONST") and load.argval is None for load in loads)
+    for before, last in pairwise(instructions):
+        # In `return value or None` the return is jumped to with the value.
+        loads_none = before.opname == "LOAD_CONST" and before.argval is None and not last.is_jump_target
+        if last.opname == "RETURN_VALUE" and not loads_none:
+            return False
+    # What Python 3.12 and 3.13 have in place of the two.
+    return all(one.argval is None for one in instructions if one.opname == "RETURN_CONST")
 
 
 def _do_xcom_push(task: Any) -> Any:
