@@ -99,6 +99,8 @@ class HandOff:
         with self._keepers.poller.watch(task.dag_id, task.run_id, [task.task_id]) as watch:
             while self._is_ours():
                 states = await _next_states(watch)
+                if not self._is_ours():
+                    return  # Claimed while the answer was on its way, so it says nothing about this process.
                 now = clock.now()
                 if states is not None:
                     state, answered_at = states.get(task.task_id), now
