@@ -223,6 +223,38 @@ def test_a_batch_whose_keeper_never_comes_is_released_and_not_received_again_for
     queue.run(scenario)
 
 
+def test_a_message_that_fails_at_once_comes_back_without_a_pause(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        triggerer = queue.triggerer()
+        watcher = queue.watch(triggerer)
+        keeper = queue.keep(triggerer, await queue.claim(await queue.fired(watcher)))
+        queue.states[LOAD.task_id] = "failed"
+        await keeper.ended()
+        queue.states[KEEP.task_id] = "success"
+        await queue.fired(watcher, 2, within=10)
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_triggerer_whose_first_answers_are_late_takes_over_as_soon_as_they_come(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        killed = queue.triggerer("killed")
+        await queue.fired(queue.watch(killed))
+        await killed.kill()
+        queue.supervisor.silent = True
+        watcher = queue.watch(queue.triggerer("successor"))
+        await asyncio.sleep(25)
+        queue.supervisor.silent = False
+        await queue.fired(watcher, within=11)
+        assert queue.count(AuditKind.RECEIVED) == 1
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
 def test_a_triggerer_that_takes_over_from_a_killed_one_holds_what_waits_and_fires_again(queue: WatchedQueue) -> None:
     async def scenario() -> None:
         queue.send("a", "b")

@@ -26,10 +26,10 @@ from sqs_lease.airflow.comms import CommsError, NoAnswerError, ask
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 120.0
-"""How long a value that must be stored is offered again while no answer comes, as with XComs."""
+"""How long what cannot be done without is asked again while no answer comes.
 
-AGAIN_SECONDS: Final = 2.0
-"""Pause before a value that was refused is offered again."""
+As with XComs: a triggerer's first answer can take half a minute.
+"""
 
 
 def watched_assets(accessors: Any) -> list[str]:
@@ -55,13 +55,13 @@ class AssetState:
     def __init__(self, asset: str) -> None:
         self.asset = asset
 
-    async def get(self, key: str) -> Any:
-        """Return the value; None where there is none.
+    async def get(self, key: str, *, patience_seconds: float = 0.0) -> Any:
+        """Return the value; None where there is none. With patience it is asked for again while no answer comes.
 
         Raises:
             CommsError: There was no usable answer.
         """
-        return _value(await ask(GetAssetStateStoreByName(name=self.asset, key=key)), key)
+        return _value(await self._ask(GetAssetStateStoreByName(name=self.asset, key=key), patience_seconds), key)
 
     async def put(self, key: str, value: Any, *, patience_seconds: float = 0.0) -> None:
         """Set the value; with patience it is set again while no answer comes, which does no harm.
@@ -69,18 +69,18 @@ class AssetState:
         Raises:
             CommsError: There was no usable answer; the value may be set all the same.
         """
+        request = SetAssetStateStoreByName(name=self.asset, key=key, value=value)
+        _check_done(await self._ask(request, patience_seconds), key)
+
+    async def _ask(self, request: Any, patience_seconds: float) -> Any:
         ends_at = asyncio.get_running_loop().time() + patience_seconds
         while True:
             try:
-                _check_done(await ask(SetAssetStateStoreByName(name=self.asset, key=key, value=value)), key)
-            except CommsError as error:
+                return await ask(request)
+            except NoAnswerError as error:
                 if asyncio.get_running_loop().time() >= ends_at:
                     raise
-                logger.warning("Trying again to store %r of asset %r: %s", key, self.asset, error)
-                if not isinstance(error, NoAnswerError):
-                    await asyncio.sleep(AGAIN_SECONDS)
-            else:
-                return
+                logger.warning("Asking the state store of asset %r again: %s", self.asset, error)
 
     async def delete(self, key: str) -> None:
         """Delete the value, if there is one.

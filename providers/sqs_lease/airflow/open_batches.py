@@ -135,7 +135,7 @@ class OpenBatches:
         Raises:
             CommsError: It cannot be read or written.
         """
-        desk = Desk.decode(await self._state.get(self.place.desk))
+        desk = Desk.decode(await self._state.get(self.place.desk, patience_seconds=PATIENCE_SECONDS))
         for entry in desk.entries.values() if desk is not None else ():
             if entry.stage is Stage.AT_WORK or await self._is_kept(entry):
                 at_work = replace(entry, stage=Stage.AT_WORK)
@@ -155,7 +155,7 @@ class OpenBatches:
         return states.get(keeper.task_id, "removed") in _ENDED | {"deferred"}
 
     async def _take_over(self, entry: DeskEntry) -> None:
-        stored = await self._state.get(self.place.lease(entry.batch_id))
+        stored = await self._state.get(self.place.lease(entry.batch_id), patience_seconds=PATIENCE_SECONDS)
         if stored is None:
             return
         handed = HandedLease.decode(stored["lease"])
