@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -80,6 +81,15 @@ def test_a_body_too_deep_to_parse_does_not_match() -> None:
     made = MessageFilter.of("jsonpath", None, "$")
     assert made is not None
     assert not made.matcher()(Message(Receipt("m", "h"), "[" * 100_000))
+
+
+def test_a_body_on_which_the_expression_fails_does_not_match_and_is_not_quoted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = MessageFilter.of("jsonpath-ext", None, "$[?(@.total > 5)]")
+    assert made is not None
+    assert not made.matcher()(Message(Receipt("m1", "h"), '[{"total": "secret"}]'))
+    assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -238,6 +248,32 @@ def test_a_message_is_not_received_again_and_again_while_it_is_left_alone(world:
     world.run(scenario)
     # Once every 30 s, its visibility timeout.
     assert len(world.events(AuditKind.RECEIVED)) <= 3 * 4
+
+
+def test_what_was_received_is_released_when_the_trigger_ends_while_it_is_sorted(
+    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    async def scenario() -> None:
+        loop, sorting = asyncio.get_running_loop(), asyncio.Event()
+
+        def matches(message: Message) -> bool:
+            loop.call_soon_threadsafe(sorting.set)
+            return gate.wait(10)
+
+        monkeypatch.setattr(MessageFilter, "matcher", lambda self: matches)
+        trigger = receive_trigger("orders", world.clock, filter=only("a"), linger_seconds=60.0)
+        running = world.triggerer().start(trigger, RECEIVE)
+        await sorting.wait()
+        ending = loop.create_task(running.cancel())
+        await asyncio.sleep(0)
+        gate.set()
+        await ending
+        assert world.message_states() == dict.fromkeys("abc", MessageState.VISIBLE)
+
+    world.run(scenario)
+    assert world.clock.now() < 30
 
 
 def test_on_a_fifo_queue_what_was_discarded_holds_nothing_of_its_group_back(supervisor: ScriptedComms) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -74,6 +75,7 @@ class Collector:
         self._unmatched_rule: UnmatchedRule = decode_unmatched(options.unmatched)
         self._clock = clock
         self._random = Random()
+        self._sorting: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._stopped = False
 
@@ -125,6 +127,7 @@ class Collector:
                     linger=self._options.linger_seconds,
                     on_received=on_received,
                 )
+                await self._sorted()
                 if collected.error is not None:
                     logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
                 if batch.leases():
@@ -132,6 +135,8 @@ class Collector:
                 if self._stopped or self._clock.wall() >= wait_until:
                     return False
         finally:
+            # What was received before an error, or before the end, is held or settled like everything else.
+            await self._sorted()
             if self._settling:
                 await asyncio.wait(self._settling, timeout=LAST_SETTLEMENTS_SECONDS)
             keeper.drop(unmatched)
@@ -142,16 +147,33 @@ class Collector:
         self._receiver.stop()
 
     def _received(self, reception: Reception, batch: HeldBatch, unmatched: HeldBatch) -> None:
-        matches = self._matches
-        passed = [message for message in reception.messages if matches is None or matches(message)]
-        batch.add(passed, received_at=reception.received_at, sent_at=reception.sent_at)
-        if len(passed) < len(reception.messages):
-            taken = {message.receipt for message in passed}
-            others = [message for message in reception.messages if message.receipt not in taken]
-            unmatched.add(others, received_at=reception.received_at, sent_at=reception.sent_at)
+        if self._matches is None:
+            self._hold(batch, reception, reception.messages)
+        else:
+            sorting = asyncio.get_running_loop().create_task(self._sort(self._matches, reception, batch, unmatched))
+            self._sorting.add(sorting)
+            sorting.add_done_callback(self._sorting.discard)
+
+    async def _sort(self, matches: Matcher, reception: Reception, batch: HeldBatch, unmatched: HeldBatch) -> None:
+        # In a thread: going through large bodies takes long enough to make extensions late.
+        matched = await asyncio.to_thread(lambda: [matches(message) for message in reception.messages])
+        passed = [message for message, is_in in zip(reception.messages, matched, strict=True) if is_in]
+        others = [message for message, is_in in zip(reception.messages, matched, strict=True) if not is_in]
+        self._hold(batch, reception, passed)
+        if others:
+            self._hold(unmatched, reception, others)
             settling = asyncio.get_running_loop().create_task(self._settle(unmatched, others))
             self._settling.add(settling)
             settling.add_done_callback(self._settling.discard)
+
+    async def _sorted(self) -> None:
+        """Wait until everything that was received is held or being settled."""
+        while self._sorting:
+            await asyncio.wait(self._sorting)
+
+    @staticmethod
+    def _hold(batch: HeldBatch, reception: Reception, messages: Sequence[Message]) -> None:
+        batch.add(messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
     async def _settle(self, unmatched: HeldBatch, messages: list[Message]) -> None:
         settlements = {

@@ -121,7 +121,8 @@ def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor | Sqs
     if sensor.payload is not None and (mapped := next(sensor.iter_mapped_dependants(), None)) is not None:
         raise ValueError(f"{mapped.node_id!r} is mapped over {sensor.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
     longest = conf.getint("core", "max_map_length", fallback=1024)
-    if per_message and sensor.max_messages > longest:
+    # A template is looked at when the sensor runs.
+    if per_message and isinstance(sensor.max_messages, int) and sensor.max_messages > longest:
         raise ValueError(
             f"{per_message[0]!r} is mapped over up to {sensor.max_messages} messages, but Airflow expands a task to "
             f"{longest} instances at most: lower max_messages of {sensor.task_id!r}, or raise [core] max_map_length"

@@ -11,6 +11,7 @@ any JSON type, lists and objects included.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeAlias
@@ -19,6 +20,8 @@ from sqs_lease.core.durations import seconds_of
 from sqs_lease.core.messages import Message
 from sqs_lease.core.settlements import DiscardRule, FailureRule, ReleaseRule
 from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
+
+logger = logging.getLogger(__name__)
 
 LITERAL: Final = "literal"
 JSONPATH: Final = "jsonpath"
@@ -86,6 +89,10 @@ class MessageFilter:
             try:
                 found = find(json.loads(message.body))
             except (ValueError, RecursionError):
+                return False
+            except Exception as error:  # noqa: BLE001 - the library's own, about a body of an unexpected shape
+                # Its type only: the text may quote the body.
+                logger.warning("Message %s does not match: %s", message.message_id, type(error).__name__)
                 return False
             return bool(found) if values is None else any(value in values for value in found)
 

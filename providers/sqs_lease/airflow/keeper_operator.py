@@ -14,7 +14,7 @@ from sqs_lease.airflow.handed_lease import LEASE_KEY
 from sqs_lease.airflow.keeper_trigger import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import settle_locally
-from sqs_lease.airflow.lost_leases import OnLost, encode_on_lost
+from sqs_lease.airflow.lost_leases import FAIL, OnLost, encode_on_lost
 from sqs_lease.airflow.progress import PROGRESS_KEY
 from sqs_lease.airflow.work import work_tasks
 from sqs_lease.core.durations import Duration, seconds_of
@@ -106,6 +106,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
             on_failure = decode_failure_rule(self.on_failure)
             report = settle_locally(run_of(task_instance), lease["batch_id"], work, on_failure, ordered=self.ordered)
             task_instance.xcom_push(key=REPORT_KEY, value=report)
+            if self.on_lost == FAIL and (report["lost"] or report["late"]):
+                raise AirflowFailException(f"{report['lost']} leases were lost and {report['late']} lapsed")
             return
         # There from the start, so that a trigger which takes over finds it in any case.
         task_instance.xcom_push(key=PROGRESS_KEY, value={})

@@ -17,6 +17,7 @@ from airflow.providers.amazon.aws.hooks.sqs import SqsHook
 from airflow.providers.amazon.aws.sensors.base_aws import AwsBaseSensor
 from airflow.providers.amazon.aws.utils.mixins import aws_template_fields
 from airflow.sdk import BaseOperator, PokeReturnValue
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -270,6 +271,12 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         mapped_over = next(self.iter_mapped_dependants(), None) is not None
         if mapped_over and self.payload is not None:
             raise AirflowFailException(f"a task is mapped over {self.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
+        longest = conf.getint("core", "max_map_length", fallback=1024)
+        if mapped_over and max_messages > longest:
+            raise AirflowFailException(
+                f"a task is mapped over up to {max_messages} messages of {self.task_id!r}, but Airflow expands a task "
+                f"to {longest} instances at most: lower max_messages, or raise [core] max_map_length"
+            )
         now = SystemClock().wall()
         return ReceiveOptions(
             queue=self.queue_url,
