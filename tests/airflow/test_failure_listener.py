@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.execution_time import task_runner
-from airflow.sdk.execution_time.comms import PutVariable, SetXCom
+from airflow.sdk.execution_time.comms import GetTaskStates, PutVariable, SetXCom, TaskStatesResult
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, failure_listener, sqs_lease
@@ -28,15 +28,19 @@ class WorkerComms:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.state: str | None = "running"
         self.broken = False
         self.answering = Event()
         self.answering.set()
 
-    def send(self, msg: Any) -> None:
+    def send(self, msg: Any) -> Any:
         self.answering.wait()
         if self.broken:
             raise RuntimeError("the supervisor is gone")
+        if isinstance(msg, GetTaskStates):
+            return TaskStatesResult(task_states={"run": {"the task": self.state}})
         self.sent.append(msg)
+        return None
 
     async def asend(self, msg: Any) -> None:
         raise AssertionError("a task process is synchronous")
@@ -127,6 +131,15 @@ def test_work_of_two_leases_is_reported_to_both_keepers(comms: WorkerComms, dag:
 )
 def test_other_failures_are_nobodys_business(comms: WorkerComms, dag: DAG, change: dict[str, Any]) -> None:
     tell(failed(dag, **{"task_id": "load", **change}), ValueError())
+    assert comms.sent == []
+
+
+@pytest.mark.parametrize("state", ["restarting", "failed", "success", "up_for_retry", "scheduled", None])
+def test_a_process_that_was_ended_because_a_user_acted_on_its_task_did_not_fail(
+    comms: WorkerComms, dag: DAG, state: str | None
+) -> None:
+    comms.state = state
+    tell(failed(dag, "load"), ValueError())
     assert comms.sent == []
 
 

@@ -152,6 +152,20 @@ def test_the_callback_is_called_at_once_and_once_for_all_leases_that_it_befell(w
     world.run(scenario)
 
 
+def test_what_was_lost_before_the_keeper_came_is_told_when_it_comes(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer, Never(visibility=30))
+        world.states["orders_keeper"] = "queued"
+        await asyncio.sleep(40)
+        running = world.keep(triggerer, on_lost=encode_on_lost(AsyncCallback(note, {"to": "me"})))
+        await asyncio.sleep(1)
+        assert [(call["lease_event"], call["message_ids"]) for call in CALLS] == [("lapsed", world.ids)]
+        await running.cancel()
+
+    world.run(scenario)
+
+
 def test_a_callback_need_not_take_the_context(world: LeasedMessages) -> None:
     async def scenario() -> None:
         await (await keep_and_lose(world, AsyncCallback(note_without_context, {"to": "me"}))).cancel()

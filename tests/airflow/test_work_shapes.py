@@ -39,6 +39,7 @@ BODIES = {
     "some_failed": ["good", "bad", "better"],
     "chosen": ["value", "api", "other"],
     "fifo.fifo": ["first", "second", "third"],
+    "lost": ["good"],
     "two_leases": ["good"],
     "two_leases_returns": ["bad"],
     "nested": ["outer"],
@@ -55,6 +56,7 @@ DAG_IDS = [
     "chosen",
     "branches",
     "cleaned",
+    "lost",
     "two_leases",
     "nested",
     "failing",
@@ -211,6 +213,13 @@ def test_what_fails_in_an_inner_lease_fails_the_messages_of_the_outer_one_too(ru
     assert running.outcomes("nested") == {"outer": "released"}
 
 
+def test_a_lease_that_lapsed_fails_the_run_where_that_was_asked_for(running: Running) -> None:
+    assert running.ended("lost") == "failed"
+    assert (running.state("lost", "load"), running.state("lost", "orders_keeper")) == ("success", "failed")
+    report = running.xcom("lost", "orders_keeper", "lease_report")
+    assert (report["late"], report["received"]) == (1, 1)
+
+
 def test_failed_messages_are_visible_within_a_second(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert running.ended("failing") == "failed"
     latencies = running.latencies("failing", "fail")
@@ -222,13 +231,16 @@ def test_failed_messages_are_visible_within_a_second(running: Running, capsys: p
     assert _percentile(latencies, 95) < 4
 
 
-def test_messages_of_a_killed_process_are_visible_within_three_seconds(
+def test_messages_of_a_killed_process_are_visible_soon_after_airflow_noticed(
     running: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert running.ended("killed") == "failed"
     latencies = running.latencies("killed", "die")
     _show(capsys, "task killed -> message received by another consumer", latencies)
-    assert latencies[0] < 6
+    # Airflow's supervisor of a task notices its end at once or, in about every eighth case, after `[workers]
+    # min_heartbeat_interval`, five seconds.
+    assert latencies[0] < 3
+    assert latencies[-1] < 10
 
 
 def test_no_signal_is_left_when_the_runs_are_over(running: Running) -> None:

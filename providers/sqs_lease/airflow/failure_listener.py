@@ -75,10 +75,24 @@ def _keepers_of(task: Any) -> list[SqsLeaseKeeperOperator]:
     ]
 
 
+def _counts_as_running(task_instance: Any) -> bool:
+    """Whether nobody cleared or marked the task meanwhile: Airflow ends its process then, and that is no failure."""
+    map_index = task_instance.map_index
+    states = task_instance.get_task_states(
+        dag_id=task_instance.dag_id,
+        map_index=None if map_index in (None, -1) else map_index,
+        task_ids=[task_instance.task_id],
+        run_ids=[task_instance.run_id],
+    )
+    return set(states.get(task_instance.run_id, {}).values()) == {"running"}
+
+
 def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: FailureReport) -> None:
     from sqs_lease.airflow.variable_comms import put_variable_of_worker, triggers_are_supported
 
     try:
+        if not _counts_as_running(task_instance):
+            return
         # First the report, so that whoever sees the signal finds it.
         task_instance.xcom_push(key=FAILURE_KEY, value=report.encode())
         if not triggers_are_supported():

@@ -195,6 +195,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         batch = keepers.claim(handed.batch_id, self, self._happened)
         if batch is not None:
             logger.info("Keeping %d messages of %s", len(leases), handed.queue_url)
+            if self._losses is not None:
+                self._losses.learn(batch.batch)
         else:
             if not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id]):
                 progress = await self._progress(task)

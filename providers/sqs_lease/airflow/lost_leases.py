@@ -26,7 +26,8 @@ from typing import Any, Final, Literal, TypeAlias
 from airflow.sdk.definitions.callback import AsyncCallback
 
 from sqs_lease.airflow.comms import RunOfTask
-from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost
+from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome
+from sqs_lease.keeper import HeldBatch
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,15 @@ class LostLeases:
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
         self._gathered[kind].append(event.receipt.message_id)
+
+    def learn(self, batch: HeldBatch) -> None:
+        """Take in what happened to a batch while nobody listened: between the sensor's trigger and the keeper's."""
+        for settled in batch.outcomes().values():
+            if settled.outcome is Outcome.LOST:
+                self.happened(Lost(settled.receipt, settled.detail))
+        for lease in batch.leases():
+            if lease.lapsed:
+                self.happened(Lapsed(lease.receipt, 0.0))
 
     async def told(self) -> None:
         """Wait until the callback was called about all that happened."""

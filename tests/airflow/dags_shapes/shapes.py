@@ -227,8 +227,23 @@ def nested() -> None:
             fail(details)
 
 
+@dag(schedule=None)
+def lost() -> None:
+    """A lease that is never extended and lapses, where that is to fail the run although the work succeeds."""
+
+    @task
+    def load(messages: list[dict[str, Any]]) -> None:
+        await_keeper()
+        Event().wait(8)
+
+    arguments: dict[str, Any] = {**COMMON, "visibility": 8}
+    with sqs_lease("orders", queue_url="lost", policy="never", on_lost="fail", **arguments) as orders:
+        load(orders)
+
+
 failing()
 killed()
+lost()
 branches()
 cleaned()
 grouped()
