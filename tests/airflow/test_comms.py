@@ -11,6 +11,7 @@ import pytest
 from airflow.jobs.triggerer_job_runner import ToTriggerRunner, ToTriggerSupervisor, TriggerCommsDecoder
 from airflow.models.trigger import handle_event_submit
 from airflow.sdk._shared.listeners.spec import taskinstance
+from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.execution_time import comms as airflow_comms
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import (
@@ -149,6 +150,29 @@ def test_only_a_plain_mapping_is_read_of_what_work_returns(
     supervisor.xcoms["run", "load", 3, "return_value"] = value
 
     assert run_virtual(lambda: pull_plain_mapping(RUN, ("load", 3))) == expected
+
+
+class BrokenBackend(BaseXCom):
+    """A backend whose service cannot be reached."""
+
+    @staticmethod
+    def deserialize_value(result: Any) -> Any:
+        raise OSError("the object store is away")
+
+
+def test_a_value_that_the_users_backend_cannot_read_is_an_answer_that_cannot_be_had(
+    supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqs_lease.airflow.comms.XCom", BrokenBackend)
+    supervisor.xcoms["run", "keep", -1, "return_value"] = "a reference"
+
+    async def read() -> None:
+        with pytest.raises(CommsError, match=r"BrokenBackend cannot read 'return_value'.*store is away"):
+            await pull(RUN, "return_value")
+        with pytest.raises(CommsError, match=r"BrokenBackend cannot read 'return_value'.*store is away"):
+            await pull_plain_mapping(RUN, ("keep", -1))
+
+    asyncio.run(read())
 
 
 def test_a_request_that_is_never_answered_ends_with_an_error_after_ten_seconds(supervisor: ScriptedComms) -> None:

@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS: Final = 10.0
 """How long to wait for an answer of the supervisor; it gives fifty requests at once theirs within about a second."""
 
+BACKEND_SECONDS: Final = 60.0
+"""How long an XCom backend of the user's own may take to read one value."""
+
 RETURN_VALUE_KEY: Final = BaseXCom.XCOM_RETURN_KEY
 
 
@@ -167,7 +170,7 @@ async def pull(task: RunOfTask, key: str, *, map_index: int = UNMAPPED) -> Any:
         return None
     if XCom is BaseXCom:
         return BaseXCom.deserialize_value(answer)
-    return await asyncio.to_thread(XCom.deserialize_value, answer)
+    return await _deserialised_by_backend(answer)
 
 
 async def pull_plain_mapping(task: RunOfTask, instance: InstanceKey) -> Mapping[str, Any] | None:
@@ -186,7 +189,7 @@ async def pull_plain_mapping(task: RunOfTask, instance: InstanceKey) -> Mapping[
     answer = await _get_xcom(RunOfTask(task.dag_id, task.run_id, task_id), RETURN_VALUE_KEY, map_index)
     value = answer.value
     if XCom is not BaseXCom and value is not None:
-        value = await asyncio.to_thread(XCom.deserialize_value, answer)
+        value = await _deserialised_by_backend(answer)
     return value if isinstance(value, Mapping) else None
 
 
@@ -210,6 +213,16 @@ async def _get_xcom(task: RunOfTask, key: str, map_index: int) -> XComResult:
     if not isinstance(answer, XComResult):
         _refuse(f"the XCom {key!r} of {task}", answer)
     return answer
+
+
+async def _deserialised_by_backend(answer: XComResult) -> Any:
+    """What a backend of the user's own makes of a stored value; it may read it from another service."""
+    try:
+        async with asyncio.timeout(BACKEND_SECONDS):
+            return await asyncio.to_thread(XCom.deserialize_value, answer)
+    except Exception as error:
+        # What it raises is its own affair; to the trigger it is one answer that cannot be had now.
+        raise CommsError(f"the XCom backend {XCom.__name__} cannot read {answer.key!r}: {error!r}") from error
 
 
 async def ask(request: Any) -> Any:
