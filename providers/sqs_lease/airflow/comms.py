@@ -21,6 +21,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom, TaskStatesResult, XComResult
 from airflow.sdk.execution_time.xcom import XCom
 
+from sqs_lease.airflow.request_turns import turn_for
 from sqs_lease.airflow.settling import UNMAPPED, InstanceKey, TaskStates
 
 __all__ = [
@@ -233,7 +234,7 @@ async def ask(request: Any) -> Any:
         CommsError: Airflow refused, or its answer cannot be read.
     """
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with turn_for(request), asyncio.timeout(ANSWER_SECONDS):
             if triggers_are_supported():
                 return await task_runner.SUPERVISOR_COMMS.asend(request)
             # dag.test(): the task's own thread waits meanwhile, so nobody else is asking.
