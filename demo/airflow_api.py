@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +28,8 @@ class TaskState:
     """`None` until the scheduler has looked at it."""
     try_number: int
     """1 for the first try, 0 before it."""
+    ended_at: float | None
+    """When it ended, in seconds since the epoch; `None` while it has not."""
 
 
 class AirflowApi:
@@ -105,7 +108,13 @@ class AirflowApi:
         parameters = {"limit": 1000}
         answer = self._get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances", parameters)
         return [
-            TaskState(task["task_id"], task["map_index"], task["state"], task["try_number"])
+            TaskState(
+                task["task_id"],
+                task["map_index"],
+                task["state"],
+                task["try_number"],
+                datetime.fromisoformat(task["end_date"]).timestamp() if task["end_date"] else None,
+            )
             for task in answer["task_instances"]
         ]
 

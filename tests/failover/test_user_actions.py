@@ -120,6 +120,9 @@ def nothing(scene: Scene, dag_id: str, run_id: str) -> None:
     """Airflow itself acts."""
 
 
+KILLED = ("task_killed", "supervisor_killed")
+"""The DAGs whose work's processes are killed."""
+
 LOADED_SECONDS = 30.0
 """How much longer than it takes anything may take on a loaded machine."""
 
@@ -185,6 +188,11 @@ class Scene:
             return Outcome.RETURNED
         return Outcome.DELETED if self.stage.left(dag_id) == 0 else None
 
+    def seconds_after_failure(self, dag_id: str) -> float:
+        """How long after Airflow set the work to failed the messages came back."""
+        (failed_at,) = (t.ended_at for t in self.api.task_states(dag_id, self.runs[dag_id]) if t.task_id == "run")
+        return nan if failed_at is None else self.ended_at.get(dag_id, nan) - failed_at
+
     def play(self) -> None:
         """Start all runs, act on each in its time, and look on until all messages met their fate, or it is too late."""
         for name, slots in ((GATE, 0), (CLOSED, 0)):
@@ -239,6 +247,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         for case in CASES:
             seconds = played.ended_at.get(case.dag_id, nan) - played.acted_at.get(case.dag_id, nan)
             logger.info("%s: after %.1f s", case, seconds)
+        for dag_id in KILLED:
+            logger.info("%s: %.1f s after Airflow knew of it", dag_id, played.seconds_after_failure(dag_id))
         yield played
 
 
@@ -253,3 +263,11 @@ def test_messages_meet_the_fate_that_the_docs_tell(scene: Scene, case: Case) -> 
 def test_a_cleared_keeper_or_work_holds_its_messages_all_the_time(scene: Scene) -> None:
     assert scene.stage.received_by_others("keeper_cleared") == []
     assert scene.stage.received_by_others("work_cleared") == []
+
+
+@pytest.mark.parametrize("dag_id", KILLED)
+def test_messages_come_back_within_seconds_of_airflow_knowing_that_their_work_was_killed(
+    scene: Scene, dag_id: str
+) -> None:
+    # It takes 1 to 3 s; the rest is for a loaded machine, and for the second consumer's own polling.
+    assert -1 <= scene.seconds_after_failure(dag_id) <= 10
