@@ -15,7 +15,9 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 
 import pytest  # noqa: E402
 
+from tests.airflow.scripted_assets import ScriptedAssets  # noqa: E402
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by  # noqa: E402
+from tests.airflow.watched_queue import WatchedQueue  # noqa: E402
 
 
 @pytest.fixture
@@ -28,3 +30,11 @@ def supervisor() -> Iterator[ScriptedComms]:
 def pytest_configure(config: pytest.Config) -> None:
     # Short timeouts keep tests on real time short; test_visibility.py tests the warning.
     config.addinivalue_line("filterwarnings", "ignore:.* a visibility timeout of .* leaves")
+
+
+@pytest.fixture
+def queue() -> Iterator[WatchedQueue]:
+    """A queue that an asset's watcher receives from."""
+    with supervised_by(ScriptedAssets()) as scripted:
+        assert isinstance(scripted, ScriptedAssets)
+        yield WatchedQueue(scripted)

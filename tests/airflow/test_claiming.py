@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,18 +11,10 @@ from sqs_lease.airflow.asset_comms import TaskAssetState
 from sqs_lease.airflow.claiming import PATIENCE_SECONDS, Claiming, NotAnsweredError
 from sqs_lease.airflow.event_desk import BatchEvent, Claim, Desk, DeskEntry, Place, Stage
 from sqs_lease.airflow.handed_lease import HandedLease
+from sqs_lease.airflow.payload import read_messages
 from sqs_lease.testing import MessageState
-from tests.airflow.scripted_assets import ScriptedAssets
-from tests.airflow.scripted_comms import supervised_by
 from tests.airflow.virtual_triggerer import KEEP, LOAD
 from tests.airflow.watched_queue import OTHER_RUN, RUN, VISIBILITY_SECONDS, WatchedQueue
-
-
-@pytest.fixture
-def queue() -> Iterator[WatchedQueue]:
-    with supervised_by(ScriptedAssets()) as supervisor:
-        assert isinstance(supervisor, ScriptedAssets)
-        yield WatchedQueue(supervisor)
 
 
 def test_a_batch_that_belongs_to_another_run_is_left_out_with_its_owners_name(
@@ -110,11 +101,11 @@ def test_messages_that_were_lost_while_they_waited_are_left_out(queue: WatchedQu
         watcher = queue.watch()
         (event,) = await queue.fired(watcher)
         (stored,) = [value for (_, key), value in queue.supervisor.store.items() if "/lease/" in key]
-        lost, kept = HandedLease.decode(stored["lease"]).leases
+        lost, kept = HandedLease.decode(stored).leases
         queue.sqs.delete(queue.url, [lost.receipt], caller="somebody else")
         await asyncio.sleep(VISIBILITY_SECONDS)
         (taken,) = await queue.claim([event])
-        assert [message["MessageId"] for message in taken.messages] == [kept.receipt.message_id]
+        assert [message["MessageId"] for message in read_messages(taken.messages)] == [kept.receipt.message_id]
         assert [lease.receipt for lease in HandedLease.decode(taken.lease).leases] == [kept.receipt]
         await watcher.cancel()
 

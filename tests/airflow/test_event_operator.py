@@ -89,7 +89,7 @@ def put_on_desk(batches: dict[str, Claimant | None], policies: dict[str, Growing
         lease = Lease(Receipt(f"message {name}", "AQEB" + "x" * 300), 0.0, 60.0)
         handed = HandedLease(name, QUEUE_URL, policy, AwsConnection(), [lease])
         store.put(PLACE.messages(name), [{"MessageId": f"message {name}", "Body": name}])
-        store.put(PLACE.lease(name), {"message_ids": [f"message {name}"], "lease": handed.encode()})
+        store.put(PLACE.lease(name), handed.encode())
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_more_messages_than_airflow_can_map_over_are_refused() -> None:
     [
         ({"max_messages": 0}, "max_messages must be a whole number"),
         ({"max_unsettled_batches": True}, "max_unsettled_batches must be a whole number"),
-        ({"max_messages": 1000, "max_unsettled_batches": 3}, "more than 2000 messages"),
+        ({"max_messages": 1000, "max_unsettled_batches": 3}, "more than 2000 do not go through XCom"),
         ({"handoff_timeout": 0}, "handoff_timeout"),
         ({"linger": -1}, "linger"),
         ({"policy": "slow"}, "policy must be one of"),
@@ -198,6 +198,24 @@ def test_a_trigger_made_from_its_stored_arguments_is_the_same() -> None:
     assert again.serialize() == (classpath, arguments)
     # Airflow tells by this whether a watcher's trigger was changed.
     assert BaseEventTrigger.hash(classpath, arguments) == BaseEventTrigger.hash(*again.serialize())
+
+
+def test_with_payload_more_messages_are_allowed_but_no_task_is_mapped_over_them() -> None:
+    asset = watched(max_messages=10_000, payload="s3://bucket/leases")
+    dag_of(asset)
+    with pytest.raises(ValueError, match="read_messages"):
+        dag_of(asset, mapped=True)
+    with pytest.raises(ValueError, match="payload of"):
+        watched(payload="relative/path")
+
+
+def test_batches_from_before_and_after_payload_was_set_are_not_mixed(store: ScriptedAssets) -> None:
+    put_on_desk({"a": RUN, "b": RUN})
+    reference = {"sqs_lease_manifests": ["file:///b.jsonl"], "messages": 1}
+    TaskAssetState(PLACE.asset).put(PLACE.messages("b"), reference)
+    run = Run("a", "b")
+    assert run.execute(dag_of(watched())) == reference
+    assert run.pushed[LEASE_KEY]["messages"] == 1
 
 
 def test_a_visibility_timeout_that_does_not_survive_a_takeover_gives_a_warning() -> None:

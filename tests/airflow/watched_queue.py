@@ -15,6 +15,7 @@ from sqs_lease.airflow.claiming import ClaimedBatch, Claiming
 from sqs_lease.airflow.event_desk import BatchEvent, Claimant, Desk
 from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
 from sqs_lease.airflow.handed_lease import LEASE_KEY, merge
+from sqs_lease.airflow.payload import merge_messages, read_messages
 from sqs_lease.core.policies import Growing
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_assets import ScriptedAssets
@@ -103,7 +104,7 @@ class WatchedQueue:
     def keep(self, triggerer: WatchingTriggerer, taken: list[ClaimedBatch]) -> RunningTrigger:
         """Start the keeper of the run with what it claimed."""
         self.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY] = merge([batch.lease for batch in taken])
-        messages = [message for batch in taken for message in batch.messages]
+        messages = merge_messages([batch.messages for batch in taken])
         self.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, "return_value"] = messages
         self.states.update({RECEIVE.task_id: "success", KEEP.task_id: "deferred", LOAD.task_id: "running"})
         return triggerer.start(keeper_trigger(self.supervisor, [LOAD]), KEEP)
@@ -133,3 +134,8 @@ def events_of(running: RunningTrigger) -> list[BatchEvent]:
     decoded = [BatchEvent.decode({"from_trigger": True, "payload": event.payload}) for event in running.events]
     assert None not in decoded
     return [event for event in decoded if event is not None]
+
+
+def bodies_of(taken: list[ClaimedBatch]) -> list[str]:
+    """The bodies of all messages of claimed batches."""
+    return [message["Body"] for batch in taken for message in read_messages(batch.messages)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from sqs_lease.airflow.event_desk import BatchEvent, Claim, Claimant, Desk, Stage
+from sqs_lease.airflow.payload import BatchValue
 from sqs_lease.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -43,11 +44,11 @@ class ClaimedBatch:
     """A batch that is this run's.
 
     Attributes:
-        messages: Its messages in the shape of the SQS API, without those that were lost meanwhile.
-        lease: Its leases, as :meth:`~sqs_lease.airflow.handed_lease.HandedLease.encode` gave them.
+        messages: Its messages, or what stands for them (``payload.py``), without those that were lost meanwhile.
+        lease: Its leases, as plain values.
     """
 
-    messages: Sequence[dict[str, Any]]
+    messages: BatchValue
     lease: dict[str, Any]
 
 
@@ -121,8 +122,4 @@ class Claiming:
         if messages is None or lease is None:
             logger.warning("Leaving out batch %s: it was given back just now", batch_id)
             return
-        held = set(lease["message_ids"])
-        kept = [message for message in messages if message["MessageId"] in held]
-        if len(kept) < len(messages):
-            logger.warning("Leaving out %d messages that were lost meanwhile", len(messages) - len(kept))
-        self._taken[batch_id] = ClaimedBatch(kept, lease["lease"])
+        self._taken[batch_id] = ClaimedBatch(messages, lease)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from airflow.sdk import Asset, BaseOperator
@@ -15,6 +16,7 @@ from sqs_lease.airflow.event_desk import BatchEvent, Claimant
 from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
 from sqs_lease.airflow.handed_lease import LEASE_KEY, merge
 from sqs_lease.airflow.keeper_operator import KEEPER_PRIORITY, SqsLeaseKeeperOperator
+from sqs_lease.airflow.payload import BatchValue, merge_messages
 from sqs_lease.clock import SystemClock
 
 HANDED_OVER: Final = (
@@ -67,13 +69,13 @@ class SqsLeaseFromEventOperator(BaseOperator):
         # As a sensor has them, for what is checked while the DAG is parsed. The asset may also be a mere reference to
         # one whose watchers are defined in another file: then there is nothing to check.
         self.max_messages = sum(trigger.max_messages * trigger.max_unsettled_batches for trigger in triggers)
-        self.payload: str | None = None
+        self.payload = next((trigger.payload for trigger in triggers), None)
 
-    def execute(self, context: Any) -> list[dict[str, Any]]:
+    def execute(self, context: Any) -> BatchValue:
         """Claim the run's batches, and publish them.
 
         Returns:
-            The messages.
+            The messages, or with ``payload`` what stands for them.
 
         Raises:
             AirflowSkipException: None is left for this run.
@@ -91,20 +93,19 @@ class SqsLeaseFromEventOperator(BaseOperator):
                 time.sleep(seconds)
         except (CommsError, NotAnsweredError) as error:
             raise AirflowException(f"task {self.task_id!r} of DAG {self.dag_id!r}: {error}") from error
-        taken = claiming.taken()
+        taken = self._of_one_kind(claiming.taken())
         if not taken:
             self.log.warning(HANDED_OVER, len(events))
             raise AirflowSkipException("no message of the events is left for this run")
         return self._publish(context, taken)
 
-    def _publish(self, context: Any, taken: list[ClaimedBatch]) -> list[dict[str, Any]]:
-        messages = [message for batch in taken for message in batch.messages]
+    def _publish(self, context: Any, taken: list[ClaimedBatch]) -> BatchValue:
         # Batches that were received before and after the trigger was changed are kept as the last one is.
         shared = {name: taken[-1].lease[name] for name in ("policy", "connection")}
         lease = merge([{**batch.lease, **shared} for batch in taken])
-        self.log.info("Taking %d messages of %s in %d batches", len(messages), lease["queue_url"], len(taken))
+        self.log.info("Taking %d messages of %s in %d batches", lease["messages"], lease["queue_url"], len(taken))
         context["ti"].xcom_push(key=LEASE_KEY, value=lease)
-        return messages
+        return merge_messages([batch.messages for batch in taken])
 
     def _events(self, context: Any) -> list[BatchEvent]:
         given = context["triggering_asset_events"]
@@ -114,6 +115,19 @@ class SqsLeaseFromEventOperator(BaseOperator):
             self.log.info("%d events of asset %r are not of a queue", len(decoded) - len(events), self.event.name)
         # One queue, unless the asset's watcher was changed to another one while events waited.
         return [event for event in events if event.place == events[-1].place]
+
+    def _of_one_kind(self, taken: list[ClaimedBatch]) -> list[ClaimedBatch]:
+        """Those of the batches that are stored as the last one is: messages and references do not mix in a value."""
+        kept = [
+            batch for batch in taken if isinstance(batch.messages, Mapping) == isinstance(taken[-1].messages, Mapping)
+        ]
+        if len(kept) < len(taken):
+            self.log.warning(
+                "Leaving out %d batches from before payload was changed in the trigger: their messages come back when "
+                "their visibility timeout ends",
+                len(taken) - len(kept),
+            )
+        return kept
 
     def _keeper_task_id(self) -> str:
         for task in self.downstream_list:

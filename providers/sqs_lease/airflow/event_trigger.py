@@ -32,10 +32,12 @@ from sqs_lease.airflow.comms import CommsError
 from sqs_lease.airflow.event_desk import BatchEvent, Place
 from sqs_lease.airflow.lease_log import log_event
 from sqs_lease.airflow.open_batches import OpenBatches, ReplacedError
+from sqs_lease.airflow.payload import PayloadError, check_payload
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.airflow.visibility import ShortVisibilityWarning, takeover_risk, with_visibility
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy, resolve_policy
 from sqs_lease.keeper import Leaving
@@ -85,6 +87,8 @@ class SqsLeaseTrigger(BaseEventTrigger):
         policy: How leases are extended, as for :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`.
         visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes one that
             survives the death of the triggerer, as for the sensor.
+        payload: For large batches, as for the sensor: a directory, as a URI or an absolute path that all workers and
+            triggerers share. It is not templated.
         max_unsettled_batches: Nothing more is received while so many batches are neither settled nor released, 4 by
             default: one at work, and some that wait to be taken together by the next run. It bounds the runs that
             work side by side, what waits invisibly while the DAG is paused, and what a crash can delay.
@@ -109,6 +113,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         linger: Duration = 1.0,
         policy: RenewalPolicy | Mapping[str, Any] | str | None = None,
         visibility: Duration | None = None,
+        payload: str | None = None,
         max_unsettled_batches: int = 4,
         handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
         aws_conn_id: str | None = "aws_default",
@@ -121,10 +126,14 @@ class SqsLeaseTrigger(BaseEventTrigger):
         self.queue_url = queue_url
         self.max_messages = _whole_number(max_messages, "max_messages")
         self.max_unsettled_batches = _whole_number(max_unsettled_batches, "max_unsettled_batches")
-        if max_messages * max_unsettled_batches > MAX_MESSAGES:
+        self.payload = payload
+        if payload is not None:
+            check_payload(payload, f"the trigger of {queue_url}")
+        if (most := max_messages * max_unsettled_batches) > (MAX_MESSAGES if payload is None else MAX_IN_FLIGHT):
             raise ValueError(
-                f"max_messages={max_messages} in each of max_unsettled_batches={max_unsettled_batches} are more than "
-                f"{MAX_MESSAGES} messages, which one run may have to publish through XCom: lower one of them"
+                f"max_messages={max_messages} in each of max_unsettled_batches={max_unsettled_batches} are {most} "
+                f"messages, which one run may be given at once, but more than {MAX_MESSAGES} do not go through XCom "
+                f"(or {MAX_IN_FLIGHT} with payload=): lower one, or set payload='s3://connection@bucket/prefix'"
             )
         self.linger_seconds = seconds_of(linger, name="linger")
         # Triggers are stored by their arguments, as plain values.
@@ -152,6 +161,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 "max_messages": self.max_messages,
                 "linger": self.linger_seconds,
                 "policy": self.policy,
+                "payload": self.payload,
                 "max_unsettled_batches": self.max_unsettled_batches,
                 "handoff_timeout": self.handoff_timeout_seconds,
                 "aws_conn_id": self.connection.aws_conn_id,
@@ -232,7 +242,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 if self._shared_keeper is None:
                     self._shared_keeper = await keepers.acquire(self.connection)
                 return await self._open_with(keepers, self._shared_keeper, asset)
-            except (SqsError, BotoCoreError, CommsError, OSError, ValueError) as error:
+            except (SqsError, BotoCoreError, CommsError, PayloadError, OSError, ValueError) as error:
                 await trouble.wait(error)
 
     async def _open_with(self, keepers: TriggererKeepers, shared_keeper: SharedKeeper, asset: str) -> _OpenQueue:
@@ -252,6 +262,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
             connection=self.connection,
             keepers=keepers,
             shared_keeper=shared_keeper,
+            payload=self.payload,
             limit=self.max_unsettled_batches,
             handoff_timeout_seconds=self.handoff_timeout_seconds,
             fire=self._events.put_nowait,
@@ -260,7 +271,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         # Known before it holds anything, so that this trigger's end finds it.
         self._batches = batches
         await batches.resume()
-        return _OpenQueue(shared_keeper, receiver, policy, batches)
+        return _OpenQueue(receiver, policy, batches)
 
     async def _receive(self, keepers: TriggererKeepers, queue: _OpenQueue) -> None:
         """Receive one batch after the other; what fails is tried again, for as long as it takes."""
@@ -270,15 +281,14 @@ class SqsLeaseTrigger(BaseEventTrigger):
             try:
                 await self._receive_one(queue)
                 trouble.is_over()
-            except (SqsError, CommsError) as error:
+            except (SqsError, CommsError, PayloadError) as error:
                 if self._collecting is not None:
                     await keepers.leave(*self._collecting, Leaving.RELEASE)
                     self._collecting = None
                 await trouble.wait(error)
 
     async def _receive_one(self, queue: _OpenQueue) -> None:
-        batch_id, queue_url = uuid.uuid4().hex, queue.receiver.queue_url
-        shared = queue.shared_keeper.hold(queue_url, queue.policy, self._happened, queue.batches.source(batch_id))
+        batch_id, shared = uuid.uuid4().hex, queue.batches.hold(queue.policy)
         self._collecting = batch_id, shared
 
         def received(reception: Reception) -> None:
@@ -307,7 +317,6 @@ class SqsLeaseTrigger(BaseEventTrigger):
 class _OpenQueue:
     """What is needed to receive from the queue, and where batches go."""
 
-    shared_keeper: SharedKeeper
     receiver: Receiver
     policy: RenewalPolicy
     batches: OpenBatches

@@ -28,12 +28,13 @@ from sqs_lease.airflow.event_desk import BatchEvent, Claim, Claimant, Desk, Desk
 from sqs_lease.airflow.event_pacing import ReceivePause, Reminder
 from sqs_lease.airflow.handed_lease import HandedLease, from_wall_time, to_wall_time
 from sqs_lease.airflow.handoff import HandOff
+from sqs_lease.airflow.payload import PayloadError, in_thread, load_lease, messages_of, publishable, remove_files
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.keeper import Leaving, MessageSource
+from sqs_lease.keeper import Leaving
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,11 @@ class _OpenBatch:
 
     entry: DeskEntry
     held: _Held | None
+    lease: dict[str, Any]
     reminder: Reminder
     handoff: asyncio.Task[None] | None = None
     given_up: bool = False
+    stored_messages: int = 0
     stored_deadline: float = 0.0
     stored_at: float = 0.0
 
@@ -91,6 +94,7 @@ class OpenBatches:
         connection: How AWS is reached.
         keepers: What the triggers of this process share.
         shared_keeper: The keeper that extends.
+        payload: Where messages and leases are stored (``payload.py``); None for the state store itself.
         limit: Most open batches.
         handoff_timeout_seconds: How long a batch waits for a claim, and then for the keeper.
         fire: Fires an event.
@@ -103,6 +107,7 @@ class OpenBatches:
     connection: AwsConnection
     keepers: TriggererKeepers
     shared_keeper: SharedKeeper
+    payload: str | None
     limit: int
     handoff_timeout_seconds: float
     fire: Callable[[BatchEvent], None]
@@ -138,8 +143,8 @@ class OpenBatches:
         desk = Desk.decode(await self._state.get(self.place.desk, patience_seconds=PATIENCE_SECONDS))
         for entry in desk.entries.values() if desk is not None else ():
             if entry.stage is Stage.AT_WORK or await self._is_kept(entry):
-                at_work = replace(entry, stage=Stage.AT_WORK)
-                self._open[entry.batch_id] = _OpenBatch(at_work, None, Reminder.from_now(self.keepers.clock.now()))
+                reminder = Reminder.from_now(self.keepers.clock.now())
+                self._open[entry.batch_id] = _OpenBatch(replace(entry, stage=Stage.AT_WORK), None, {}, reminder)
             else:
                 await self._take_over(entry)
         await self._show(patience_seconds=PATIENCE_SECONDS)
@@ -155,23 +160,27 @@ class OpenBatches:
         return states.get(keeper.task_id, "removed") in _ENDED | {"deferred"}
 
     async def _take_over(self, entry: DeskEntry) -> None:
-        stored = await self._state.get(self.place.lease(entry.batch_id), patience_seconds=PATIENCE_SECONDS)
-        if stored is None:
+        lease = await self._state.get(self.place.lease(entry.batch_id), patience_seconds=PATIENCE_SECONDS)
+        published = await self._state.get(self.place.messages(entry.batch_id), patience_seconds=PATIENCE_SECONDS)
+        if lease is None or published is None:
             return
-        handed = HandedLease.decode(stored["lease"])
+        handed = await load_lease(lease)
+        messages = {message.message_id: message for message in await in_thread(messages_of, published)}
         shared = self.keepers.claim(entry.batch_id, self, self.happened)
         if shared is None:
-            lasting = [lease for lease in handed.leases if lease.deadline > self.keepers.clock.wall() + MARGIN_SECONDS]
+            lasting = [one for one in handed.leases if one.deadline > self.keepers.clock.wall() + MARGIN_SECONDS]
             if not lasting:
                 logger.warning("Batch %s of %s lapsed while no trigger held it", entry.batch_id, self.queue_url)
-                self._delete_stored(entry.batch_id)
+                self._delete_keys(entry.batch_id)
+                await remove_files(lease)
                 return
-            shared = self.shared_keeper.hold(self.queue_url, handed.policy, self.happened, self.source(entry.batch_id))
+            shared = self.hold(handed.policy)
             self.keepers.enter(entry.batch_id, shared, self)
-            shared.batch.adopt(from_wall_time(lasting, self.keepers.clock))
+            contents = [replace(messages[one.receipt.message_id], receipt=one.receipt) for one in lasting]
+            shared.batch.adopt(from_wall_time(lasting, self.keepers.clock), contents)
         logger.info("Taking over batch %s of %s, which is %s", entry.batch_id, self.queue_url, entry.stage.value)
-        now = self.keepers.clock.now()
-        batch = _OpenBatch(entry, _Held(shared, handed.policy), Reminder.from_now(now))
+        held = _Held(shared, handed.policy)
+        batch = _OpenBatch(entry, held, lease, Reminder.from_now(self.keepers.clock.now()))
         self._open[entry.batch_id] = batch
         if entry.claimant is None:
             # Its event may have been lost with the process that fired it.
@@ -179,14 +188,9 @@ class OpenBatches:
         else:
             self._hand_off(batch, shared, entry.claimant)
 
-    def source(self, batch_id: str) -> MessageSource:
-        """Return what gives the messages of a batch again, should their content be wanted."""
-
-        async def content(message_ids: Sequence[str]) -> Mapping[str, Message]:
-            messages = map(Message.from_api, await self._state.get(self.place.messages(batch_id)) or [])
-            return {message.message_id: message for message in messages if message.message_id in message_ids}
-
-        return content
+    def hold(self, policy: RenewalPolicy) -> SharedBatch:
+        """Open a batch for what is about to be received; it is the caller's until it was added."""
+        return self.shared_keeper.hold(self.queue_url, policy, self.happened, _nothing_else)
 
     async def room(self) -> None:
         """Wait until another batch may be received."""
@@ -208,23 +212,22 @@ class OpenBatches:
 
         Raises:
             CommsError: It could not be put there; the batch is still the caller's.
+            PayloadError: It could not be stored; the same.
         """
-        messages = [message.as_dict() for message in shared.batch.messages()]
+        entry = DeskEntry(batch_id, len(shared.batch.leases()), self.keepers.clock.wall())
         held = _Held(shared, policy)
-        entry = DeskEntry(batch_id, len(messages), self.keepers.clock.wall())
-        batch = _OpenBatch(entry, held, Reminder.from_now(self.keepers.clock.now()))
+        batch = _OpenBatch(entry, held, {}, Reminder.from_now(self.keepers.clock.now()))
         try:
-            await self._state.put(self.place.messages(batch_id), messages, patience_seconds=PATIENCE_SECONDS)
-            await self._store_lease(batch, held, patience_seconds=PATIENCE_SECONDS)
+            await self._store(batch, held, patience_seconds=PATIENCE_SECONDS)
             shared.listener = self.happened
             self.keepers.enter(batch_id, shared, self)
             self._open[batch_id] = batch
             await self._show(patience_seconds=PATIENCE_SECONDS)
-        except CommsError:
+        except (CommsError, PayloadError):
             self._open.pop(batch_id, None)
-            self._delete_stored(batch_id)
+            await self._delete_stored(batch)
             raise
-        logger.info("Received %d messages of %s: batch %s waits for a run", len(messages), self.queue_url, batch_id)
+        logger.info("Received %d messages of %s: batch %s waits for a run", entry.messages, self.queue_url, batch_id)
         self._fire(entry)
 
     # Attending
@@ -238,7 +241,7 @@ class OpenBatches:
         while True:
             try:
                 await self._look()
-            except CommsError as error:
+            except (CommsError, PayloadError) as error:
                 if not self._in_trouble:
                     logger.warning("The desk of %s cannot be served; leases are extended meanwhile: %s", self, error)
                 self._in_trouble = True
@@ -254,7 +257,7 @@ class OpenBatches:
         if self._waiting() and (claim := Claim.decode(await self._state.get(self.place.claim))) is not None:
             await self._give_away(claim)
         await self._end_what_nobody_claimed()
-        self._end_handoffs()
+        await self._end_handoffs()
         if now - self._work_looked_at >= WORK_LOOK_SECONDS:
             self._work_looked_at = now
             await self._end_what_was_settled()
@@ -278,7 +281,7 @@ class OpenBatches:
             return
         for batch, held in given:
             # Without what was lost meanwhile, and with how long the rest lasts.
-            await self._store_lease(batch, held)
+            await self._store(batch, held)
         for batch, held in given:
             if held.shared.owner is not self:
                 raise ReplacedError(f"another trigger of this process serves {self}")
@@ -298,7 +301,7 @@ class OpenBatches:
             if not held.shared.batch.leases():
                 logger.error("Batch %s of %s was lost before a run claimed it", batch.entry.batch_id, self.queue_url)
                 self.keepers.remove(batch.entry.batch_id, held.shared)
-                self._end(batch)
+                await self._end(batch)
             elif self.keepers.clock.wall() - batch.entry.received_at >= self.handoff_timeout_seconds:
                 if not batch.given_up:
                     batch.given_up = True
@@ -318,25 +321,26 @@ class OpenBatches:
         except CommsError:
             self._open[batch.entry.batch_id] = batch
             raise
-        self._delete_stored(batch.entry.batch_id)
         if shared.owner is self:
             self.keepers.batches.pop(batch.entry.batch_id, None)
             await shared.batch.release_all()
             self.keepers.remove(batch.entry.batch_id, shared)
+        await self._delete_stored(batch)
         self._fewer.set()
 
-    def _end_handoffs(self) -> None:
+    async def _end_handoffs(self) -> None:
         for batch in list(self._open.values()):
             if batch.handoff is None or not batch.handoff.done() or batch.held is None:
                 continue
             shared, batch.held = batch.held.shared, None
             ends = shared.batch.outcomes().values()
             if shared.owner is None and any(end.outcome is Outcome.RELEASED for end in ends):
-                self._end(batch)
+                await self._end(batch)
                 self._unused(f"{batch.entry.claimant} claimed batch {batch.entry.batch_id}, but its keeper never came")
             else:
                 batch.entry = replace(batch.entry, stage=Stage.AT_WORK)
-                self._delete_stored(batch.entry.batch_id)
+                # Its files, if it has any, are the keeper's now.
+                self._delete_keys(batch.entry.batch_id)
                 self._pause.used()
 
     def _unused(self, why: str) -> None:
@@ -355,12 +359,13 @@ class OpenBatches:
             states = await task_states(dag_id, sorted(run_ids), task_ids)
             for batch, keeper in of_dag:
                 if states.get(keeper.run_id, {}).get(keeper.task_id, "removed") in _ENDED:
-                    self._end(batch)
+                    del self._open[batch.entry.batch_id]
+                    self._fewer.set()
 
-    def _end(self, batch: _OpenBatch) -> None:
+    async def _end(self, batch: _OpenBatch) -> None:
         del self._open[batch.entry.batch_id]
-        self._delete_stored(batch.entry.batch_id)
         self._fewer.set()
+        await self._delete_stored(batch)
 
     # Firing
 
@@ -389,12 +394,16 @@ class OpenBatches:
                 await self._state.put(self.place.desk, desk, patience_seconds=patience_seconds)
                 self._shown = desk
 
-    async def _store_lease(self, batch: _OpenBatch, held: _Held, *, patience_seconds: float = 0.0) -> None:
+    async def _store(self, batch: _OpenBatch, held: _Held, *, patience_seconds: float = 0.0) -> None:
+        """Store what is still held of a batch, in place of what was stored of it before."""
         batch_id = batch.entry.batch_id
-        leases = to_wall_time(held.shared.batch.leases(), self.keepers.clock)
+        messages, leases = held.shared.batch.messages(), to_wall_time(held.shared.batch.leases(), self.keepers.clock)
         handed = HandedLease(batch_id, self.queue_url, held.policy, self.connection, leases)
-        value = {"message_ids": [lease.receipt.message_id for lease in leases], "lease": handed.encode()}
-        await self._state.put(self.place.lease(batch_id), value, patience_seconds=patience_seconds)
+        batch.lease, published = await publishable(self.payload, handed, messages)
+        if len(messages) != batch.stored_messages:
+            await self._state.put(self.place.messages(batch_id), published, patience_seconds=patience_seconds)
+            batch.stored_messages = len(messages)
+        await self._state.put(self.place.lease(batch_id), batch.lease, patience_seconds=patience_seconds)
         batch.stored_deadline = _earliest(leases)
         batch.stored_at = self.keepers.clock.now()
 
@@ -403,10 +412,15 @@ class OpenBatches:
             if self.keepers.clock.now() - batch.stored_at >= REFRESH_SECONDS:
                 leases = to_wall_time(held.shared.batch.leases(), self.keepers.clock)
                 if leases and _earliest(leases) > batch.stored_deadline + MARGIN_SECONDS:
-                    await self._store_lease(batch, held)
+                    await self._store(batch, held)
 
-    def _delete_stored(self, batch_id: str) -> None:
+    def _delete_keys(self, batch_id: str) -> None:
         self._to_delete += [self.place.messages(batch_id), self.place.lease(batch_id)]
+
+    async def _delete_stored(self, batch: _OpenBatch) -> None:
+        self._delete_keys(batch.entry.batch_id)
+        if batch.lease:
+            await remove_files(batch.lease)
 
     async def is_served(self) -> bool:
         """Whether this trigger is the one that the desk names.
@@ -433,6 +447,11 @@ class OpenBatches:
         """Extend what waits once, and hold it no longer: a trigger that takes over finds it on the desk."""
         ours = [(batch.entry.batch_id, held.shared) for batch, held in self._waiting() if held.shared.owner is self]
         await asyncio.gather(*(self.keepers.leave(batch_id, shared, Leaving.EXTEND) for batch_id, shared in ours))
+
+
+async def _nothing_else(message_ids: Sequence[str]) -> Mapping[str, Message]:
+    """The source of contents of a batch that has all of them."""
+    return {}
 
 
 def _earliest(leases: Sequence[Lease]) -> float:
