@@ -137,6 +137,19 @@ def test_a_triggerer_that_stops_extends_once_and_releases_nothing(queue: Watched
     queue.run(scenario)
 
 
+def test_a_triggerer_that_stops_while_a_batch_is_being_received_releases_it(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        watcher = queue.watch(linger=20)
+        await asyncio.sleep(5)
+        assert queue.message_states() == [IN_FLIGHT]
+        await watcher.cancel()
+        assert queue.message_states() == [VISIBLE]
+        assert watcher.events == []
+
+    queue.run(scenario)
+
+
 def test_when_the_watcher_is_removed_what_nobody_claimed_is_released(queue: WatchedQueue) -> None:
     async def scenario() -> None:
         queue.send("a", "b")

@@ -213,6 +213,23 @@ def test_a_batch_whose_keeper_never_comes_is_released_and_not_received_again_for
     queue.run(scenario)
 
 
+def test_pauses_are_short_again_after_a_keeper_took_a_batch(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        triggerer = queue.triggerer()
+        watcher = queue.watch(triggerer, handoff_timeout=20)
+        events = await queue.fired(watcher, 3, within=300)  # Released twice, so the next pause would be of 120 s.
+        keeper = queue.keep(triggerer, await queue.claim(events[-1:]))
+        queue.states[LOAD.task_id] = "failed"
+        await keeper.ended()
+        queue.states[KEEP.task_id] = "success"
+        await queue.fired(watcher, 4, within=10)
+        await queue.fired(watcher, 5, within=70)
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
 def test_a_message_that_fails_at_once_comes_back_without_a_pause(queue: WatchedQueue) -> None:
     async def scenario() -> None:
         queue.send("a")
