@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 from airflow.sdk.execution_time import task_runner
@@ -87,8 +87,11 @@ class ScriptedComms:
         return {key: state for key, state in self.states.get(run_id, {}).items() if asked_for(key)}
 
 
+_Comms = TypeVar("_Comms")
+
+
 @contextmanager
-def supervised_by(comms: ScriptedComms) -> Iterator[ScriptedComms]:
+def supervised_by(comms: _Comms) -> Iterator[_Comms]:
     """Let triggers talk to ``comms`` instead of a supervisor."""
     absent = object()
     before = getattr(task_runner, "SUPERVISOR_COMMS", absent)

@@ -21,8 +21,10 @@ from airflow.sdk.execution_time.comms import (
     GetXCom,
     PutVariable,
     SetXCom,
+    TaskStatesResult,
     ToSupervisor,
 )
+from airflow.sdk.execution_time.supervisor import InProcessSupervisorComms
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent
 
@@ -39,7 +41,7 @@ from sqs_lease.airflow.comms import (
 )
 from sqs_lease.airflow.variable_comms import delete_variable, variable_keys
 from sqs_lease.testing import run_virtual
-from tests.airflow.scripted_comms import ScriptedComms
+from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 
 RUN = RunOfTask("dag", "run", "keep")
 
@@ -212,3 +214,37 @@ def test_triggers_are_not_supported_without_a_supervisor() -> None:
 
 async def _states(run_ids: list[str], task_ids: list[str]) -> Any:
     return await task_states("dag", run_ids, task_ids)
+
+
+# In dag.test(), whose supervisor answers the task's own thread
+
+
+class LocalComms:
+    """Answers at once and in line, or fails, as Airflow's supervisor of `dag.test()` does."""
+
+    def __init__(self, answer: Any = None, error: Exception | None = None) -> None:
+        self.answer = answer
+        self.error = error
+
+    def send(self, request: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+def test_in_dag_test_requests_are_answered_in_line() -> None:
+    answer = TaskStatesResult(task_states={"run": {"load": "success"}})
+    with supervised_by(LocalComms(answer)):
+        assert not triggers_are_supported()
+        assert run_virtual(task_states("dag", ["run"], ["load"])) == {"run": {"load": "success"}}
+
+
+@pytest.mark.parametrize("comms", [LocalComms(None), LocalComms(error=RuntimeError("404"))], ids=["empty", "error"])
+def test_in_dag_test_an_answer_that_is_none_is_an_error_of_airflows(comms: LocalComms) -> None:
+    with supervised_by(comms), pytest.raises(CommsError):
+        run_virtual(task_states("dag", ["run"], ["load"]))
+
+
+def test_the_supervisor_of_dag_test_answers_in_line_and_not_from_the_event_loop() -> None:
+    assert list(inspect.signature(InProcessSupervisorComms.send).parameters) == ["self", "msg"]
+    assert not hasattr(InProcessSupervisorComms, "asend")

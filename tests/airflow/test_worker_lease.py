@@ -22,8 +22,10 @@ from airflow.sdk.exceptions import (
 
 from demo.sqs_server import REGION, SqsServer
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
+from sqs_lease.airflow.comms import RunOfTask
 from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease
-from sqs_lease.core.settlements import discard
+from sqs_lease.airflow.local_run import give_back_what_is_left, receive_locally, settle_locally
+from sqs_lease.core.settlements import discard, release
 from tests.airflow.scripted_comms import ScriptedComms
 
 pytestmark = pytest.mark.processes
@@ -224,6 +226,23 @@ def test_what_does_not_match_is_settled_by_the_rule(dag: DAG, queue: Queue) -> N
     assert [message["Body"] for message in looked.xcom_value or ()] == ["wanted"]
     assert queue.in_flight() == 1
     assert queue.visible() == []
+
+
+# In dag.test(); test_dag_test.py runs it as a whole
+
+
+def test_what_a_dag_test_does_not_settle_is_given_back_when_its_process_ends(dag: DAG, queue: Queue) -> None:
+    queue.send("a")
+    received = receive_locally(sensor(dag, queue.url, visibility=300)._options(), 5)
+    assert received is not None
+    assert queue.visible() == []
+    give_back_what_is_left()
+    assert queue.visible() == ["a"]
+
+
+def test_a_keeper_in_dag_test_says_when_its_process_holds_no_such_batch() -> None:
+    with pytest.raises(AirflowFailException, match="this process does not hold that batch"):
+        settle_locally(RunOfTask("shop", "run", "keep"), "unknown", [], release(), ordered=True)
 
 
 def wait_until(condition: Any, seconds: float = 15.0) -> None:

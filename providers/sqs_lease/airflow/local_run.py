@@ -142,7 +142,10 @@ async def _settle(
 
 
 def give_back_what_is_left() -> None:
-    """Make visible again what this process still holds of a ``dag.test()`` that ended without settling it."""
+    """Make visible again what this process still holds of a ``dag.test()`` that ended without settling it.
+
+    Where that fails, the messages are visible again when their visibility timeout ends.
+    """
     while _held:
         _, held = _held.popitem()
         with held.holding:

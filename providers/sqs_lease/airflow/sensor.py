@@ -80,11 +80,12 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
 
     Like the sensors of Airflow it waits for ``timeout``, then it fails without being retried, or is skipped (and with
     it the work) when ``soft_fail`` is set. What no retry can mend (no such queue, no permission, another region) fails
-    it at once, with the remedy in the error.
+    it at once, with the remedy in the error, and so does every other error: ``soft_fail`` skips for the time-out only.
 
     Args:
         queue_url: The queue's URL, name or ARN (templated). ``queue`` is Airflow's own name for a queue of workers.
-        max_messages: Most messages in the batch, 10 by default; at most 2 000 without ``payload``, and 120 000 with it.
+        max_messages: Most messages in the batch, 10 by default; at most 2 000 without ``payload``, and 120 000 with it
+            (templated).
         linger: How long to wait for more messages after the first; 1 s by default, 0 takes what the first
             receive gave. What was received is held meanwhile.
         policy: How leases are extended: a policy of ``sqs_lease.core.policies`` or its name; ``Growing`` by default.
@@ -95,6 +96,17 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
             that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
             carry references only; work tasks read the messages with
             :func:`~sqs_lease.airflow.payload.read_messages`. No task can be mapped over them then.
+        message_filtering: Take only messages that match: ``literal``, ``jsonpath`` or ``jsonpath-ext``, as the amazon
+            provider's ``SqsSensor`` defines them (``sqs_lease/airflow/filtering.py``). None takes all.
+        message_filtering_match_values: The bodies to match, or the values that the JSONPath expression must find;
+            None, with an expression, for anything that it finds.
+        message_filtering_config: The JSONPath expression (templated).
+        unmatched: What becomes of messages that do not match: ``expire()``, the default, leaves them alone until
+            their visibility timeout ends; ``release(delay)``, ``backoff()``, ``dead_letter()``, or ``discard()``,
+            which deletes them.
+        deferrable: False receives in the worker's own process, as sensors that poke or are rescheduled do
+            (``mode``, ``poke_interval``); that takes a worker slot, and messages that come meanwhile wait for the next
+            look. True, the default, receives in the triggerer.
         handoff_timeout: How long the messages are held until a worker starts the keeper; 10 minutes by default.
         kwargs: As for the amazon provider's sensors: ``timeout`` (how long to wait for a first message; Airflow's
             ``[sensors] default_timeout`` of 7 days by default), ``soft_fail``, ``aws_conn_id``, ``region_name`` and

@@ -6,6 +6,7 @@ It is used by sensors that do not defer, which hand the batch over to a keeper's
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from types import TracebackType
@@ -27,6 +28,9 @@ from sqs_lease.loop_thread import LoopThread
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
+
+GIVE_BACK_SECONDS: Final = 10.0
+"""How long the end of a task waits for its messages to be released; a worker that stops is not given much more."""
 
 _ENOUGH_SHARE: Final = 0.5
 """A lease that lasts for less than this share of what it was to be extended by was not extended."""
@@ -166,8 +170,16 @@ class WorkerLease:
     async def _give_back(self) -> None:
         if self._collector is not None:
             self._collector.stop()
-        if self.batch is not None:
-            await self.batch.release_all()
+        if self.batch is None:
+            return
+        try:
+            async with asyncio.timeout(GIVE_BACK_SECONDS):
+                await self.batch.release_all()
+        except TimeoutError:
+            logger.warning(
+                "Messages of %s could not be given back in time: they come back when their visibility timeout ends",
+                self.batch.queue_url,
+            )
 
     async def _close(self) -> None:
         if self._keeper is not None:
