@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 MAX_CALLS_IN_FLIGHT: Final = 32
 """Calls of one queue under way at once; more would only wait for connections, and a call must not wait once decided."""
 
+CALLS_STARTED_AT_ONCE: Final = 4
+"""Calls begun before the event loop gets to do other things: each takes it a millisecond or two to prepare."""
+
 LONGEST_SLEEP_SECONDS: Final = 30.0
 """The event loop's timers stand still while the machine is suspended, leases do not: look again now and then."""
 
@@ -160,7 +163,7 @@ class QueueDriver:
                 calls_from = now + RECOVERY_SECONDS
             free = MAX_CALLS_IN_FLIGHT - len(self._calls)
             if free > 0 and now >= calls_from:
-                for call in self._ledger.due(now, free):
+                for call in self._ledger.due(now, min(free, CALLS_STARTED_AT_ONCE)):
                     self._start(call)
             self._publish()
             sleep_seconds = max(self._sleep_seconds(now), calls_from - now)
