@@ -150,6 +150,8 @@ class WorkerLease:
         longer = self._keeper.hold(
             batch.queue_url, policy=_extending_by(seconds, collector.policy), on_event=self._happened
         )
+        # Extensions under way must have been answered: one that the service carries out after the last would undo it.
+        await batch.extend_now()
         leases, messages = batch.leases(), batch.messages()
         self._keeper.drop(batch)
         longer.adopt(leases, messages)
