@@ -23,7 +23,6 @@ ORDER, REFUND = '{"kind": "order"}', '{"kind": "refund"}'
 BODIES = {
     "stored": [*(f"order {number}" for number in range(STORED_MESSAGES - 1)), "bad"],
     "poking": ["good", "bad", "better"],
-    "rescheduling": ["good", "bad", "better"],
     "filtering": [ORDER, REFUND, ORDER, "not even JSON"],
     "denied_payload": ["good"],
 }
@@ -43,8 +42,7 @@ class Running:
                 entries = [{"Id": str(at), "MessageBody": body} for at, body in enumerate(bodies[start : start + 10])]
                 self.sqs.send_message_batch(QueueUrl=self.urls[name], Entries=entries)
         self.consumers = {
-            name: SecondConsumer(client(server), self.urls[name], len(BODIES[name]))
-            for name in ("stored", "poking", "rescheduling")
+            name: SecondConsumer(client(server), self.urls[name], len(BODIES[name])) for name in ("stored", "poking")
         }
         self.runs: dict[str, str] = {}
 
@@ -116,19 +114,17 @@ def test_nobody_else_gets_a_message_of_a_stored_batch_but_the_one_that_failed(ru
     assert {reception.body for reception in consumer.receptions} <= {"bad"}
 
 
-@pytest.mark.parametrize("dag_id", ["poking", "rescheduling"])
-def test_what_a_sensor_received_in_its_own_process_is_kept_and_settled(running: Running, dag_id: str) -> None:
-    assert running.ended(dag_id) == "success"
-    report = running.report(dag_id)
+def test_what_a_sensor_received_in_its_own_process_is_kept_and_settled(running: Running) -> None:
+    assert running.ended("poking") == "success"
+    report = running.report("poking")
     assert (report["received"], report["deleted"], report["released"], report["late"]) == (3, 2, 1, 0)
     assert report["extensions"] > 0
-    assert running.left(dag_id) == 1
+    assert running.left("poking") == 1
 
 
-@pytest.mark.parametrize("dag_id", ["poking", "rescheduling"])
-def test_nobody_else_gets_a_message_between_the_worker_and_the_keeper(running: Running, dag_id: str) -> None:
-    running.ended(dag_id)
-    consumer = running.consumers[dag_id]
+def test_nobody_else_gets_a_message_between_the_worker_and_the_keeper(running: Running) -> None:
+    running.ended("poking")
+    consumer = running.consumers["poking"]
     assert WORK_SECONDS > 2 * VISIBILITY_SECONDS
     assert consumer.polls > WORK_SECONDS / 2
     assert [reception.body for reception in consumer.receptions] in ([], ["bad"])

@@ -57,10 +57,8 @@ def step(value: Any = None) -> None:
 
 batch_dag(succeed, "local_success")
 batch_dag(fail, "local_failure")
-batch_dag(name_failures, "local_partial")
 batch_dag(name_failures, "local_payload", payload=os.environ.get("LOCAL_PAYLOAD", "/tmp"))
 batch_dag(lambda orders: check.expand(message=orders), "local_mapped")
 batch_dag(lambda orders: step.override(task_id="first")(orders) >> step(), "local_chain", deferrable=False)
-batch_dag(succeed, "local_empty", timeout=0)
-batch_dag(succeed, "local_empty_skipped", timeout=0, soft_fail=True)
+batch_dag(succeed, "local_empty", timeout=0, soft_fail=True)
 batch_dag(succeed, "local_no_queue", soft_fail=True)

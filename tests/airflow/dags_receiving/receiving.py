@@ -41,7 +41,6 @@ def load(orders: Any) -> dict[str, Any]:
 
 receiving_dag("stored", load, max_messages=STORED_MESSAGES, payload="{{ var.value.payload }}", linger=20, visibility=30)
 receiving_dag("poking", load, max_messages=3, deferrable=False, poke_interval=1)
-receiving_dag("rescheduling", load, max_messages=3, deferrable=False, mode="reschedule", poke_interval=1)
 receiving_dag(
     "filtering",
     load,
