@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 
 from sqs_lease.airflow.comms import CommsError
 from sqs_lease.airflow.settling import TaskStates
-from sqs_lease.airflow.state_poller import MAX_RUNS_IN_REQUEST, StatePoller
+from sqs_lease.airflow.state_poller import MAX_RUNS_IN_REQUEST, StatePoller, StateWatch
 from sqs_lease.testing import run_virtual
 
 
@@ -130,3 +131,28 @@ def test_very_many_runs_are_asked_for_in_several_questions() -> None:
 
     run_virtual(scenario)
     assert [len(run_ids) for _, run_ids, _ in airflow.questions] == [MAX_RUNS_IN_REQUEST, 1]
+
+
+def test_triggers_take_in_an_answer_one_in_each_round_of_the_event_loop() -> None:
+    airflow = Airflow()
+    rounds: list[int] = []
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        round_number = 0
+
+        async def take_in(watch: StateWatch) -> None:
+            await watch.next()
+            rounds.append(round_number)
+
+        with ExitStack() as watches:
+            waiting = [
+                asyncio.create_task(take_in(watches.enter_context(poller.watch("dag", f"run {number}", ["t"]))))
+                for number in range(20)
+            ]
+            while not all(task.done() for task in waiting):
+                round_number += 1
+                await asyncio.sleep(0)
+
+    run_virtual(scenario)
+    assert len(set(rounds)) == len(rounds) == 20

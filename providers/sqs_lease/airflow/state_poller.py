@@ -174,3 +174,5 @@ class StatePoller:
             # A run that was deleted is missing in the answer, and none of its tasks has a state.
             for watch in tuple(watches.get(run_id, ())):
                 watch.answered(answer.get(run_id, {}))
+                # A hundred triggers that settle at once would block the event loop: one in each of its rounds.
+                await asyncio.sleep(0)
