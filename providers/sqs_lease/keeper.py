@@ -283,6 +283,10 @@ class HeldBatch:
         contents = (self._messages.get(lease.receipt) for lease in self.leases())
         return [message for message in contents if message is not None]
 
+    def drop_contents(self) -> None:
+        """Keep the leases alone: the messages' contents are asked of the batch's source if they are wanted again."""
+        self._messages.clear()
+
     def leases(self) -> Sequence[Lease]:
         """The leases still held, in the order they were put in, with their deadlines as confirmed so far."""
         leases = (self._driver.lease(lease.receipt) for lease in self._leases.values())

@@ -170,6 +170,22 @@ def test_failed_messages_are_dead_lettered_with_their_bodies_from_the_manifest(
     assert message.body in ("a", "b", "c")
 
 
+def test_stored_messages_are_not_kept_in_the_triggerers_memory_but_are_there_to_be_dead_lettered(
+    world: LeasedMessages, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer, payload=str(tmp_path))
+        assert triggerer.keepers.batches["batch"].batch.messages() == []
+        running = world.keep(triggerer, on_failure=dead_letter())
+        world.states["load"] = "failed"
+        await running.ended()
+
+    world.run(scenario)
+    (message,) = world.sqs.receive(world.dead_letter_url, max_messages=1)
+    assert message.body in ("a", "b", "c")
+
+
 def test_messages_that_cannot_be_stored_are_released_and_the_error_has_the_remedy(
     world: LeasedMessages, tmp_path: Path
 ) -> None:

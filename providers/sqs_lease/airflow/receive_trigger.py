@@ -152,6 +152,9 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         await publish(task, LEASE_KEY, self._lease)
         mapped_length = len(messages) if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
+        if self.options.payload is not None:
+            # Large batches would fill the triggerer's memory until they are settled; the file has them.
+            shared.batch.drop_contents()
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
             # Named otherwise, so the task itself could not know the link.
             await self._publish_link(task, link)
