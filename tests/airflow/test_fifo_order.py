@@ -57,6 +57,21 @@ def test_what_waited_behind_a_message_that_failed_then_is_given_back_in_order(wo
     assert not world.events(AuditKind.DELETED)
 
 
+def test_what_comes_behind_a_failed_message_need_not_wait_for_those_before_it(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep(CHECK)
+        ended(world, "running", "failed", "success")
+        await asyncio.sleep(3)
+        assert world.message_states() == {**ALL_VISIBLE, "a": MessageState.IN_FLIGHT}
+        # Nobody gets them before the first one of the group is settled, though.
+        assert world.sqs.receive(world.url, max_messages=10, caller="other") == []
+        ended(world, "success")
+        await running.ended()
+
+    world.run(scenario)
+    assert (world.report()["deleted"], world.report()["released"]) == (1, 2)
+
+
 def test_a_later_try_of_settling_knows_what_was_given_back_before(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep(CHECK)

@@ -31,7 +31,7 @@ RUN_SECONDS = 240.0
 FAILURES = [f"message {number}" for number in range(20)]
 BODIES = {
     "failing": FAILURES,
-    "killed": ["one", "two", "three"],
+    "killed": ["one", "two"],
     "branches": ["good"],
     "cleaned": ["bad"],
     "grouped": ["good", "bad", "slow"],

@@ -214,17 +214,12 @@ def nested() -> None:
     """A lease in the body of another: what fails inside fails the messages of both."""
 
     @task
-    def load(messages: list[dict[str, Any]]) -> None:
-        """Do something."""
-
-    @task
     def fail(messages: list[dict[str, Any]]) -> None:
         raise ValueError(f"{len(messages)} messages cannot be loaded")
 
-    with sqs_lease("orders", queue_url="nested", **COMMON) as orders:
-        load(orders)
-        with sqs_lease("details", queue_url="nested_details", **COMMON) as details:
-            fail(details)
+    outer = sqs_lease("orders", queue_url="nested", **COMMON)
+    with outer, sqs_lease("details", queue_url="nested_details", **COMMON) as details:
+        fail(details)
 
 
 @dag(schedule=None)
