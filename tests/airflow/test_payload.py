@@ -153,6 +153,19 @@ def test_leases_that_cannot_be_read_for_a_moment_are_asked_for_again(world: Leas
     assert world.report()["deleted"] == 3
 
 
+def test_leases_that_are_gone_fail_the_keeper_with_the_remedy(world: LeasedMessages, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first, payload=str(tmp_path))
+        await first.kill()
+        for path in files_in(tmp_path):
+            path.unlink()
+        with pytest.raises(PayloadError, match=r"is not there\. .* clear the receiving task"):
+            await world.keep(world.triggerer("second")).ended()
+
+    world.run(scenario)
+
+
 def test_failed_messages_are_dead_lettered_with_their_bodies_from_the_manifest(
     world: LeasedMessages, tmp_path: Path
 ) -> None:

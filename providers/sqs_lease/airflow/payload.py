@@ -229,6 +229,12 @@ def _with_leases(lease: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         with _path(uri).open("rb") as file:
             sealed = file.read().decode("ascii")
+    except FileNotFoundError as error:
+        raise PayloadError(
+            f"{uri}, the leases of {lease['messages']} messages of {lease['queue_url']}, is not there. If they were "
+            "settled before, it was removed then: clear the receiving task to receive again. Else check that all "
+            "triggerers reach that path: until then nobody extends those leases"
+        ) from error
     except Exception as error:
         raise PayloadError(
             f"the leases of {lease['messages']} messages of {lease['queue_url']} cannot be read from {uri} "
