@@ -11,6 +11,7 @@ from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow.keeper_trigger import REPORT_KEY
 from sqs_lease.airflow.settling import WorkTask
+from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.policies import Never
 from sqs_lease.core.settlements import dead_letter, release
 from sqs_lease.testing import AuditKind, MessageState
@@ -108,6 +109,21 @@ def test_messages_whose_work_was_skipped_are_given_back_whatever_the_failure_rul
 
     world.run(scenario)
     assert not world.sqs.contents(world.dead_letter_url)
+
+
+def test_messages_whose_work_is_skipped_every_time_come_back_later_and_later(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        for _ in range(3):
+            received = world.sqs.receive(world.url, max_messages=10)
+            world.sqs.change_visibility(world.url, [VisibilityChange(message.receipt, 0) for message in received])
+        running = await world.receive_and_keep()
+        world.states["load"] = "skipped"
+        await running.ended()
+        assert world.message_states() == ALL_HELD
+        await asyncio.sleep(6)
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
 
 
 def test_failed_messages_come_back_after_the_delay_of_the_failure_rule(world: LeasedMessages) -> None:

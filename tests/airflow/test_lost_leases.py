@@ -223,11 +223,12 @@ def test_a_callback_that_does_not_end_is_ended(world: LeasedMessages) -> None:
 def test_lost_messages_are_noted_for_whoever_resumes_the_keeper(world: LeasedMessages) -> None:
     async def scenario() -> None:
         triggerer = world.triggerer()
-        await world.receive(triggerer)
+        await world.receive(triggerer, Growing(visibility=9))
         running = world.keep(triggerer)
-        await asyncio.sleep(5)
+        await asyncio.sleep(8)
         delete_elsewhere(world, triggerer, 1)
-        await asyncio.sleep(60)
+        # The next extension finds out, sooner than the keeper leaves word of how long the leases last.
+        await asyncio.sleep(7)
         noted = Progress.decode(world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY])
         assert noted.settled == {1: Outcome.LOST}
         world.states["load"] = "success"
