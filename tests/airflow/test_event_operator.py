@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,11 +21,13 @@ from airflow.sdk.execution_time.context import TriggeringAssetEventsAccessor
 from airflow.serialization.encoders import encode_trigger
 from airflow.triggers.base import BaseEventTrigger
 
+from demo.processes import ROOT
 from sqs_lease.airflow import SqsLeaseFromEventOperator, SqsLeaseKeeperOperator, SqsLeaseTrigger, sqs_lease
 from sqs_lease.airflow import claiming as claiming_module
 from sqs_lease.airflow.asset_comms import TaskAssetState
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.event_desk import BatchEvent, Claimant, Desk, DeskEntry, Place, Stage
+from sqs_lease.airflow.event_operator import queue_triggers
 from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Receipt
@@ -235,3 +238,12 @@ def test_without_the_messaging_provider_only_the_scheme_is_missing(monkeypatch: 
     monkeypatch.setitem(sys.modules, "airflow.providers.common.messaging.providers.base_provider", None)
     with pytest.raises(AirflowOptionalProviderFeatureException, match="common-messaging"):
         __import__("sqs_lease.airflow.message_queue")
+
+
+def test_the_example_is_a_dag_that_messages_start() -> None:
+    names = runpy.run_path(str(ROOT / "dags" / "event_driven.py"))
+    asset = names["arriving_orders"]
+    dag = names["orders_that_start_runs"]()
+    assert set(dag.task_dict) == {"orders", "total", "orders_keeper"}
+    (trigger,) = queue_triggers(asset)
+    assert trigger.queue_url == "orders-that-start-runs"

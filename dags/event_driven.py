@@ -1,0 +1,44 @@
+"""Runs that messages start: no run waits for orders, each batch of them starts one.
+
+The trigger in the asset's watcher receives, and keeps the messages invisible until the run's keeper has them. What
+arrives while a run is at work is taken together by the next one. docs/event-driven.md says what happens when the DAG is
+paused, when runs fail and when processes die.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from airflow.sdk import Asset, AssetWatcher, dag, task
+
+from sqs_lease.airflow import SqsLeaseTrigger, sqs_lease
+
+arriving_orders = Asset(
+    "arriving_orders",
+    watchers=[
+        AssetWatcher(
+            "arriving_orders_watcher",
+            trigger=SqsLeaseTrigger(
+                "orders-that-start-runs",  # a name, a URL or an ARN
+                max_messages=100,
+                linger=2,  # how long to wait for more after the first message
+            ),
+        )
+    ],
+)
+
+
+@dag(schedule=arriving_orders, max_active_runs=1)
+def orders_that_start_runs() -> None:
+    """Work on the orders that started the run."""
+
+    @task(retries=2)
+    def total(messages: Any) -> float:
+        return sum(float(json.loads(message["Body"])["total"]) for message in messages)
+
+    with sqs_lease("orders", event=arriving_orders) as orders:
+        total(orders)
+
+
+orders_that_start_runs()
