@@ -19,6 +19,8 @@ from time import time
 import pytest
 
 from demo.airflow_api import AirflowApi
+from demo.airflow_stack import migrated_postgres
+from demo.postgres import postgres_server
 from demo.sessions import send_signal
 from tests.failover.dags_actions.actions import (
     CLOSED,
@@ -241,7 +243,10 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         "AIRFLOW__CORE__PARALLELISM": "14",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(HEARTBEAT_SECONDS),
     }
-    with stage(home, DAGS_FOLDER, environment) as here:
+    with (
+        postgres_server(migrated_postgres()) as database,
+        stage(home, DAGS_FOLDER, environment, database_url=database.url) as here,
+    ):
         played = Scene(here, processes)
         played.play()
         for case in CASES:

@@ -24,7 +24,7 @@ CLOSED = "closed"
 
 HANDOFF_SECONDS = 15
 SHORT_VISIBILITY_SECONDS = 15
-RUN_TIMEOUT_SECONDS = 90
+RUN_TIMEOUT_SECONDS = 80
 DEFERRAL_SECONDS = 10
 
 WAITING = ("keeper_failed", "keeper_success", "kept_dag_deleted", "pending_run_success")
@@ -120,6 +120,6 @@ for each in NEVER_KEPT:
     never_kept(each)
 lease_dag("keeper_cleared", wait, visibility=SHORT_VISIBILITY_SECONDS)
 lease_dag("work_cleared", run, visibility=SHORT_VISIBILITY_SECONDS)
-lease_dag("run_timeout", wait, run_timeout=timedelta(seconds=RUN_TIMEOUT_SECONDS))
+lease_dag("run_timeout", wait.override(pool=CLOSED), run_timeout=timedelta(seconds=RUN_TIMEOUT_SECONDS))
 sensor_deferral()
 keeper_deferral()
