@@ -399,22 +399,18 @@ class HeldBatch:
             case Settled():
                 self._end(event)
             case Lost(receipt=receipt, detail=detail):
-                logger.warning("Lost the lease of %s of %s: %s", receipt, self.queue_url, detail)
                 self._end(Settled(receipt, Outcome.LOST, detail))
-            case Lapsed(receipt=receipt, overdue_seconds=overdue):
+            case Lapsed():
                 self._late += 1
                 self._meter.late(self.queue_url)
-                logger.warning("The lease of %s of %s lapsed %.1f s ago", receipt, self.queue_url, overdue)
-            case Ending(receipt=receipt):
-                logger.warning("The lease of %s of %s cannot be extended any further", receipt, self.queue_url)
-            case Refused(receipt=receipt, detail=detail):
-                logger.error("Extending %s of %s was refused: %s", receipt, self.queue_url, detail)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                # A listener's error is its own: the other leases must go on.
-                logger.exception("A listener failed on %s of %s", type(event).__name__, event.receipt)
+        if self._on_event is None:
+            _log(event, self.queue_url)
+            return
+        try:
+            self._on_event(event)
+        except Exception:
+            # A listener's error is its own: the other leases must go on.
+            logger.exception("A listener failed on %s of %s", type(event).__name__, event.receipt)
 
     def _end(self, settled: Settled) -> None:
         self._ended[settled.receipt] = settled
@@ -458,3 +454,16 @@ class HeldBatch:
             extension_calls=self._extension_calls,
             late=self._late,
         )
+
+
+def _log(event: LeaseEvent, queue_url: str) -> None:
+    """Log what happened to a lease that nobody listens for."""
+    match event:
+        case Lost(receipt=receipt, detail=detail):
+            logger.warning("Lost the lease of %s of %s: %s", receipt, queue_url, detail)
+        case Lapsed(receipt=receipt, overdue_seconds=overdue):
+            logger.warning("The lease of %s of %s lapsed %.1f s ago", receipt, queue_url, overdue)
+        case Ending(receipt=receipt):
+            logger.warning("The lease of %s of %s cannot be extended any further", receipt, queue_url)
+        case Refused(receipt=receipt, detail=detail):
+            logger.error("Extending %s of %s was refused: %s", receipt, queue_url, detail)

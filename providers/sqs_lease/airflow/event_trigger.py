@@ -30,7 +30,7 @@ from sqs_lease.airflow.asset_comms import watched_assets
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.comms import CommsError
 from sqs_lease.airflow.event_desk import BatchEvent, Place
-from sqs_lease.airflow.lease_log import log_event
+from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.open_batches import OpenBatches, ReplacedError
 from sqs_lease.airflow.payload import PayloadError, check_payload
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
@@ -151,6 +151,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         self._collecting: tuple[str, SharedBatch] | None = None
         self._work: list[asyncio.Task[None]] = []
         self._events: asyncio.Queue[BatchEvent] = asyncio.Queue()
+        self._lease_log = LeaseLog(queue_url)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and its arguments, for Airflow."""
@@ -310,7 +311,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         self._collecting = None
 
     def _happened(self, event: LeaseEvent) -> None:
-        log_event(event, self.queue_url)
+        self._lease_log.happened(event)
 
 
 @dataclass(frozen=True, slots=True)

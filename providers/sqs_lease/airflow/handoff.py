@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Final
 
 from sqs_lease.airflow.comms import RunOfTask
+from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.settling import TaskStates
 from sqs_lease.airflow.shared_keeper import SharedBatch, TriggererKeepers
 from sqs_lease.airflow.state_poller import POLL_SECONDS, StateWatch
-from sqs_lease.core.events import LeaseEvent
 from sqs_lease.keeper import Leaving
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class HandOff:
         shared: The batch; whoever made it gives it away by this.
         keeper_task: The task whose trigger is to take the batch.
         timeout_seconds: The hand-off timeout.
+        released: Called after the batch was released, when nobody needs anything that was stored with it.
     """
 
     def __init__(
@@ -61,16 +63,19 @@ class HandOff:
         shared: SharedBatch,
         keeper_task: RunOfTask,
         timeout_seconds: float,
+        released: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._keepers = keepers
         self._batch_id = batch_id
         self._shared = shared
         self._keeper_task = keeper_task
         self._timeout_seconds = timeout_seconds
+        self._released = released
+        self._lease_log = LeaseLog(shared.batch.queue_url)
 
     def start(self) -> asyncio.Task[None]:
         """Begin to hold the batch, from the event loop."""
-        self._shared.listener = self._happened
+        self._shared.listener = self._lease_log.happened
         self._keepers.enter(self._batch_id, self._shared, self)
         # Counted before whoever received the batch gives up its own use of the keeper.
         self._shared.shared_keeper.users += 1
@@ -137,9 +142,8 @@ class HandOff:
         self._keepers.batches.pop(self._batch_id, None)
         await self._shared.batch.release_all()
         self._forget("it was released")
-
-    def _happened(self, event: LeaseEvent) -> None:
-        """The keeper logs what happens to leases; nobody else is there to be told."""
+        if self._released is not None:
+            await self._released()
 
 
 async def _next_states(watch: StateWatch) -> TaskStates | None:

@@ -15,6 +15,7 @@ import contextvars
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 from airflow.sdk.configuration import conf
@@ -31,7 +32,7 @@ from sqs_lease.airflow.comms import (
 from sqs_lease.airflow.failure_report import CONFIG_SECTION, REPORT_FAILURES_OPTION, FailureSignals
 from sqs_lease.airflow.handed_lease import HandedLease, from_wall_time
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS, HandOff
-from sqs_lease.airflow.lease_log import log_event
+from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.lost_leases import FAIL, WARN, LostLeases
 from sqs_lease.airflow.parts import gather_parts
 from sqs_lease.airflow.payload import load_lease, remove_files
@@ -89,6 +90,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
         self._batch: SharedBatch | None = None
+        self._lease_log = LeaseLog(lease["queue_url"])
         self._log_context = contextvars.copy_context()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -120,6 +122,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
             await settler.run(watch)
         await losses.told()
+        self._lease_log.flush()
         report = settler.report()
         logger.info("All leases ended: %s", {name: count for name, count in report.items() if name != "messages"})
         try:
@@ -175,11 +178,19 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             logger.info("The keeper was ended by hand (%s): releasing what it held", state)
             keepers.batches.pop(self.lease["batch_id"], None)
             await batch.batch.release_all()
+            await remove_files(self.lease)
         elif state == _ELSEWHERE:
             keepers.remove(self.lease["batch_id"], batch)
             self._batch = None
         else:
-            HandOff(keepers, self.lease["batch_id"], batch, task, self.handoff_timeout_seconds).start()
+            HandOff(
+                keepers,
+                self.lease["batch_id"],
+                batch,
+                task,
+                self.handoff_timeout_seconds,
+                released=partial(remove_files, self.lease),
+            ).start()
 
     async def _take(
         self,
@@ -237,7 +248,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
     def _happened(self, event: LeaseEvent) -> None:
         # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.
-        self._log_context.run(log_event, event, self.lease["queue_url"])
+        self._log_context.run(self._lease_log.happened, event)
         if self._settler is not None:
             self._settler.happened(event)
         if self._losses is not None:

@@ -15,6 +15,7 @@ import contextvars
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
@@ -24,7 +25,7 @@ from sqs_lease.airflow.collecting import Collector
 from sqs_lease.airflow.comms import RETURN_VALUE_KEY, CommsError, RunOfTask, publish, run_of
 from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease, to_wall_time
 from sqs_lease.airflow.handoff import HandOff
-from sqs_lease.airflow.lease_log import log_event
+from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.links import LINK_KEY, console_link
 from sqs_lease.airflow.payload import PayloadError, publishable, remove_files
 from sqs_lease.airflow.published_messages import PublishedMessages
@@ -69,6 +70,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self._shared_keeper: SharedKeeper | None = None
         self._batch: SharedBatch | None = None
         self._lease: dict[str, Any] = {}
+        self._lease_log = LeaseLog(self.options.queue)
         self._log_context = contextvars.copy_context()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -104,7 +106,14 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             yield await self._failure(keepers, FAILED, str(error))
             return
         keeper_task = RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id)
-        HandOff(keepers, self.options.batch_id, batch, keeper_task, self.options.handoff_timeout_seconds).start()
+        HandOff(
+            keepers,
+            self.options.batch_id,
+            batch,
+            keeper_task,
+            self.options.handoff_timeout_seconds,
+            released=partial(remove_files, self._lease),
+        ).start()
         yield TaskSuccessEvent()
 
     async def cleanup(self) -> None:
@@ -172,4 +181,4 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     def _happened(self, event: LeaseEvent) -> None:
         # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.
-        self._log_context.run(log_event, event, self.options.queue)
+        self._log_context.run(self._lease_log.happened, event)

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, telling_of_aws
 from sqs_lease.airflow.collecting import Collector
 from sqs_lease.airflow.handed_lease import HandedLease, to_wall_time
-from sqs_lease.airflow.lease_log import log_event
+from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.payload import BatchValue, publishable, remove_batch
 from sqs_lease.airflow.receive_options import ReceiveOptions
 from sqs_lease.clock import SystemClock
@@ -61,6 +61,7 @@ class WorkerLease:
         self.lease: dict[str, Any] = {}
         self.leases: Sequence[Lease] = ()
         self.listener: EventListener | None = None
+        self._lease_log = LeaseLog(options.queue)
         self._collector: Collector | None = None
         with telling_of_aws(options.queue):
             # In this thread: Airflow's connections are read through the task's own channel.
@@ -184,6 +185,7 @@ class WorkerLease:
             )
 
     async def _close(self) -> None:
+        self._lease_log.flush()
         if self._keeper is not None:
             await self._keeper.close(Leaving.NOTHING)
         await self._transport.aclose()
@@ -194,7 +196,7 @@ class WorkerLease:
         return self.batch, self._collector
 
     def _happened(self, event: LeaseEvent) -> None:
-        log_event(event, self.options.queue)
+        self._lease_log.happened(event)
         if self.listener is not None:
             self.listener(event)
 
