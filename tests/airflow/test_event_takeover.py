@@ -165,6 +165,19 @@ def test_when_the_watcher_is_removed_what_nobody_claimed_is_released(queue: Watc
     queue.run(scenario)
 
 
+def test_nothing_is_released_when_airflow_does_not_say_who_serves_the_queue(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        watcher = queue.watch()
+        await queue.fired(watcher)
+        queue.supervisor.refusing = True
+        await watcher.cancel(USER_ACTION)
+        assert queue.message_states() == [IN_FLIGHT]
+        assert queue.count(AuditKind.RELEASED) == 0
+
+    queue.run(scenario)
+
+
 def test_a_trigger_that_was_replaced_while_it_stood_still_ends(queue: WatchedQueue) -> None:
     async def scenario() -> None:
         queue.send("a")
