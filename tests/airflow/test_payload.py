@@ -32,6 +32,7 @@ from tests.airflow.virtual_triggerer import (
     LOAD,
     RECEIVE,
     RUN_ID,
+    USER_ACTION,
     VirtualTriggerer,
     keeper_trigger,
     receive_trigger,
@@ -226,6 +227,35 @@ def test_the_files_of_messages_that_airflow_does_not_take_are_removed(world: Lea
 
     world.run(scenario)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_of_messages_that_no_keeper_took_are_removed_when_they_are_released(
+    world: LeasedMessages, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), payload=str(tmp_path), handoff_timeout_seconds=60.0)
+        world.states[KEEP.task_id] = "queued"
+        assert len(files_in(tmp_path)) == 2
+        await asyncio.sleep(70)
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("state", ["failed", "success"])
+def test_the_files_are_removed_when_a_user_ends_the_keeper(world: LeasedMessages, tmp_path: Path, state: str) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer, payload=str(tmp_path))
+        running = world.keep(triggerer)
+        await asyncio.sleep(5)
+        world.states[KEEP.task_id] = state
+        await running.cancel(USER_ACTION)
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+    assert files_in(tmp_path) == []
 
 
 @pytest.fixture
