@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 DAG_FILE = Path(__file__).parent / "dags_local" / "local.py"
 SCRIPT = Path(__file__).parent / "run_dag_tests.py"
 BODIES = ("good", "bad", "better")
-WITH_MESSAGES = ("local_success", "local_failure", "local_payload", "local_mapped", "local_chain")
+WITH_MESSAGES = ("local_success", "local_failure", "local_some", "local_payload", "local_mapped", "local_chain")
 DAGS = (*WITH_MESSAGES, "local_empty", "local_no_queue")
 
 
@@ -129,6 +129,11 @@ def test_messages_that_a_return_value_names_are_given_back_and_the_others_delete
 
 def test_the_files_of_a_stored_batch_are_removed(outcome: Outcome) -> None:
     assert list(outcome.payload.iterdir()) == []
+
+
+def test_an_exception_that_names_messages_fails_those_only(outcome: Outcome) -> None:
+    assert outcome.tasks("local_some")["fail_some"] == "failed"
+    assert outcome.left["local_some"] == ["bad"]
 
 
 def test_mapped_messages_are_settled_one_by_one(outcome: Outcome) -> None:

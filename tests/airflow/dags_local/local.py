@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import dag, task
 
-from sqs_lease.airflow import read_messages, sqs_lease
+from sqs_lease.airflow import MessageFailed, read_messages, sqs_lease
 
 VISIBILITY_SECONDS = 3
 WORK_SECONDS = 8
@@ -45,6 +45,11 @@ def name_failures(messages: Any) -> dict[str, Any]:
 
 
 @task
+def fail_some(messages: list[dict[str, Any]]) -> None:
+    raise MessageFailed([message["MessageId"] for message in messages if message["Body"] == "bad"])
+
+
+@task
 def check(message: dict[str, Any]) -> None:
     if message["Body"] == "bad":
         raise RuntimeError("the work on this message fails")
@@ -57,6 +62,7 @@ def step(value: Any = None) -> None:
 
 batch_dag(succeed, "local_success")
 batch_dag(fail, "local_failure")
+batch_dag(fail_some, "local_some")
 batch_dag(name_failures, "local_payload", payload=os.environ.get("LOCAL_PAYLOAD", "/tmp"))
 batch_dag(lambda orders: check.expand(message=orders), "local_mapped")
 batch_dag(lambda orders: step.override(task_id="first")(orders) >> step(), "local_chain", deferrable=False)
