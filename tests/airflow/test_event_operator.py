@@ -32,6 +32,7 @@ from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import Growing
+from sqs_lease.core.settlements import dead_letter, expire, release
 from tests.airflow.scripted_assets import ScriptedAssets
 from tests.airflow.scripted_comms import supervised_by
 
@@ -185,6 +186,12 @@ def test_more_messages_than_airflow_can_map_over_are_refused() -> None:
         ({"linger": -1}, "linger"),
         ({"policy": "slow"}, "policy must be one of"),
         ({"queue_url": "http://"}, "http://"),
+        ({"message_filtering": "regex"}, "message_filtering must be one of"),
+        ({"unmatched": expire()}, "messages that message_filtering keeps out"),
+        (
+            {"message_filtering": "jsonpath", "message_filtering_config": "$.a", "unmatched": release()},
+            "give it a delay",
+        ),
     ],
     ids=str,
 )
@@ -194,7 +201,16 @@ def test_arguments_out_of_range_are_refused_while_the_dag_is_parsed(arguments: d
 
 
 def test_a_trigger_made_from_its_stored_arguments_is_the_same() -> None:
-    trigger = SqsLeaseTrigger("orders", policy="growing", visibility=300, botocore_config={"read_timeout": 5})
+    trigger = SqsLeaseTrigger(
+        "orders",
+        policy="growing",
+        visibility=300,
+        payload="s3://bucket/leases",
+        message_filtering="literal",
+        message_filtering_match_values={"b", "a"},
+        unmatched=dead_letter(),
+        botocore_config={"read_timeout": 5},
+    )
     classpath, arguments = trigger.serialize()
     assert json.loads(json.dumps(arguments)) == arguments
     again = SqsLeaseTrigger(**arguments)

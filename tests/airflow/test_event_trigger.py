@@ -277,6 +277,20 @@ def test_what_waits_is_extended_while_airflow_gives_no_answer(queue: WatchedQueu
     queue.run(scenario)
 
 
+def test_messages_that_do_not_match_start_no_run_and_are_left_alone(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("other")
+        watcher = queue.watch(message_filtering="literal", message_filtering_match_values=["a"])
+        await asyncio.sleep(20)
+        assert watcher.events == []
+        queue.send("a")
+        assert bodies_of(await queue.claim(await queue.fired(watcher))) == ["a"]
+        assert queue.count(AuditKind.RELEASED) == 0
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
 def test_a_queue_that_is_made_later_is_received_from_then(queue: WatchedQueue) -> None:
     async def scenario() -> None:
         triggerer = queue.triggerer()

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import uuid
 import warnings
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -28,8 +27,16 @@ from botocore.exceptions import BotoCoreError
 
 from sqs_lease.airflow.asset_comms import watched_assets
 from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.collecting import CollectOptions, Collector
 from sqs_lease.airflow.comms import CommsError
 from sqs_lease.airflow.event_desk import BatchEvent, Place
+from sqs_lease.airflow.filtering import (
+    MessageFilter,
+    UnmatchedRule,
+    check_unmatched,
+    decode_unmatched,
+    encode_unmatched,
+)
 from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.open_batches import OpenBatches, ReplacedError
 from sqs_lease.airflow.payload import PayloadError, check_payload
@@ -39,10 +46,10 @@ from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.settlements import expire
 from sqs_lease.core.specs import decode_policy, encode_policy, resolve_policy
-from sqs_lease.keeper import Leaving
+from sqs_lease.keeper import Keeper, Leaving
 from sqs_lease.sqs.errors import SqsError
-from sqs_lease.sqs.receiving import Receiver, Reception
 from sqs_lease.sqs.validation import queue_reference
 
 logger = logging.getLogger(__name__)
@@ -89,6 +96,10 @@ class SqsLeaseTrigger(BaseEventTrigger):
             survives the death of the triggerer, as for the sensor.
         payload: For large batches, as for the sensor: a directory, as a URI or an absolute path that all workers and
             triggerers share. It is not templated.
+        message_filtering: Take only messages that match, as for the sensor; None, the default, takes all.
+        message_filtering_match_values: The values to match.
+        message_filtering_config: The JSONPath expression.
+        unmatched: What becomes of messages that do not match; ``expire()`` by default.
         max_unsettled_batches: Nothing more is received while so many batches are neither settled nor released, 4 by
             default: one at work, and some that wait to be taken together by the next run. It bounds the runs that
             work side by side, what waits invisibly while the DAG is paused, and what a crash can delay.
@@ -114,6 +125,10 @@ class SqsLeaseTrigger(BaseEventTrigger):
         policy: RenewalPolicy | Mapping[str, Any] | str | None = None,
         visibility: Duration | None = None,
         payload: str | None = None,
+        message_filtering: str | None = None,
+        message_filtering_match_values: Iterable[Any] | None = None,
+        message_filtering_config: str | None = None,
+        unmatched: UnmatchedRule | Mapping[str, Any] | None = None,
         max_unsettled_batches: int = 4,
         handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
         aws_conn_id: str | None = "aws_default",
@@ -145,6 +160,17 @@ class SqsLeaseTrigger(BaseEventTrigger):
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout", minimum=1)
         self.botocore_config = dict(botocore_config) if botocore_config else None
         self.connection = AwsConnection.of(aws_conn_id, region_name, verify, botocore_config)
+        self.message_filtering = message_filtering
+        values = message_filtering_match_values
+        self.message_filtering_match_values = None if values is None else _in_order(values)
+        self.message_filtering_config = message_filtering_config
+        self._filter = MessageFilter.of(
+            message_filtering, self.message_filtering_match_values, message_filtering_config
+        )
+        if unmatched is not None and message_filtering is None:
+            raise ValueError("unmatched says what becomes of messages that message_filtering keeps out")
+        rule = decode_unmatched(unmatched) if isinstance(unmatched, Mapping) else unmatched
+        self.unmatched = None if rule is None else encode_unmatched(check_unmatched(rule))
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
         self._batches: OpenBatches | None = None
@@ -163,6 +189,10 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 "linger": self.linger_seconds,
                 "policy": self.policy,
                 "payload": self.payload,
+                "message_filtering": self.message_filtering,
+                "message_filtering_match_values": self.message_filtering_match_values,
+                "message_filtering_config": self.message_filtering_config,
+                "unmatched": self.unmatched,
                 "max_unsettled_batches": self.max_unsettled_batches,
                 "handoff_timeout": self.handoff_timeout_seconds,
                 "aws_conn_id": self.connection.aws_conn_id,
@@ -247,19 +277,19 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 await trouble.wait(error)
 
     async def _open_with(self, keepers: TriggererKeepers, shared_keeper: SharedKeeper, asset: str) -> _OpenQueue:
-        transport = shared_keeper.transport
-        queue_url = await transport.queue_url(self.queue_url)
-        attributes = await transport.queue_attributes(queue_url)
-        policy = with_visibility(decode_policy(self.policy), attributes.visibility_seconds)
-        if (risk := takeover_risk(policy)) is not None:
-            logger.warning("Leases of %s are at risk: %s", queue_url, risk)
-        # Rounded up: a lease that lasts longer than believed harms nobody.
-        visibility_seconds = math.ceil(policy.visibility_seconds)
-        receiver = Receiver(transport, queue_url, visibility_seconds=visibility_seconds, clock=keepers.clock)
+        options = CollectOptions(
+            queue=self.queue_url,
+            policy=self.policy,
+            max_messages=self.max_messages,
+            linger_seconds=self.linger_seconds,
+            filter=None if self._filter is None else asdict(self._filter),
+            unmatched=encode_unmatched(expire()) if self.unmatched is None else self.unmatched,
+        )
+        collector = await Collector.open(options, shared_keeper.transport, keepers.clock)
         batches = OpenBatches(
             place=Place.of_queue(asset, self.queue_url),
             owner=uuid.uuid4().hex,
-            queue_url=queue_url,
+            queue_url=collector.queue_url,
             connection=self.connection,
             keepers=keepers,
             shared_keeper=shared_keeper,
@@ -272,7 +302,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         # Known before it holds anything, so that this trigger's end finds it.
         self._batches = batches
         await batches.resume()
-        return _OpenQueue(receiver, policy, batches)
+        return _OpenQueue(shared_keeper.keeper, collector, batches)
 
     async def _receive(self, keepers: TriggererKeepers, queue: _OpenQueue) -> None:
         """Receive one batch after the other; what fails is tried again, for as long as it takes."""
@@ -280,7 +310,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         while True:
             await queue.batches.room()
             try:
-                await self._receive_one(queue)
+                await self._receive_one(keepers, queue)
                 trouble.is_over()
             except (SqsError, CommsError, PayloadError) as error:
                 if self._collecting is not None:
@@ -288,24 +318,16 @@ class SqsLeaseTrigger(BaseEventTrigger):
                     self._collecting = None
                 await trouble.wait(error)
 
-    async def _receive_one(self, queue: _OpenQueue) -> None:
-        batch_id, shared = uuid.uuid4().hex, queue.batches.hold(queue.policy)
+    async def _receive_one(self, keepers: TriggererKeepers, queue: _OpenQueue) -> None:
+        batch_id, shared = uuid.uuid4().hex, queue.batches.hold(queue.collector.policy)
         self._collecting = batch_id, shared
-
-        def received(reception: Reception) -> None:
-            shared.batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
-
         queue.batches.polling = True
         try:
-            collected = await queue.receiver.collect(
-                self.max_messages, wait=WAIT_SECONDS, linger=self.linger_seconds, on_received=received
-            )
+            found = await queue.collector.collect(queue.keeper, shared.batch, keepers.clock.wall() + WAIT_SECONDS)
         finally:
             queue.batches.polling = False
-        if collected.error is not None:
-            logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
-        if shared.batch.leases():
-            await queue.batches.add(batch_id, shared, queue.policy)
+        if found:
+            await queue.batches.add(batch_id, shared, queue.collector.policy)
         else:
             shared.drop()
         self._collecting = None
@@ -318,8 +340,8 @@ class SqsLeaseTrigger(BaseEventTrigger):
 class _OpenQueue:
     """What is needed to receive from the queue, and where batches go."""
 
-    receiver: Receiver
-    policy: RenewalPolicy
+    keeper: Keeper
+    collector: Collector
     batches: OpenBatches
 
 
@@ -346,6 +368,11 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
         task.cancel()
     # What they end with was logged, or is being raised already.
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _in_order(values: Iterable[Any]) -> list[Any]:
+    """Sets in an order that is the same in every process: Airflow tells a changed trigger by its arguments."""
+    return sorted(values, key=repr) if isinstance(values, set | frozenset) else list(values)
 
 
 def _whole_number(value: int, name: str) -> int:

@@ -30,7 +30,7 @@ from sqs_lease.airflow.handed_lease import HandedLease, from_wall_time, to_wall_
 from sqs_lease.airflow.handoff import HandOff
 from sqs_lease.airflow.payload import PayloadError, in_thread, load_lease, messages_of, publishable, remove_files
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers
-from sqs_lease.core.events import LeaseEvent, Outcome
+from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
@@ -78,6 +78,7 @@ class _OpenBatch:
     reminder: Reminder
     handoff: asyncio.Task[None] | None = None
     given_up: bool = False
+    given_back: bool = False
     stored_messages: int = 0
     stored_deadline: float = 0.0
     stored_at: float = 0.0
@@ -293,8 +294,17 @@ class OpenBatches:
         await self._show()
 
     def _hand_off(self, batch: _OpenBatch, shared: SharedBatch, claimant: Claimant) -> None:
-        handoff = HandOff(self.keepers, batch.entry.batch_id, shared, claimant.keeper, self.handoff_timeout_seconds)
-        batch.handoff = handoff.start()
+        async def released() -> None:
+            batch.given_back = True
+
+        batch.handoff = HandOff(
+            self.keepers,
+            batch.entry.batch_id,
+            shared,
+            claimant.keeper,
+            self.handoff_timeout_seconds,
+            released=released,
+        ).start()
 
     async def _end_what_nobody_claimed(self) -> None:
         for batch, held in self._waiting():
@@ -332,9 +342,8 @@ class OpenBatches:
         for batch in list(self._open.values()):
             if batch.handoff is None or not batch.handoff.done() or batch.held is None:
                 continue
-            shared, batch.held = batch.held.shared, None
-            ends = shared.batch.outcomes().values()
-            if shared.owner is None and any(end.outcome is Outcome.RELEASED for end in ends):
+            batch.held = None
+            if batch.given_back:
                 await self._end(batch)
                 self._unused(f"{batch.entry.claimant} claimed batch {batch.entry.batch_id}, but its keeper never came")
             else:
