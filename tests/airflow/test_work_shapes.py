@@ -40,6 +40,7 @@ BODIES = {
     "chosen": ["value", "api", "other"],
     "fifo.fifo": ["first", "second", "third"],
     "lost": ["good"],
+    "lost_told": ["good"],
     "two_leases": ["good"],
     "two_leases_returns": ["bad"],
     "nested": ["outer"],
@@ -62,6 +63,18 @@ DAG_IDS = [
     "failing",
 ]
 """In the order of their runs; the one with many tasks is the last, so that the others do not wait for it."""
+
+
+LOST_NOTICE = """
+import asyncio
+import json
+import pathlib
+
+
+async def leave(path, context):
+    await asyncio.to_thread(pathlib.Path(path).write_text, json.dumps(context))
+"""
+"""A module that the triggerer can import, with a callback for lost leases."""
 
 
 class Running:
@@ -141,7 +154,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             "password": "test",
             "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
         }
-        environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection)}
+        (home / "plugins").mkdir()
+        (home / "plugins" / "lost_notice.py").write_text(LOST_NOTICE)
+        environment = {
+            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+            "LOST_NOTICE": str(home / "lost_notice.json"),
+        }
         stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment))
         under_way = Running(stack, server)
         for consumer in under_way.consumers.values():
@@ -218,6 +236,14 @@ def test_a_lease_that_lapsed_fails_the_run_where_that_was_asked_for(running: Run
     assert (running.state("lost", "load"), running.state("lost", "orders_keeper")) == ("success", "failed")
     report = running.xcom("lost", "orders_keeper", "lease_report")
     assert (report["late"], report["received"]) == (1, 1)
+
+
+def test_a_callback_is_called_in_the_triggerer_when_a_lease_lapses(running: Running) -> None:
+    running.ended("lost")
+    notice = json.loads((running.stack.home / "lost_notice.json").read_text())
+    (message,) = running.xcom("lost", "told", "return_value")
+    assert (notice["lease_event"], notice["message_ids"]) == ("lapsed", [message["MessageId"]])
+    assert (notice["dag_id"], notice["task_id"]) == ("lost", "told_keeper")
 
 
 def test_failed_messages_are_visible_within_a_second(running: Running, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from time import time
 from typing import Any
 
 from airflow.sdk import TriggerRule, dag, get_current_context, task, task_group
+from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.exceptions import AirflowFailException
 
 from sqs_lease.airflow import MessageFailed, sqs_lease, still_held
@@ -31,7 +32,8 @@ def await_keeper() -> None:
     """Wait until the keeper's trigger runs: before that, what fails waits for it."""
     task_instance: Any = get_current_context()["ti"]
     place = {"dag_id": task_instance.dag_id, "run_ids": [task_instance.run_id], "task_ids": ["orders_keeper"]}
-    while task_instance.get_task_states(**place)[task_instance.run_id]["orders_keeper"] != "deferred":
+    not_yet = (None, "scheduled", "queued", "running")
+    while task_instance.get_task_states(**place)[task_instance.run_id]["orders_keeper"] in not_yet:
         # A new trigger starts within about two seconds, or a little more on a busy machine.
         Event().wait(4)
 
@@ -224,7 +226,7 @@ def nested() -> None:
 
 @dag(schedule=None)
 def lost() -> None:
-    """A lease that is never extended and lapses, where that is to fail the run although the work succeeds."""
+    """Leases that are never extended and lapse: one is to fail the run although the work succeeds, one calls back."""
 
     @task
     def load(messages: list[dict[str, Any]]) -> None:
@@ -234,6 +236,9 @@ def lost() -> None:
     arguments: dict[str, Any] = {**COMMON, "visibility": 8}
     with sqs_lease("orders", queue_url="lost", policy="never", on_lost="fail", **arguments) as orders:
         load(orders)
+    notice = AsyncCallback("lost_notice.leave", {"path": os.environ.get("LOST_NOTICE", "")})
+    with sqs_lease("told", queue_url="lost_told", policy="never", on_lost=notice, **arguments) as told:
+        load.override(task_id="load_told")(told)
 
 
 failing()
