@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from airflow.sdk.execution_time.comms import GetAssetStateStoreByName
+
+from sqs_lease.airflow.event_desk import Stage
 from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.virtual_triggerer import KEEP, LOAD, USER_ACTION
@@ -67,6 +70,34 @@ def test_what_was_claimed_before_its_triggerer_was_killed_is_held_for_the_same_r
         await keeper.ended()
         assert queue.message_states() == []
         await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_a_batch_that_its_keeper_claims_during_a_takeover_stays_the_keepers(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        triggerer = queue.triggerer()
+        former = queue.watch(triggerer)
+        await queue.claim(await queue.fired(former))
+        keepers = triggerer.keepers
+        ((batch_id, shared),) = keepers.batches.items()
+        await keepers.acquire(shared.shared_keeper.connection)
+        queue.states[KEEP.task_id] = "running"
+
+        def claimed_meanwhile(request: object) -> None:
+            if isinstance(request, GetAssetStateStoreByName) and "/lease/" in request.key:
+                keepers.claim(batch_id, "the keeper", lambda event: None)
+                queue.states[KEEP.task_id] = "deferred"
+
+        queue.supervisor.on_request = claimed_meanwhile
+        changed = queue.watch(triggerer, max_messages=5)
+        await asyncio.sleep(30)
+        assert shared.owner == "the keeper"
+        assert len(shared.batch.leases()) == 1
+        assert [entry.stage for entry in queue.desk().entries.values()] == [Stage.AT_WORK]
+        await former.cancel()
+        await changed.cancel()
 
     queue.run(scenario)
 

@@ -144,13 +144,16 @@ class OpenBatches:
         desk = Desk.decode(await self._state.get(self.place.desk, patience_seconds=PATIENCE_SECONDS))
         for entry in desk.entries.values() if desk is not None else ():
             if entry.stage is Stage.AT_WORK or await self._is_kept(entry):
-                reminder = Reminder.from_now(self.keepers.clock.now())
-                self._open[entry.batch_id] = _OpenBatch(replace(entry, stage=Stage.AT_WORK), None, {}, reminder)
+                self._open[entry.batch_id] = self._at_work(entry)
             else:
                 await self._take_over(entry)
         await self._show(patience_seconds=PATIENCE_SECONDS)
         # What is asked for is asked for again; and there is something to read from now on.
         await self._state.put(self.place.claim, {}, patience_seconds=PATIENCE_SECONDS)
+
+    def _at_work(self, entry: DeskEntry) -> _OpenBatch:
+        reminder = Reminder.from_now(self.keepers.clock.now())
+        return _OpenBatch(replace(entry, stage=Stage.AT_WORK), None, {}, reminder)
 
     async def _is_kept(self, entry: DeskEntry) -> bool:
         """Whether the keeper of a claimed batch has, or had, it already."""
@@ -167,6 +170,11 @@ class OpenBatches:
             return
         handed = await load_lease(lease)
         messages = {message.message_id: message for message in await in_thread(messages_of, published)}
+        here = self.keepers.batches.get(entry.batch_id)
+        if here is not None and not isinstance(here.owner, OpenBatches | HandOff):
+            # Its keeper claimed it since it was asked for.
+            self._open[entry.batch_id] = self._at_work(entry)
+            return
         shared = self.keepers.claim(entry.batch_id, self, self.happened)
         if shared is None:
             lasting = [one for one in handed.leases if one.deadline > self.keepers.clock.wall() + MARGIN_SECONDS]
