@@ -34,6 +34,7 @@ class ScriptedComms:
         asked: The requests so far.
         silent: While set, no request is answered.
         refusing: While set, every request is answered by an error.
+        answer_seconds: How long an answer takes.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class ScriptedComms:
         self.asked: list[Any] = []
         self.silent = False
         self.refusing = False
+        self.answer_seconds = 0.02
         self.on_request: Callable[[Any], None] | None = None
 
     async def asend(self, request: Any) -> Any:
@@ -54,7 +56,7 @@ class ScriptedComms:
             await asyncio.Event().wait()
         if self.refusing:
             raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 500}))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(self.answer_seconds)
         match request:
             case GetTaskStates(run_ids=run_ids, task_ids=task_ids):
                 states = {run_id: self._states_of(run_id, task_ids or []) for run_id in run_ids or []}

@@ -31,6 +31,7 @@ DAG_ID = "dag"
 RUN_ID = "run"
 RECEIVE = RunOfTask(DAG_ID, RUN_ID, "orders")
 KEEP = RunOfTask(DAG_ID, RUN_ID, "orders_keeper")
+ROUND_SECONDS = 1.0
 USER_ACTION = "__airflow_user_action__"
 LOAD = WorkTask("load")
 CHECK = WorkTask("check", mapped=True, per_message=True)
@@ -62,7 +63,8 @@ class RunningTrigger:
                 self.events.append(event)
         except asyncio.CancelledError as cancelled:
             if cancelled.args and cancelled.args[0] == USER_ACTION:
-                await self.trigger.on_kill()
+                with suppress(asyncio.CancelledError):
+                    await self.trigger.on_kill()
             raise
         finally:
             if not self._killed:
@@ -81,6 +83,9 @@ class RunningTrigger:
     async def cancel(self, message: str | None = None) -> None:
         """Cancel it as the triggerer does when it stops, or with ``USER_ACTION``, and wait for its end."""
         self.task.cancel(message)
+        while message == USER_ACTION and not (await asyncio.wait([self.task], timeout=ROUND_SECONDS))[0]:
+            # Airflow does so with every round of the triggerer, until the trigger has ended.
+            self.task.cancel(message)
         with suppress(asyncio.CancelledError):
             await self.task
 
@@ -160,6 +165,7 @@ def keeper_trigger(
     on_failure: FailureRule | None = None,
     on_lost: str | dict[str, Any] = "warn",
     ordered: bool = True,
+    tried_before: bool = False,
 ) -> SqsLeaseKeeperTrigger:
     """The trigger of a keeper that took what the sensor's trigger had published."""
     lease: Mapping[str, Any] = supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]
@@ -171,4 +177,5 @@ def keeper_trigger(
         handoff_timeout_seconds=600.0,
         on_lost=on_lost,
         ordered=ordered,
+        tried_before=tried_before,
     )

@@ -29,6 +29,7 @@ from sqs_lease.airflow.asset_comms import watched_assets
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.collecting import CollectOptions, Collector
 from sqs_lease.airflow.comms import CommsError
+from sqs_lease.airflow.endings import carried_out
 from sqs_lease.airflow.event_desk import BatchEvent, Place
 from sqs_lease.airflow.filtering import (
     MessageFilter,
@@ -218,6 +219,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 event.cancel()
         await serving
 
+    @carried_out
     async def cleanup(self) -> None:
         """Leave what waits to whoever resumes the trigger; what nobody knows of yet is released."""
         keepers, batches = self._keepers, self._batches
@@ -240,6 +242,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         finally:
             self._shared_keeper = self._batches = self._collecting = None
 
+    @carried_out
     async def on_kill(self) -> None:
         """The watcher is gone, or a triggerer that stood still came back: the desk tells which."""
         if self._batches is None:

@@ -29,6 +29,7 @@ from sqs_lease.airflow.comms import (
     run_of,
     task_states,
 )
+from sqs_lease.airflow.endings import carried_out
 from sqs_lease.airflow.failure_report import CONFIG_SECTION, REPORT_FAILURES_OPTION, FailureSignals
 from sqs_lease.airflow.handed_lease import HandedLease, from_wall_time
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS, HandOff
@@ -141,6 +142,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         else:
             yield TaskSuccessEvent()
 
+    @carried_out
     async def cleanup(self) -> None:
         """Leave what is still held to whoever resumes the keeper: one last extension, nothing is released."""
         keepers, batch = self._keepers, self._batch
@@ -155,6 +157,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         finally:
             self._batch = self._shared_keeper = None
 
+    @carried_out
     async def on_kill(self) -> None:
         """A user acted on the task, or a triggerer that stood still came back; its own state tells which.
 

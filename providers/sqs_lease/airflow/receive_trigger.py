@@ -23,6 +23,7 @@ from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEven
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
 from sqs_lease.airflow.collecting import Collector
 from sqs_lease.airflow.comms import RETURN_VALUE_KEY, CommsError, RunOfTask, publish, run_of
+from sqs_lease.airflow.endings import cancelled_once, carried_out
 from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease, to_wall_time
 from sqs_lease.airflow.handoff import HandOff
 from sqs_lease.airflow.lease_log import LeaseLog
@@ -83,7 +84,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self._log_context = contextvars.copy_context()
         self._keepers = keepers = triggerer_keepers()
         try:
-            batch, policy = await self._receive(keepers)
+            batch, policy = await self._received(keepers)
         except SqsError as error:
             for_good = error.verdict is Verdict.REFUSED
             yield await self._failure(keepers, FAILED_FOR_GOOD if for_good else FAILED, str(error))
@@ -116,6 +117,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         ).start()
         yield TaskSuccessEvent()
 
+    @carried_out
     async def cleanup(self) -> None:
         """Release what was received but not handed on."""
         keepers, batch = self._keepers, self._batch
@@ -130,6 +132,15 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             logger.exception("The sensor's trigger could not be ended properly")
         finally:
             self._batch = self._shared_keeper = None
+
+    async def _received(self, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
+        """Receive, and when cancelled wait for the polls under way: nobody would hold what they bring."""
+        receiving = keepers.loop.create_task(self._receive(keepers))
+        try:
+            return await asyncio.shield(receiving)
+        except asyncio.CancelledError:
+            await cancelled_once(receiving)
+            raise
 
     async def _receive(self, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
         """Receive until there is a batch; without one when the time is up."""
