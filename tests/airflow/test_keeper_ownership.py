@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from sqs_lease.airflow.handoff import TAKEOVER_SECONDS
+from sqs_lease.airflow.progress import PROGRESS_KEY
+from sqs_lease.airflow.settling import WorkTask
 from sqs_lease.core.policies import Threshold
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import CHECK, KEEP, USER_ACTION
+from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID, USER_ACTION
 
 
 @pytest.fixture
@@ -217,6 +219,68 @@ def test_messages_are_held_for_the_next_try_when_a_user_clears_the_keeper(world:
 
     world.run(scenario)
     assert not world.events(AuditKind.RELEASED, AuditKind.EXPIRED)
+
+
+def clear_keeper(world: LeasedMessages) -> None:
+    """What Airflow does when the task begins again: the XComs of the try before are deleted, and it sets its own."""
+    world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY] = {}
+
+
+def test_a_cleared_keeper_that_begins_again_elsewhere_touches_nothing_that_was_settled(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        running = world.keep(first, CHECK)
+        del world.states["load"]
+        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
+        await asyncio.sleep(60)
+        assert world.message_states() == {"b": MessageState.VISIBLE, "c": MessageState.IN_FLIGHT}
+        world.states[KEEP.task_id] = "queued"
+        await running.cancel(USER_ACTION)
+        await asyncio.sleep(30)
+        clear_keeper(world)
+        began_at = world.clock.now()
+        again = world.keep(world.triggerer("second"), CHECK, tried_before=True)
+        await asyncio.sleep(120)
+        assert world.message_states() == {"b": MessageState.VISIBLE, "c": MessageState.IN_FLIGHT}
+        changed = [entry for entry in world.events(AuditKind.CHANGED) if entry.at >= began_at]
+        assert {entry.message_id for entry in changed} == {world.ids[2]}
+        world.states["check_2"] = "failed"
+        await again.ended()
+        assert world.message_states() == {"b": MessageState.VISIBLE, "c": MessageState.VISIBLE}
+
+    world.run(scenario)
+    assert {name: world.report()[name] for name in ("received", "deleted", "released", "lost")} == {
+        "received": 3,
+        "deleted": 1,
+        "released": 2,
+        "lost": 0,
+    }
+
+
+def test_without_word_of_the_try_before_messages_whose_work_ended_are_left_alone(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        world.keep(first, WorkTask("check", mapped=True, per_message=True, returns=False))
+        del world.states["load"]
+        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
+        await asyncio.sleep(60)
+        await first.kill()
+        clear_keeper(world)
+        again = world.keep(
+            world.triggerer("second"),
+            WorkTask("check", mapped=True, per_message=True, returns=False),
+            tried_before=True,
+        )
+        await asyncio.sleep(60)
+        world.states["check_2"] = "success"
+        await again.ended()
+        assert world.message_states() == {"b": MessageState.VISIBLE}
+
+    world.run(scenario)
+    by_second = [entry for entry in world.events(AuditKind.CHANGED) if entry.caller == "second"]
+    assert {entry.message_id for entry in by_second} == {world.ids[2]}
 
 
 def test_the_next_try_may_begin_before_the_old_one_is_told(world: LeasedMessages) -> None:

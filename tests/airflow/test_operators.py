@@ -64,7 +64,7 @@ class TaskInstance(SimpleNamespace):
     """A task instance as an operator sees it, with XComs of its own."""
 
     def __init__(self, map_index: int = -1, *, lease: dict[str, Any] | None = None) -> None:
-        super().__init__(map_index=map_index)
+        super().__init__(map_index=map_index, try_number=1)
         self.pulled = {LEASE_KEY: lease}
         self.pushed: dict[str, Any] = {}
 

@@ -54,6 +54,7 @@ class HandOff:
         keeper_task: The task whose trigger is to take the batch.
         timeout_seconds: The hand-off timeout.
         released: Called after the batch was released, when nobody needs anything that was stored with it.
+        deferred: Called when the keeper's task is seen deferred: to leave word for its trigger, wherever that runs.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class HandOff:
         keeper_task: RunOfTask,
         timeout_seconds: float,
         released: Callable[[], Awaitable[None]] | None = None,
+        deferred: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._keepers = keepers
         self._batch_id = batch_id
@@ -71,6 +73,7 @@ class HandOff:
         self._keeper_task = keeper_task
         self._timeout_seconds = timeout_seconds
         self._released = released
+        self._deferred = deferred
         self._lease_log = LeaseLog(shared.batch.queue_url)
 
     def start(self) -> asyncio.Task[None]:
@@ -110,7 +113,10 @@ class HandOff:
                 if states is not None:
                     state, answered_at = states.get(task.task_id), now
                 if state == "deferred":
-                    deferred_at = now if deferred_at is None else deferred_at
+                    if deferred_at is None:
+                        deferred_at = now
+                        if self._deferred is not None:
+                            await self._deferred()
                     if now - deferred_at >= ADOPTION_SECONDS:
                         self._forget("its keeper runs in another triggerer")
                 elif state == "success":

@@ -122,6 +122,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
                 on_lost=self.on_lost,
                 ordered=self.ordered,
                 handoff_timeout_seconds=self.handoff_timeout_seconds,
+                tried_before=task_instance.try_number > 1,
             ),
             method_name="execute_complete",
         )

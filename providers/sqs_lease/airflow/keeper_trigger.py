@@ -11,6 +11,7 @@ its arguments: it holds the leases itself and extends them at once. How it ends:
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -40,9 +41,10 @@ from sqs_lease.airflow.payload import load_lease, remove_files
 from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.published_messages import PublishedMessages
 from sqs_lease.airflow.settler import Settler
-from sqs_lease.airflow.settling import WorkTask
+from sqs_lease.airflow.settling import WorkTask, decide
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
-from sqs_lease.core.events import LeaseEvent
+from sqs_lease.airflow.state_poller import POLL_SECONDS
+from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper import Leaving
 
@@ -66,6 +68,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         on_lost: What happens when leases are lost, see :func:`~sqs_lease.airflow.lost_leases.encode_on_lost`.
         ordered: Whether the messages of a FIFO group are settled in their order.
         handoff_timeout_seconds: How long the batch is held for a keeper that was cleared and starts again.
+        tried_before: Whether the task was tried before: Airflow has then deleted what that try left word of.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         handoff_timeout_seconds: float,
         on_lost: str | dict[str, Any] = WARN,
         ordered: bool = True,
+        tried_before: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lease = lease
@@ -86,6 +90,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self.handoff_timeout_seconds = handoff_timeout_seconds
         self.on_lost = on_lost
         self.ordered = ordered
+        self.tried_before = tried_before
         self._settler: Settler | None = None
         self._losses: LostLeases | None = None
         self._keepers: TriggererKeepers | None = None
@@ -106,6 +111,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 "handoff_timeout_seconds": self.handoff_timeout_seconds,
                 "on_lost": self.on_lost,
                 "ordered": self.ordered,
+                "tried_before": self.tried_before,
             },
         )
 
@@ -193,6 +199,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 task,
                 self.handoff_timeout_seconds,
                 released=partial(remove_files, self.lease),
+                deferred=self._leave_word,
             ).start()
 
     async def _take(
@@ -213,7 +220,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 self._losses.learn(batch.batch)
         else:
             if not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id]):
-                progress = await self._progress(task)
+                progress = await self._progress(task, handed, keepers)
                 settle_after += TAKEOVER_SECONDS
             parts = gather_parts(keepers, handed.part_ids, self)
             leases = parts.newest(from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock))
@@ -228,7 +235,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             task,
             batch.batch,
             leases,
-            [WorkTask(**arguments) for arguments in self.work],
+            self._work_tasks(),
             decode_failure_rule(self.on_failure),
             clock=keepers.clock,
             inherited=progress.settled,
@@ -242,12 +249,47 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return None
         return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
 
-    async def _progress(self, task: RunOfTask) -> Progress:
+    async def _progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
+        """What was settled before, by this try in another triggerer, or by the try before."""
+        ends_at = keepers.clock.now() + TAKEOVER_SECONDS
         try:
-            return Progress.decode(await pull(task, PROGRESS_KEY))
+            told = await pull(task, PROGRESS_KEY)
+            while not told and self.tried_before and keepers.clock.now() < ends_at:
+                # The triggerer that held the batch for this try leaves word as soon as it sees that this one began.
+                await asyncio.sleep(POLL_SECONDS / 2)
+                told = await pull(task, PROGRESS_KEY)
+            if told or not self.tried_before:
+                return Progress.decode(told)
+            return await self._settled_by_its_work(task, handed)
         except CommsError as error:
             logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
             return Progress()
+
+    async def _settled_by_its_work(self, task: RunOfTask, handed: HandedLease) -> Progress:
+        """Without word of the try before: messages whose work has ended were settled, or come back by themselves."""
+        work = self._work_tasks()
+        answer = await task_states(task.dag_id, [task.run_id], [one.task_id for one in work])
+        message_ids = [lease.receipt.message_id for lease in handed.leases]
+        positions = range(len(message_ids))
+        decision = decide(work, answer.get(task.run_id, {}), {}, message_ids, positions, read_failures=False)
+        ended = dict.fromkeys((*decision.delete, *decision.release, *decision.fail), Outcome.EXPIRED)
+        logger.warning(
+            "This task was tried before, and nothing is known of what that try settled: leaving %d messages alone, "
+            "because their work has ended",
+            len(ended),
+        )
+        return Progress(ended)
+
+    async def _leave_word(self) -> None:
+        """Tell the next try, which began in another triggerer, what was settled and how long the leases last."""
+        try:
+            if self._settler is not None:
+                await self._settler.leave_word()
+        except CommsError as error:
+            logger.warning("The next try of this task cannot be told what was settled: %s", error)
+
+    def _work_tasks(self) -> list[WorkTask]:
+        return [WorkTask(**arguments) for arguments in self.work]
 
     def _happened(self, event: LeaseEvent) -> None:
         # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.

@@ -292,14 +292,22 @@ class Settler:
         newly_certain = extensions != self._noted_extensions and now - self._noted_at >= CERTAINTY_SECONDS
         if not newly_certain and not self._unwritten:
             return
-        certain_until = self._batch.certain_until()
-        ahead = self._clock.wall() - now
-        self._certain_until = None if certain_until is None else certain_until + ahead
         self._noted_extensions, self._noted_at = extensions, now
         try:
-            await self._publish_progress()
+            await self.leave_word()
         except CommsError as error:
             logger.warning("How long the leases last cannot be written down; they are extended all the same: %s", error)
+
+    async def leave_word(self) -> None:
+        """Write down what was settled and how long the leases last, as it is now.
+
+        Raises:
+            CommsError: There was no usable answer.
+        """
+        certain_until = self._batch.certain_until()
+        ahead = self._clock.wall() - self._clock.now()
+        self._certain_until = None if certain_until is None else certain_until + ahead
+        await self._publish_progress()
 
     async def _publish_progress(self) -> None:
         self._unwritten = False
