@@ -140,7 +140,7 @@ CASES = [
     Case("pending_run_success", When.KEPT, run_marked("success"), Outcome.RETURNED, LOADED_SECONDS),
     Case("run_timeout", When.KEPT, nothing, Outcome.RETURNED, RUN_TIMEOUT_SECONDS + LOADED_SECONDS),
     Case("kept_dag_deleted", When.KEPT, deleted, Outcome.RETURNED, LOADED_SECONDS),
-    Case("sensor_deferral", When.RECEIVED, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 15 + LOADED_SECONDS),
+    Case("sensor_deferral", When.RECEIVED, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 35 + LOADED_SECONDS),
     Case("keeper_deferral", When.KEPT, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 60 + LOADED_SECONDS),
     Case("pool_full", When.HANDED, nothing, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS - 2),
     Case("dag_paused", When.RECEIVED, paused, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS),
