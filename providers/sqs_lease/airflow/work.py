@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dis import get_instructions
-from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
-from itertools import pairwise
 from typing import Any
 
 from airflow.sdk.bases.branch import BranchMixIn
@@ -103,24 +100,16 @@ def _is_branch(task: Any) -> bool:
 
 
 def _returns_nothing(task: Any) -> bool:
-    """Whether a task's function can return nothing but None, so that there is no return value to read.
+    """Whether a task's function is annotated to return None, so that there is no return value to read.
 
-    Every return in its code loads None right before. Where that cannot be told, the return value is read.
+    What a decorator around it returns is not known by its annotation, so that is read.
     """
     function = getattr(task, "python_callable", None)
     if function is None and isinstance(task, MappedOperator):
         function = task.partial_kwargs.get("python_callable")
-    code = getattr(function, "__code__", None)
-    if code is None or code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
-        return False
-    instructions = list(get_instructions(code))
-    for before, last in pairwise(instructions):
-        # In `return value or None` the return is jumped to with the value.
-        loads_none = before.opname == "LOAD_CONST" and before.argval is None and not last.is_jump_target
-        if last.opname == "RETURN_VALUE" and not loads_none:
-            return False
-    # What Python 3.12 and 3.13 have in place of the two.
-    return all(one.argval is None for one in instructions if one.opname == "RETURN_CONST")
+    annotations = getattr(function, "__annotations__", {})
+    # As it stands in a module with postponed annotations, or as it is.
+    return annotations.get("return", "") in ("None", None) and not hasattr(function, "__wrapped__")
 
 
 def _do_xcom_push(task: Any) -> Any:
