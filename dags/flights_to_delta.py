@@ -64,6 +64,9 @@ def flights_to_delta() -> None:
         linger=5,
         timeout=5,
         soft_fail=True,
+        # So short that the demo extends leases all the time, and warned about, because it is too short for another
+        # triggerer to take over. Leave it out: the default survives that.
+        visibility=30,
     ) as messages:
         load(messages, table="{{ var.value.flights_table }}")
 

@@ -41,7 +41,8 @@ MESSAGES = 3000
 LAST = ROOT / ".demo" / "last"
 """Everything of the last demo: logs, Airflow's home, the table."""
 
-DAGS = ROOT / "dags"
+DAG_FILE = ROOT / "dags" / "flights_to_delta.py"
+"""The DAG of the demo, alone: the other examples there have no queues here."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What ends the demo early."""
@@ -113,7 +114,9 @@ def main() -> int:
 def _run(*, keep: bool) -> int:
     show = Progress()
     shutil.rmtree(LAST, ignore_errors=True)
-    LAST.mkdir(parents=True)
+    dags_folder = LAST / "dags"
+    dags_folder.mkdir(parents=True)
+    shutil.copy(DAG_FILE, dags_folder)
     table = LAST / "table"
     with ExitStack() as started:
         server = started.enter_context(sqs_server(LAST))
@@ -122,7 +125,7 @@ def _run(*, keep: bool) -> int:
         published = queues.publish(bodies(MESSAGES))
         show(f"published {len(published.flights)} flights and {len(published.malformed)} malformed messages")
         show("Airflow is starting")
-        stack = started.enter_context(airflow_stack(LAST / "airflow", DAGS, _environment(server, queues, table)))
+        stack = started.enter_context(airflow_stack(LAST / "airflow", dags_folder, _environment(server, queues, table)))
         stack.wait_for_dag(DAG_ID)
         show(f"Airflow at {stack.url}; each run takes {RUN_SECONDS} s or more, and one fails on its first try")
         runs = Runs(stack, queues, server.process, rows=lambda: len(_message_ids(table)), show=show)

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.flights import bodies
-from demo.processes import ROOT
+from demo.processes import ROOT, wait_until
 from demo.sqs_server import REGION, SqsServer, sqs_server
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ ORDERS: Mapping[str, Sequence[str]] = {
     "orders-one-by-one": [order(1), order(2, total=-1), order(3)],
     "orders-with-partial-failures": [order(1), "no order", order(2), "{}"],
     "orders-with-backoff": [order(1), "no order", order(2, customer="unreachable")],
+    "orders-that-start-runs": [order(1), order(2, total=2)],
     "flights": [body.text for body in bodies(FLIGHTS)],
 }
 BOOKINGS = [("a", 5.0), ("b", 1.0), ("a", -1.0), ("a", 7.0), ("b", 2.0)]
@@ -53,7 +54,10 @@ DAGS = {
 
 
 class Examples:
-    """The stack with a run of each example under way, each on the queue that it names."""
+    """The stack with a run of each example under way, each on the queue that it names.
+
+    The one that messages start is started by them.
+    """
 
     def __init__(self, stack: AirflowStack, sqs: SQSClient, urls: Mapping[str, str]) -> None:
         self.stack = stack
@@ -183,6 +187,21 @@ def test_bookings_behind_a_failed_one_come_again_in_order_and_other_accounts_are
     assert examples.report("bookings_in_order", "bookings_keeper")["deleted"] == 3
     amounts = [json.loads(message["Body"])["amount"] for message in examples.visible("bookings_in_order")]
     assert amounts == [-1.0, 7.0]
+
+
+def test_messages_start_a_run_that_works_on_them(examples: Examples) -> None:
+    dag_id, api = "orders_that_start_runs", examples.stack.api
+    wait_until(
+        lambda: bool(api.run_states(dag_id)),
+        processes=[examples.stack.processes["scheduler"]],
+        what="starting a run by messages",
+        deadline_seconds=RUN_SECONDS,
+    )
+    (examples.runs[dag_id],) = api.run_states(dag_id)
+    assert examples.ended(dag_id) == "success"
+    assert api.xcom(dag_id, examples.runs[dag_id], "total") == 11.5
+    assert examples.report(dag_id, "orders_keeper")["deleted"] == 2
+    assert examples.counts("orders-that-start-runs") == (0, 0)
 
 
 def test_flights_are_in_the_table_and_what_is_none_goes_back(examples: Examples, directory: Path) -> None:
