@@ -194,9 +194,9 @@ class Bench:
 
     def _keeper_trigger(self, dag_id: str) -> tuple[str, dict[str, Any]]:
         from sqs_lease.airflow.aws_connection import AwsConnection
-        from sqs_lease.airflow.handed_lease import HandedLease
-        from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger, plain_work
-        from sqs_lease.airflow.settling import WorkTask
+        from sqs_lease.airflow.handover.handed_lease import HandedLease
+        from sqs_lease.airflow.keeping.settling import WorkTask
+        from sqs_lease.airflow.keeping.trigger import SqsLeaseKeeperTrigger, plain_work
         from sqs_lease.core.leases import Lease
         from sqs_lease.core.messages import Receipt
         from sqs_lease.core.policies import Growing

@@ -21,9 +21,9 @@ from airflow.sdk.execution_time.comms import (
 from airflow.sdk.execution_time.context import AssetStateStoreAccessors
 from airflow.triggers.base import BaseEventTrigger
 
-from sqs_lease.airflow.asset_comms import AssetState, TaskAssetState, watched_assets
-from sqs_lease.airflow.comms import CommsError
-from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
+from sqs_lease.airflow.comms.assets import AssetState, TaskAssetState, watched_assets
+from sqs_lease.airflow.comms.supervisor import CommsError
+from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
 from sqs_lease.testing import run_virtual
 from tests.airflow.scripted_assets import ScriptedAssets
 from tests.airflow.scripted_comms import supervised_by

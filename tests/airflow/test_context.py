@@ -13,8 +13,8 @@ from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.serialization.serialized_objects import DagSerialization
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
-from sqs_lease.airflow.settling import WorkTask
-from sqs_lease.airflow.work import work_tasks
+from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.airflow.keeping.work import work_tasks
 from sqs_lease.core.policies import Fixed, Threshold
 from sqs_lease.core.settlements import backoff
 

@@ -23,12 +23,12 @@ from airflow.triggers.base import BaseEventTrigger
 
 from demo.processes import ROOT
 from sqs_lease.airflow import SqsLeaseFromEventOperator, SqsLeaseKeeperOperator, SqsLeaseTrigger, sqs_lease
-from sqs_lease.airflow import claiming as claiming_module
-from sqs_lease.airflow.asset_comms import TaskAssetState
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.event_desk import BatchEvent, Claimant, Desk, DeskEntry, Place, Stage
-from sqs_lease.airflow.event_operator import queue_triggers
-from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.comms.assets import TaskAssetState
+from sqs_lease.airflow.events import claiming as claiming_module
+from sqs_lease.airflow.events.desk import BatchEvent, Claimant, Desk, DeskEntry, Place, Stage
+from sqs_lease.airflow.events.operator import queue_triggers
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import Growing
@@ -250,10 +250,10 @@ def test_message_queue_trigger_knows_the_scheme() -> None:
 
 
 def test_without_the_messaging_provider_only_the_scheme_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "sqs_lease.airflow.message_queue", raising=False)
+    monkeypatch.delitem(sys.modules, "sqs_lease.airflow.events.message_queue", raising=False)
     monkeypatch.setitem(sys.modules, "airflow.providers.common.messaging.providers.base_provider", None)
     with pytest.raises(AirflowOptionalProviderFeatureException, match="common-messaging"):
-        __import__("sqs_lease.airflow.message_queue")
+        __import__("sqs_lease.airflow.events.message_queue")
 
 
 def test_the_example_is_a_dag_that_messages_start() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 from airflow.sdk.execution_time.comms import GetAssetStateStoreByName
 
-from sqs_lease.airflow.event_desk import Stage
-from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
+from sqs_lease.airflow.events.desk import Stage
+from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.virtual_triggerer import KEEP, LOAD, USER_ACTION
 from tests.airflow.watched_queue import RUN, VISIBILITY_SECONDS, WatchedQueue, bodies_of, events_of

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from sqs_lease.airflow.event_desk import Stage
-from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
+from sqs_lease.airflow.events.desk import Stage
+from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.virtual_triggerer import KEEP, LOAD
 from tests.airflow.watched_queue import OTHER_RUN, RUN, VISIBILITY_SECONDS, WatchedQueue, bodies_of

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sqs_lease.airflow.settling import WorkTask
+from sqs_lease.airflow.keeping.settling import WorkTask
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.settlements import dead_letter
 from sqs_lease.testing import AuditKind, MessageState

@@ -16,8 +16,8 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow import SqsLeaseSensor
-from sqs_lease.airflow.filtering import MessageFilter, UnmatchedRule, decode_unmatched, encode_unmatched
-from sqs_lease.airflow.receive_trigger import TIMED_OUT
+from sqs_lease.airflow.receiving.filtering import MessageFilter, UnmatchedRule, decode_unmatched, encode_unmatched
+from sqs_lease.airflow.receiving.trigger import TIMED_OUT
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.settlements import backoff, dead_letter, discard, expire, release
 from sqs_lease.testing import AuditKind, MessageState

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.airflow.handoff import ADOPTION_SECONDS
+from sqs_lease.airflow.handover.handoff import ADOPTION_SECONDS
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import KEEP, RECEIVE, RUN_ID, VirtualTriggerer, receive_trigger

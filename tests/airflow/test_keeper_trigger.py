@@ -9,8 +9,8 @@ import pytest
 from airflow.sdk.execution_time.comms import GetTaskStates
 from airflow.triggers.base import TaskSuccessEvent
 
-from sqs_lease.airflow.keeper_trigger import REPORT_KEY
-from sqs_lease.airflow.settling import WorkTask
+from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.airflow.keeping.trigger import REPORT_KEY
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.policies import Never
 from sqs_lease.core.settlements import dead_letter, release

@@ -17,10 +17,10 @@ from airflow.sdk.io import store
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, read_messages, sqs_lease
-from sqs_lease.airflow.comms import CommsError
-from sqs_lease.airflow.handed_lease import LEASE_KEY
-from sqs_lease.airflow.payload import PayloadError, merge_messages
-from sqs_lease.airflow.receive_trigger import FAILED
+from sqs_lease.airflow.comms.supervisor import CommsError
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
+from sqs_lease.airflow.handover.payload import PayloadError, merge_messages
+from sqs_lease.airflow.receiving.trigger import FAILED
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.settlements import dead_letter
 from sqs_lease.manifest import write_manifest

@@ -10,9 +10,9 @@ import pytest
 from airflow.triggers.base import TaskSkippedEvent, TaskSuccessEvent
 from botocore.exceptions import NoCredentialsError, ProfileNotFound
 
-from sqs_lease.airflow.comms import CommsError
-from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease
-from sqs_lease.airflow.receive_trigger import FAILED, FAILED_FOR_GOOD, TIMED_OUT
+from sqs_lease.airflow.comms.supervisor import CommsError
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.receiving.trigger import FAILED, FAILED_FOR_GOOD, TIMED_OUT
 from sqs_lease.core.policies import Growing
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms

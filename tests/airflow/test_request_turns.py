@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow.sdk.execution_time.comms import GetTaskStates
 
-from sqs_lease.airflow.comms import ANSWER_SECONDS, RunOfTask, publish, task_states
-from sqs_lease.airflow.request_turns import REQUESTS_AT_ONCE
+from sqs_lease.airflow.comms.supervisor import ANSWER_SECONDS, RunOfTask, publish, task_states
+from sqs_lease.airflow.comms.turns import REQUESTS_AT_ONCE
 from sqs_lease.testing import run_virtual
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import GetXCom
 
-from sqs_lease.airflow import settling
-from sqs_lease.airflow.settling import WorkTask
-from sqs_lease.airflow.state_poller import READERS_AT_ONCE
-from sqs_lease.airflow.work_reports import WorkReports
+from sqs_lease.airflow.comms.state_poller import READERS_AT_ONCE
+from sqs_lease.airflow.keeping import settling
+from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.airflow.keeping.work_reports import WorkReports
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import KEEP, RUN_ID
@@ -30,7 +30,7 @@ def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         decisions.append(arguments)
         return decide(*arguments, **options)
 
-    monkeypatch.setattr("sqs_lease.airflow.settler.decide", counting)
+    monkeypatch.setattr("sqs_lease.airflow.keeping.settler.decide", counting)
     return decisions
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.airflow.settling import (
-    UNMAPPED,
+from sqs_lease.airflow.comms.instances import UNMAPPED, InstanceKey
+from sqs_lease.airflow.keeping.settling import (
     Decision,
     Failure,
-    InstanceKey,
     InstanceReport,
     WorkTask,
     ambiguous_names,

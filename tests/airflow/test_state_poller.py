@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
-from sqs_lease.airflow.comms import CommsError
-from sqs_lease.airflow.settling import TaskStates
-from sqs_lease.airflow.state_poller import MAX_RUNS_IN_REQUEST, StatePoller, StateWatch
+from sqs_lease.airflow.comms.instances import TaskStates
+from sqs_lease.airflow.comms.state_poller import MAX_RUNS_IN_REQUEST, StatePoller, StateWatch
+from sqs_lease.airflow.comms.supervisor import CommsError
 from sqs_lease.testing import run_virtual
 
 

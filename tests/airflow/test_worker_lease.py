@@ -22,8 +22,8 @@ from airflow.sdk.exceptions import (
 
 from demo.sqs_server import REGION, SqsServer
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
-from sqs_lease.airflow.comms import RunOfTask
-from sqs_lease.airflow.handed_lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.comms.supervisor import RunOfTask
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.local_run import give_back_what_is_left, receive_locally, settle_locally
 from sqs_lease.core.settlements import discard, release
 from tests.airflow.scripted_comms import ScriptedComms

@@ -14,12 +14,12 @@ from airflow.serialization.decoders import smart_decode_trigger_kwargs
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.comms import RunOfTask
-from sqs_lease.airflow.handed_lease import LEASE_KEY
-from sqs_lease.airflow.keeper_trigger import SqsLeaseKeeperTrigger, plain_work
-from sqs_lease.airflow.receive_options import ReceiveOptions
-from sqs_lease.airflow.receive_trigger import SqsLeaseReceiveTrigger
-from sqs_lease.airflow.settling import WorkTask
+from sqs_lease.airflow.comms.supervisor import RunOfTask
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
+from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.airflow.keeping.trigger import SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.receiving.options import ReceiveOptions
+from sqs_lease.airflow.receiving.trigger import SqsLeaseReceiveTrigger
 from sqs_lease.airflow.shared_keeper import TriggererKeepers, install
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.settlements import FailureRule, release

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from sqs_lease.airflow.context import sqs_lease
-    from sqs_lease.airflow.event_operator import SqsLeaseFromEventOperator
-    from sqs_lease.airflow.event_trigger import SqsLeaseTrigger
+    from sqs_lease.airflow.events.operator import SqsLeaseFromEventOperator
+    from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
+    from sqs_lease.airflow.failures.message_failed import MessageFailed
+    from sqs_lease.airflow.handover.payload import read_messages
     from sqs_lease.airflow.held_guard import require_held, still_held
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
-    from sqs_lease.airflow.message_failed import MessageFailed
-    from sqs_lease.airflow.payload import read_messages
     from sqs_lease.airflow.sensor import SqsLeaseSensor
 
 __all__ = [
@@ -31,12 +31,12 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "MessageFailed": "sqs_lease.airflow.message_failed",
-    "SqsLeaseFromEventOperator": "sqs_lease.airflow.event_operator",
+    "MessageFailed": "sqs_lease.airflow.failures.message_failed",
+    "SqsLeaseFromEventOperator": "sqs_lease.airflow.events.operator",
     "SqsLeaseKeeperOperator": "sqs_lease.airflow.keeper_operator",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
-    "SqsLeaseTrigger": "sqs_lease.airflow.event_trigger",
-    "read_messages": "sqs_lease.airflow.payload",
+    "SqsLeaseTrigger": "sqs_lease.airflow.events.trigger",
+    "read_messages": "sqs_lease.airflow.handover.payload",
     "require_held": "sqs_lease.airflow.held_guard",
     "sqs_lease": "sqs_lease.airflow.context",
     "still_held": "sqs_lease.airflow.held_guard",

@@ -10,11 +10,11 @@ from airflow.sdk import DAG, Asset, XComArg
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
-from sqs_lease.airflow.event_operator import SqsLeaseFromEventOperator
+from sqs_lease.airflow.events.operator import SqsLeaseFromEventOperator
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
-from sqs_lease.airflow.lost_leases import OnLost
+from sqs_lease.airflow.keeping.lost_leases import OnLost
+from sqs_lease.airflow.keeping.work import work_tasks
 from sqs_lease.airflow.sensor import PAYLOAD_IS_NOT_MAPPED, SqsLeaseSensor
-from sqs_lease.airflow.work import work_tasks
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.settlements import FailureRule
 
@@ -47,8 +47,8 @@ def sqs_lease(
     returned (``load.expand(row=check.expand(message=orders))``). A task that succeeds may still name messages that
     failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}`` (a function that is annotated
     to return None is taken at its word), and one that fails may
-    ``raise MessageFailed(message_ids)`` to fail no others. ``settling.py`` has the rules. Tasks that shall run whatever
-    became of single messages (a summary, say) belong outside the body, or need a trigger rule of their own:
+    ``raise MessageFailed(message_ids)`` to fail no others. ``keeping/settling.py`` has the rules. Tasks that shall run
+    whatever became of single messages (a summary, say) belong outside the body, or need a trigger rule of their own:
     ``upstream_failed`` counts as failed. In a chain of mapped tasks one failed message makes the next task
     ``upstream_failed`` for all; in a mapped task group it does so for itself alone.
 
@@ -68,7 +68,7 @@ def sqs_lease(
             for itself.
         handoff_timeout: How long the messages are held for ``name_keeper`` until a worker starts it.
         event: In a DAG that messages start: the asset that it is scheduled on. ``name`` is then a
-            :class:`~sqs_lease.airflow.event_operator.SqsLeaseFromEventOperator` and takes what started the run.
+            :class:`~sqs_lease.airflow.events.operator.SqsLeaseFromEventOperator` and takes what started the run.
         sensor_arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`; with ``event`` those that
             every task takes.
 

@@ -20,10 +20,10 @@ from typing import Any
 from airflow.sdk import get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
-from sqs_lease.airflow.comms import RETURN_VALUE_KEY
+from sqs_lease.airflow.comms.supervisor import RETURN_VALUE_KEY
+from sqs_lease.airflow.handover.payload import read_messages
+from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
-from sqs_lease.airflow.payload import read_messages
-from sqs_lease.airflow.progress import PROGRESS_KEY, Progress
 
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 

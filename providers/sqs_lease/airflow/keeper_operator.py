@@ -9,14 +9,14 @@ from typing import Any, Final
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from sqs_lease.airflow.comms import run_of, triggers_are_supported
-from sqs_lease.airflow.handed_lease import LEASE_KEY
-from sqs_lease.airflow.keeper_trigger import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.comms.supervisor import run_of, triggers_are_supported
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
+from sqs_lease.airflow.handover.progress import PROGRESS_KEY
+from sqs_lease.airflow.keeping.lost_leases import FAIL, OnLost, encode_on_lost
+from sqs_lease.airflow.keeping.trigger import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.keeping.work import work_tasks
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import settle_locally
-from sqs_lease.airflow.lost_leases import FAIL, OnLost, encode_on_lost
-from sqs_lease.airflow.progress import PROGRESS_KEY
-from sqs_lease.airflow.work import work_tasks
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.settlements import FailureRule, release
 from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
@@ -38,7 +38,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
         keep.as_teardown(setups=receive)
 
     Each message is deleted when the work tasks that concern it succeeded and settled by ``on_failure`` when one
-    of them failed for good; the rules are in ``sqs_lease/airflow/settling.py``. The task ends with the XCom
+    of them failed for good; the rules are in ``sqs_lease/airflow/keeping/settling.py``. The task ends with the XCom
     ``lease_report``: counts by outcome and, for up to 100 messages, their ids. It succeeds when everything that
     could be settled was, whether deleted or given back. Leases that were lost are in its log and in its report, and
     do not fail it unless ``on_lost`` says so.
@@ -57,7 +57,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
               its failure fails the run only with ``as_teardown(setups=..., on_failure_fail_dagrun=True)``, which
               ``sqs_lease`` sets then.
             - an ``AsyncCallback`` of ``airflow.sdk``: it is called in the triggerer at once, see
-              ``sqs_lease/airflow/lost_leases.py``.
+              ``sqs_lease/airflow/keeping/lost_leases.py``.
         ordered: On a FIFO queue, keep the order within message groups: a message is not deleted while an earlier
             one of its group is still worked on, and is given back, although its work succeeded, when an earlier one
             is given back. False settles each message for itself.

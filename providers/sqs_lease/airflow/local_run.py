@@ -20,13 +20,13 @@ from typing import Any, Final
 from airflow.sdk import timezone
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
-from sqs_lease.airflow.comms import RunOfTask, task_states
-from sqs_lease.airflow.failure_report import FailureSignals
-from sqs_lease.airflow.payload import BatchValue, remove_batch
-from sqs_lease.airflow.receive_options import ReceiveOptions
-from sqs_lease.airflow.settler import Settler
-from sqs_lease.airflow.settling import WorkTask
-from sqs_lease.airflow.worker_lease import WorkerLease
+from sqs_lease.airflow.comms.signals import FailureSignals
+from sqs_lease.airflow.comms.supervisor import RunOfTask, task_states
+from sqs_lease.airflow.handover.payload import BatchValue, remove_batch
+from sqs_lease.airflow.keeping.settler import Settler
+from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.airflow.receiving.options import ReceiveOptions
+from sqs_lease.airflow.receiving.worker_lease import WorkerLease
 from sqs_lease.core.settlements import FailureRule
 
 logger = logging.getLogger(__name__)

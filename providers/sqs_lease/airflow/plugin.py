@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from airflow.sdk.plugins_manager import AirflowPlugin
 
-from sqs_lease.airflow import failure_listener
+from sqs_lease.airflow.failures import listener
 
 
 class SqsLeasePlugin(AirflowPlugin):
     """Registers the listener that reports failed work to its keeper."""
 
     name = "sqs_lease"
-    listeners = [failure_listener]  # noqa: RUF012 - as Airflow declares it
+    listeners = [listener]  # noqa: RUF012 - as Airflow declares it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from sqs_lease.airflow.failure_report import CONFIG_SECTION, REPORT_FAILURES_OPTION
+from sqs_lease.airflow.failures.report import CONFIG_SECTION, REPORT_FAILURES_OPTION
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -50,18 +50,18 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": integration,
-                "python-modules": ["sqs_lease.airflow.event_operator", "sqs_lease.airflow.keeper_operator"],
+                "python-modules": ["sqs_lease.airflow.events.operator", "sqs_lease.airflow.keeper_operator"],
             }
         ],
-        "queues": ["sqs_lease.airflow.message_queue.SqsLeaseMessageQueueProvider"],
+        "queues": ["sqs_lease.airflow.events.message_queue.SqsLeaseMessageQueueProvider"],
         "sensors": [{"integration-name": integration, "python-modules": ["sqs_lease.airflow.sensor"]}],
         "triggers": [
             {
                 "integration-name": integration,
                 "python-modules": [
-                    "sqs_lease.airflow.event_trigger",
-                    "sqs_lease.airflow.keeper_trigger",
-                    "sqs_lease.airflow.receive_trigger",
+                    "sqs_lease.airflow.events.trigger",
+                    "sqs_lease.airflow.keeping.trigger",
+                    "sqs_lease.airflow.receiving.trigger",
                 ],
             }
         ],

@@ -27,17 +27,17 @@ from airflow.sdk.exceptions import (
 )
 
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.comms import triggers_are_supported
-from sqs_lease.airflow.filtering import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
-from sqs_lease.airflow.handed_lease import LEASE_KEY
+from sqs_lease.airflow.comms.supervisor import triggers_are_supported
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
+from sqs_lease.airflow.handover.payload import PayloadError, check_payload
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import receive_locally
-from sqs_lease.airflow.payload import PayloadError, check_payload
-from sqs_lease.airflow.receive_options import ReceiveOptions
-from sqs_lease.airflow.receive_trigger import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
-from sqs_lease.airflow.visibility import ShortVisibilityWarning, takeover_risk, with_visibility
-from sqs_lease.airflow.worker_lease import WorkerLease
+from sqs_lease.airflow.receiving.filtering import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
+from sqs_lease.airflow.receiving.options import ReceiveOptions
+from sqs_lease.airflow.receiving.trigger import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
+from sqs_lease.airflow.receiving.visibility import ShortVisibilityWarning, takeover_risk, with_visibility
+from sqs_lease.airflow.receiving.worker_lease import WorkerLease
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_IN_FLIGHT
@@ -91,13 +91,13 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         policy: How leases are extended: a policy of ``sqs_lease.core.policies`` or its name; ``Growing`` by default.
         visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes the queue's
             own, or what a lease needs to survive the death of its triggerer if that is longer: 180 s at Airflow's
-            default settings (``sqs_lease/airflow/visibility.py``). One that is too short for that gives a warning.
+            default settings (``receiving/visibility.py``). One that is too short for that gives a warning.
         payload: For large batches: a directory, as a URI (``s3://connection@bucket/prefix``) or an absolute path
             that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
             carry references only; work tasks read the messages with
-            :func:`~sqs_lease.airflow.payload.read_messages`. No task can be mapped over them then.
+            :func:`~sqs_lease.airflow.handover.payload.read_messages`. No task can be mapped over them then.
         message_filtering: Take only messages that match: ``literal``, ``jsonpath`` or ``jsonpath-ext``, as the amazon
-            provider's ``SqsSensor`` defines them (``sqs_lease/airflow/filtering.py``). None takes all.
+            provider's ``SqsSensor`` defines them (``sqs_lease/airflow/receiving/filtering.py``). None takes all.
         message_filtering_match_values: The bodies to match, or the values that the JSONPath expression must find;
             None, with an expression, for anything that it finds.
         message_filtering_config: The JSONPath expression (templated).

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from sqs_lease.airflow.aws_connection import AwsConnection, open_transport
+from sqs_lease.airflow.comms.state_poller import StatePoller
 from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
-from sqs_lease.airflow.state_poller import StatePoller
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy

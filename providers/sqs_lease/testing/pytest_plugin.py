@@ -16,5 +16,7 @@ def leased_queues(monkeypatch: pytest.MonkeyPatch) -> LeasedQueues:
     """
     queues = LeasedQueues()
     # By name: only Airflow's part of the package makes transports for DAGs, and it is there if a DAG uses it.
-    monkeypatch.setattr("sqs_lease.airflow.worker_lease.make_transport", lambda connection: MemoryTransport(queues.sqs))
+    monkeypatch.setattr(
+        "sqs_lease.airflow.receiving.worker_lease.make_transport", lambda connection: MemoryTransport(queues.sqs)
+    )
     return queues

@@ -1,0 +1,115 @@
+"""Looks for the signals of failed work tasks for all keepers of a triggerer, by one request for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from typing import Final, TypeAlias
+
+from sqs_lease.airflow.comms.signals import SIGNALS_PREFIX
+from sqs_lease.airflow.comms.supervisor import CommsError
+from sqs_lease.airflow.comms.variables import delete_variable, variable_keys
+
+logger = logging.getLogger(__name__)
+
+SIGNAL_SECONDS: Final = 0.4
+"""Pause between two requests: with it a failure is known here after 0.2 s on average."""
+
+ORPHANED_SECONDS: Final = 3600.0
+"""A signal that no keeper of this triggerer took for so long came when its keeper had ended: it is deleted."""
+
+DELETES_AT_ONCE: Final = 10
+"""Signals deleted between two requests for new ones; each takes the supervisor about 20 ms."""
+
+FetchKeys: TypeAlias = Callable[[str], Awaitable[Iterable[str]]]
+DeleteKey: TypeAlias = Callable[[str], Awaitable[None]]
+Listener: TypeAlias = Callable[[frozenset[str]], None]
+
+
+class SignalPoller:
+    """Asks for signals while anybody listens, and tells each listener about its own.
+
+    Args:
+        fetch: How to ask for the keys with a prefix; by default Airflow's supervisor is asked.
+        delete: How to delete one.
+    """
+
+    def __init__(self, fetch: FetchKeys = variable_keys, delete: DeleteKey = delete_variable) -> None:
+        self._fetch = fetch
+        self._delete = delete
+        self._listeners: dict[str, list[Listener]] = {}
+        self._finished: dict[str, float] = {}
+        self._newly_finished = False
+        self._done_with: dict[str, None] = {}
+        self._seen_at: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._answered = True
+
+    @contextmanager
+    def listen(self, prefix: str, listener: Listener) -> Iterator[None]:
+        """Listen to the signals whose keys begin with a prefix, which ends with a full stop, until the context ends."""
+        self._listeners.setdefault(prefix, []).append(listener)
+        self._finished.pop(prefix, None)
+        if self._task is None or self._task.done():
+            # In a context of its own: what it logs belongs to no single trigger.
+            self._task = asyncio.get_running_loop().create_task(
+                self._poll(), name="sqs-lease failure signals", context=Context()
+            )
+        try:
+            yield
+        finally:
+            self._listeners[prefix].remove(listener)
+            if not self._listeners[prefix]:
+                del self._listeners[prefix]
+
+    def done_with(self, keys: Iterable[str]) -> None:
+        """Have signals deleted that were acted upon."""
+        self._done_with.update(dict.fromkeys(keys))
+
+    def finished(self, prefix: str) -> None:
+        """Have all further signals with a prefix deleted: their keeper settled everything."""
+        self._finished[prefix] = asyncio.get_running_loop().time()
+        self._newly_finished = True
+
+    async def _poll(self) -> None:
+        while self._listeners or self._done_with or self._newly_finished:
+            self._newly_finished = False
+            await self._ask()
+            for key in list(self._done_with)[:DELETES_AT_ONCE]:
+                await self._remove(key)
+            await asyncio.sleep(SIGNAL_SECONDS)
+
+    async def _ask(self) -> None:
+        try:
+            keys = frozenset(await self._fetch(SIGNALS_PREFIX))
+        except CommsError as error:
+            if self._answered:
+                logger.warning("Signals of failed tasks cannot be read; their states are still looked at: %s", error)
+            self._answered = False
+            return
+        self._answered = True
+        by_prefix: dict[str, set[str]] = {}
+        now = asyncio.get_running_loop().time()
+        self._seen_at = {key: self._seen_at.get(key, now) for key in keys}
+        self._finished = {prefix: at for prefix, at in self._finished.items() if now - at < ORPHANED_SECONDS}
+        for key in keys - self._done_with.keys():
+            prefix = key[: key.index(".", len(SIGNALS_PREFIX)) + 1] if "." in key[len(SIGNALS_PREFIX) :] else ""
+            if prefix in self._listeners:
+                by_prefix.setdefault(prefix, set()).add(key)
+            elif prefix in self._finished or now - self._seen_at[key] > ORPHANED_SECONDS:
+                self._done_with[key] = None
+        for prefix, found in by_prefix.items():
+            for listener in self._listeners[prefix]:
+                listener(frozenset(found))
+
+    async def _remove(self, key: str) -> None:
+        try:
+            await self._delete(key)
+        except CommsError as error:
+            # It is found again as long as it is there.
+            logger.info("The signal %s cannot be deleted yet: %s", key, error)
+        finally:
+            self._done_with.pop(key, None)

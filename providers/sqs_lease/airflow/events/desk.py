@@ -1,0 +1,190 @@
+"""What an event trigger and the runs that it starts tell each other through the asset state store, as values.
+
+For each queue there are these keys in the state store of the asset:
+
+    sqs_lease/<queue>/desk            the open batches, and which run has which: written by the trigger alone
+    sqs_lease/<queue>/claim           the last run that asked for batches: written by runs, read by the trigger
+    sqs_lease/<queue>/messages/<id>   the messages of an open batch, until its keeper has it
+    sqs_lease/<queue>/lease/<id>      its leases, sealed, with their latest deadlines
+
+The store has no compare-and-set, so the trigger decides who gets a batch: a run asks, and waits until the desk names a
+run. Two runs that ask at the same time overwrite each other's claim, so a run whose batches are still unassigned
+asks again. An event itself says no more than where to ask: messages and receipts are never part of it, because
+Airflow logs the events of triggers and keeps those of assets for good.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Final, Self
+
+from sqs_lease.airflow.comms.supervisor import RunOfTask
+
+EVENT_KIND: Final = "sqs-lease batch"
+"""What the payloads of our events are known by, among other events of the asset."""
+
+_READABLE_CHARACTERS: Final = 80
+
+
+class Stage(Enum):
+    """How far an open batch has come."""
+
+    WAITING = "waiting"
+    """No run has asked for it."""
+
+    CLAIMED = "claimed"
+    """It was given to a run, whose keeper does not have it yet."""
+
+    AT_WORK = "at work"
+    """The run's keeper has it, or had it: the trigger only waits for its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A run that asks for batches, with the task that is to keep them."""
+
+    dag_id: str
+    run_id: str
+    keeper_task_id: str
+
+    @property
+    def keeper(self) -> RunOfTask:
+        """The keeper's task."""
+        return RunOfTask(self.dag_id, self.run_id, self.keeper_task_id)
+
+    def __str__(self) -> str:
+        return f"run {self.run_id!r} of DAG {self.dag_id!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the state store of which asset the trigger and the runs meet."""
+
+    asset: str
+    prefix: str
+
+    @classmethod
+    def of_queue(cls, asset: str, queue: str) -> Self:
+        """Return the place of a queue, given as the user named it: URL, name or ARN."""
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", re.split(r"[/:]", queue)[-1])[:_READABLE_CHARACTERS]
+        digest = hashlib.sha256(queue.encode()).hexdigest()[:12]
+        return cls(asset, f"sqs_lease/{name}-{digest}")
+
+    @property
+    def desk(self) -> str:
+        """The key of the desk."""
+        return f"{self.prefix}/desk"
+
+    @property
+    def claim(self) -> str:
+        """The key of the last claim."""
+        return f"{self.prefix}/claim"
+
+    def messages(self, batch_id: str) -> str:
+        """The key of a batch's messages."""
+        return f"{self.prefix}/messages/{batch_id}"
+
+    def lease(self, batch_id: str) -> str:
+        """The key of a batch's leases."""
+        return f"{self.prefix}/lease/{batch_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEvent:
+    """The payload of an event: a batch waits to be claimed."""
+
+    batch_id: str
+    queue_url: str
+    messages: int
+    place: Place
+
+    def encode(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"kind": EVENT_KIND, **asdict(self)}
+
+    @classmethod
+    def decode(cls, extra: Mapping[str, Any] | None) -> Self | None:
+        """Build it from an asset event's ``extra``; None where that is no event of ours."""
+        payload = (extra or {}).get("payload")
+        if not isinstance(payload, Mapping) or payload.get("kind") != EVENT_KIND:
+            return None
+        return cls(payload["batch_id"], payload["queue_url"], payload["messages"], Place(**payload["place"]))
+
+
+@dataclass(frozen=True, slots=True)
+class DeskEntry:
+    """An open batch, as the desk shows it.
+
+    Attributes:
+        batch_id: Names the batch.
+        messages: How many messages it was received with.
+        received_at: When its event was fired first, in seconds since the epoch.
+        stage: How far it has come.
+        claimant: Who has it; None while it waits.
+    """
+
+    batch_id: str
+    messages: int
+    received_at: float
+    stage: Stage = Stage.WAITING
+    claimant: Claimant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What the trigger shows to runs, and to the trigger that takes over from it.
+
+    Attributes:
+        owner: A name that each start of a trigger gives itself: who does not find its own any more was replaced.
+        queue_url: The queue.
+        entries: The open batches by their ids, in the order of arrival.
+    """
+
+    owner: str
+    queue_url: str
+    entries: Mapping[str, DeskEntry] = field(default_factory=dict)
+
+    def encode(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        entries = [{**asdict(entry), "stage": entry.stage.value} for entry in self.entries.values()]
+        return {"owner": self.owner, "queue_url": self.queue_url, "batches": entries}
+
+    @classmethod
+    def decode(cls, plain: Mapping[str, Any] | None) -> Self | None:
+        """Build it from what :meth:`encode` returned; None is none."""
+        if plain is None:
+            return None
+        entries = [
+            DeskEntry(
+                batch_id=row["batch_id"],
+                messages=row["messages"],
+                received_at=row["received_at"],
+                stage=Stage(row["stage"]),
+                claimant=None if row["claimant"] is None else Claimant(**row["claimant"]),
+            )
+            for row in plain["batches"]
+        ]
+        return cls(plain["owner"], plain["queue_url"], {entry.batch_id: entry for entry in entries})
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A run asks for batches."""
+
+    claimant: Claimant
+    batch_ids: Sequence[str]
+
+    def encode(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"claimant": asdict(self.claimant), "batch_ids": list(self.batch_ids)}
+
+    @classmethod
+    def decode(cls, plain: Mapping[str, Any] | None) -> Self | None:
+        """Build it from what :meth:`encode` returned; None, or nothing in it, is none."""
+        if not plain:
+            return None
+        return cls(Claimant(**plain["claimant"]), tuple(plain["batch_ids"]))

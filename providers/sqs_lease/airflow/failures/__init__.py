@@ -1,0 +1,1 @@
+"""How a failing task tells the keeper at once, and which messages it failed."""

@@ -1,0 +1,101 @@
+"""Runs in the process of each task: when work of a lease failed for good, it tells the keeper at once, and why.
+
+Airflow's own record of the failure follows up to five seconds later, when the task's supervisor notices that its
+process ended; and it has no exception. This is the fast way, not the only one: whatever goes wrong here is logged, the
+task is not disturbed, and the keeper sees the state in the end. A process that is killed reports nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.listeners import hookimpl
+from airflow.sdk.configuration import conf
+
+from sqs_lease.airflow.comms.signals import SIGNAL_DESCRIPTION, FailureSignals
+from sqs_lease.airflow.failures.report import CONFIG_SECTION, FAILURE_KEY, REPORT_FAILURES_OPTION, FailureReport
+
+if TYPE_CHECKING:
+    from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS: Final = 10.0
+"""How long a failed task's end may be kept waiting by the report; Airflow repeats requests for minutes."""
+
+
+@hookimpl
+def on_task_instance_failed(previous_state: Any, task_instance: Any, error: object) -> None:
+    """Called by Airflow after each failure, also of tasks that will be tried again, and also in other processes."""
+    if "sqs_lease.airflow.keeper_operator" not in sys.modules:
+        # The DAG of this task has no lease, and nothing more need be imported to know that.
+        return
+    try:
+        if not conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True):
+            return
+        _report(task_instance, error)
+    except Exception:
+        logger.exception("The failure of this task could not be reported to the keeper of its messages")
+
+
+def _report(task_instance: Any, error: object) -> None:
+    from sqs_lease.airflow.comms.variables import running_task_failed_for_good
+
+    if not running_task_failed_for_good(task_instance):
+        return
+    keepers = _keepers_of(task_instance.task)
+    if not keepers:
+        return
+    # A thread, because a request of a task process cannot be given a time limit.
+    telling = Thread(
+        target=_tell, args=(task_instance, keepers, FailureReport.of(error)), name="sqs-lease failure", daemon=True
+    )
+    telling.start()
+    telling.join(REPORT_SECONDS)
+    if telling.is_alive():
+        logger.warning("Airflow did not take the report of this failure within %g s", REPORT_SECONDS)
+
+
+def _keepers_of(task: Any) -> list[SqsLeaseKeeperOperator]:
+    from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
+
+    return [
+        other
+        for other in task.dag.task_dict.values()
+        if isinstance(other, SqsLeaseKeeperOperator) and task.task_id in other.work_task_ids
+    ]
+
+
+def _counts_as_running(task_instance: Any) -> bool:
+    """Whether nobody cleared or marked the task meanwhile: Airflow ends its process then, and that is no failure."""
+    map_index = task_instance.map_index
+    states = task_instance.get_task_states(
+        dag_id=task_instance.dag_id,
+        map_index=None if map_index in (None, -1) else map_index,
+        task_ids=[task_instance.task_id],
+        run_ids=[task_instance.run_id],
+    )
+    return set(states.get(task_instance.run_id, {}).values()) == {"running"}
+
+
+def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: FailureReport) -> None:
+    from sqs_lease.airflow.comms.variables import put_variable_of_worker, triggers_are_supported
+
+    try:
+        if not _counts_as_running(task_instance):
+            return
+        # First the report, so that whoever sees the signal finds it.
+        task_instance.xcom_push(key=FAILURE_KEY, value=report.encode())
+        if not triggers_are_supported():
+            return  # dag.test(): nobody looks for signals.
+        map_index = -1 if task_instance.map_index is None else task_instance.map_index
+        for keeper in keepers:
+            signals = FailureSignals.to(
+                task_instance.dag_id, task_instance.run_id, keeper.task_id, keeper.work_task_ids
+            )
+            put_variable_of_worker(signals.key(task_instance.task_id, map_index), "", SIGNAL_DESCRIPTION)
+    except Exception:
+        logger.exception("The failure of this task could not be reported to the keeper of its messages")

@@ -1,0 +1,140 @@
+"""What a user wants to happen when leases are lost, lapse or near their end: as a value, and the callback's calls.
+
+An ``AsyncCallback`` is called in the triggerer, within about a second, once for each kind of event however many
+leases it befell at that time. It is called with its own ``kwargs``, and, as Airflow calls such callbacks, with
+``context`` if it takes that (or ``**kwargs``):
+
+    {"dag_id": ..., "run_id": ..., "task_id": ...,        the keeper's task
+     "queue_url": ...,
+     "lease_event": "lost" | "lapsed" | "ending",
+     "message_ids": [...]}
+
+It must be a function, or a notifier with an ``async_notify``, of a module that the triggerer can import, so not
+of the DAG file itself. What a callback raises is logged, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+from collections.abc import Mapping
+from pkgutil import resolve_name
+from typing import Any, Final, Literal, TypeAlias
+
+from airflow.sdk.definitions.callback import AsyncCallback
+
+from sqs_lease.airflow.comms.supervisor import RunOfTask
+from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome
+from sqs_lease.keeper import HeldBatch
+
+logger = logging.getLogger(__name__)
+
+WARN: Final = "warn"
+FAIL: Final = "fail"
+
+OnLost: TypeAlias = Literal["warn", "fail"] | AsyncCallback
+"""What happens when a lease is lost, lapses or nears its end."""
+
+GATHERING_SECONDS: Final = 0.5
+"""How long events of one kind are gathered for one call: leases taken together end together."""
+
+CALLBACK_SECONDS: Final = 60.0
+"""How long a callback may take."""
+
+_DAG_FILE_MODULE: Final = "unusual_prefix_"
+"""With this Airflow begins the names of the modules that DAG files are; a triggerer does not have them."""
+
+_KINDS: Final[Mapping[type, str]] = {Lost: "lost", Lapsed: "lapsed", Ending: "ending"}
+
+
+def encode_on_lost(on_lost: object) -> str | dict[str, Any]:
+    """Return it as plain values, as the trigger takes it.
+
+    Raises:
+        ValueError: It is a word that means nothing.
+        TypeError: It is something else, or the callback's arguments are no plain values.
+    """
+    if on_lost in (WARN, FAIL):
+        return str(on_lost)
+    if not isinstance(on_lost, AsyncCallback):
+        kind = ValueError if isinstance(on_lost, str) else TypeError
+        raise kind(f"on_lost must be 'warn', 'fail' or an AsyncCallback of airflow.sdk, not {on_lost!r}")
+    if on_lost.path.startswith(_DAG_FILE_MODULE):
+        raise ValueError(f"the callback of on_lost, {on_lost.path}, is defined in a DAG file: move it to a module")
+    try:
+        json.dumps(on_lost.kwargs)
+    except TypeError as error:
+        raise TypeError(f"the kwargs of on_lost's callback must be plain values (JSON): {error}") from error
+    return {"path": on_lost.path, "kwargs": dict(on_lost.kwargs)}
+
+
+class LostLeases:
+    """Calls the callback, if there is one.
+
+    Args:
+        on_lost: What :func:`encode_on_lost` returned.
+        task: The keeper's task.
+        queue_url: The queue.
+    """
+
+    def __init__(self, on_lost: str | Mapping[str, Any], task: RunOfTask, queue_url: str) -> None:
+        self._callback = None if isinstance(on_lost, str) else on_lost
+        self._task = task
+        self._queue_url = queue_url
+        self._gathered: dict[str, list[str]] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def happened(self, event: LeaseEvent) -> None:
+        """Take in what happened to one of the leases."""
+        kind = _KINDS.get(type(event))
+        if kind is None or self._callback is None:
+            return
+        if kind not in self._gathered:
+            self._gathered[kind] = []
+            call = asyncio.get_running_loop().create_task(self._call(self._callback, kind))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+        self._gathered[kind].append(event.receipt.message_id)
+
+    def learn(self, batch: HeldBatch) -> None:
+        """Take in what happened to a batch while nobody listened: between the sensor's trigger and the keeper's."""
+        for settled in batch.outcomes().values():
+            if settled.outcome is Outcome.LOST:
+                self.happened(Lost(settled.receipt, settled.detail))
+        for lease in batch.leases():
+            if lease.lapsed:
+                self.happened(Lapsed(lease.receipt, 0.0))
+
+    async def told(self) -> None:
+        """Wait until the callback was called about all that happened."""
+        if self._calls:
+            await asyncio.wait(self._calls)
+
+    async def _call(self, callback: Mapping[str, Any], kind: str) -> None:
+        await asyncio.sleep(GATHERING_SECONDS)
+        context = {
+            "dag_id": self._task.dag_id,
+            "run_id": self._task.run_id,
+            "task_id": self._task.task_id,
+            "queue_url": self._queue_url,
+            "lease_event": kind,
+            "message_ids": self._gathered.pop(kind),
+        }
+        try:
+            function = resolve_name(callback["path"])
+            arguments = dict(callback["kwargs"])
+            if _takes_context(function):
+                arguments["context"] = context
+            async with asyncio.timeout(CALLBACK_SECONDS):
+                await function(**arguments)
+        except TimeoutError:
+            logger.warning("The on_lost callback %s was ended after %g s", callback["path"], CALLBACK_SECONDS)
+        except Exception:
+            logger.exception("The on_lost callback %s failed", callback["path"])
+
+
+def _takes_context(function: Any) -> bool:
+    parameters = inspect.signature(function).parameters
+    return "context" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -1,0 +1,357 @@
+"""Settles the messages of a held batch as the work tasks that concern them end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from sqs_lease.airflow.comms.instances import TaskStates, state_key
+from sqs_lease.airflow.comms.signals import FailureSignals
+from sqs_lease.airflow.comms.state_poller import StateWatch
+from sqs_lease.airflow.comms.supervisor import CommsError, RunOfTask, publish
+from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
+from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.keeping.settling import FAILED, Decision, Failure, WorkTask, decide
+from sqs_lease.airflow.keeping.work_reports import WorkReports
+from sqs_lease.clock import Clock
+from sqs_lease.core.events import LeaseEvent, Lost, Outcome, Settled
+from sqs_lease.core.group_order import hold_back, ready
+from sqs_lease.core.leases import Lease
+from sqs_lease.core.messages import Receipt
+from sqs_lease.core.settlements import (
+    ByExceptionRule,
+    DeadLetter,
+    DeadLetterRule,
+    Delete,
+    Expire,
+    FailureRule,
+    Release,
+    ReleaseRule,
+    Settlement,
+)
+from sqs_lease.keeper import HeldBatch, KeeperClosedError
+
+logger = logging.getLogger(__name__)
+
+READS_AT_ONCE: Final = 20
+"""Reports read before the states are looked at again; each read takes the supervisor about 20 ms."""
+
+STALL_SECONDS: Final = 10.0
+"""A longer gap between two answers may mean that this process stood still and another one took over meanwhile."""
+
+CERTAINTY_SECONDS: Final = 15.0
+"""Shortest time between two notes of how long the leases last: a takeover needs one that is newer than the lease."""
+
+MAX_LISTED_MESSAGES: Final = 100
+"""Up to this many messages the report lists their ids by outcome."""
+
+_DONE: Final = frozenset({"success", "skipped"})
+
+_OUTCOMES: Final[Mapping[type, Outcome]] = {
+    Delete: Outcome.DELETED,
+    Release: Outcome.RELEASED,
+    Expire: Outcome.EXPIRED,
+    DeadLetter: Outcome.DEAD_LETTERED,
+}
+
+
+class Settler:
+    """Decides on one batch and carries it out, until nothing of it is held any more.
+
+    Args:
+        task: The keeper's task.
+        batch: The batch, which goes on being extended by its keeper.
+        leases: All leases of the batch in the order of the messages, those settled earlier included.
+        work: The tasks that work on the messages.
+        on_failure: What becomes of failed messages.
+        clock: Source of time.
+        inherited: What another process settled before, by position.
+        settle_after: Nothing is settled before this time of the clock.
+        signals: By what signals the workers tell of failures; None if they do not tell of them at all.
+        ordered: Whether the messages of a FIFO group are settled in their order.
+    """
+
+    def __init__(
+        self,
+        task: RunOfTask,
+        batch: HeldBatch,
+        leases: Sequence[Lease],
+        work: Sequence[WorkTask],
+        on_failure: FailureRule,
+        *,
+        clock: Clock,
+        inherited: Mapping[int, Outcome],
+        settle_after: float,
+        signals: FailureSignals | None = None,
+        ordered: bool = True,
+    ) -> None:
+        self._task = task
+        self._batch = batch
+        self._leases = leases
+        self._message_ids = [lease.receipt.message_id for lease in leases]
+        self._positions = {lease.receipt: position for position, lease in enumerate(leases)}
+        self._work = work
+        self._on_failure = on_failure
+        self._clock = clock
+        self._inherited = inherited
+        self._settle_after = settle_after
+        self._signals = signals
+        self._ordered = ordered and batch.queue_url.endswith(".fifo")
+        self._random = Random()
+        self._asked_at = clock.now()
+        self._open = [position for position in range(len(leases)) if position not in inherited]
+        self._progress = dict(inherited)
+        self._certain_until: float | None = None
+        self._noted_extensions = 0
+        self._noted_at = -math.inf
+        self._unwritten = False
+        self._reports = WorkReports(task, work, self._message_ids)
+        self._errors_matter = isinstance(on_failure, ByExceptionRule | DeadLetterRule)
+        self._answers = 0
+        self._signalled: set[str] = set()  # instances that failed before their state says so
+        self._taken_signals: set[str] = set()
+        self._looked_at: TaskStates | None = None
+        self._ended_somewhere = True
+        self._settling: set[asyncio.Task[None]] = set()
+
+    def watched_tasks(self) -> list[str]:
+        """The tasks whose states must be watched: the work, and the keeper itself."""
+        return [self._task.task_id, *(task.task_id for task in self._work)]
+
+    async def run(self, watch: StateWatch) -> None:
+        """Settle as the work ends; returns when each message was settled or lost."""
+        try:
+            while self._still_open():
+                states = await watch.next()
+                if self._may_settle(states, watch.answers):
+                    await self._look(states, watch)
+                    await self._note_certainty()
+            if self._settling:
+                await asyncio.gather(*self._settling)
+            watch.finished()
+        finally:
+            for settling in self._settling:
+                settling.cancel()
+
+    async def look_once(self, states: TaskStates) -> bool:
+        """Settle what is decided by some states, and wait until that is done.
+
+        It is for ``dag.test()``: nobody else can hold the batch there, and nothing goes on while this does.
+
+        Returns:
+            Whether anything is still held.
+        """
+        self._ended_somewhere = True
+        await self._settle_what_is_decided(states, asyncio.Semaphore(1))
+        if self._settling:
+            await asyncio.gather(*self._settling)
+            self._settling.clear()
+        return self._still_open()
+
+    def happened(self, event: LeaseEvent) -> None:
+        """Take in what happened to one of the leases."""
+        if isinstance(event, Settled | Lost):
+            self._ended_somewhere = True
+            self._looked_at = None
+
+    def report(self) -> dict[str, Any]:
+        """Counts of the batch and, where they are not too many, the message ids by outcome."""
+        counts = asdict(self._batch.report())
+        counts["received"] = len(self._leases)
+        by_outcome: dict[str, list[str]] = {}
+        for position, outcome in self._inherited.items():
+            counts[_field(outcome)] += 1
+            by_outcome.setdefault(_field(outcome), []).append(self._message_ids[position])
+        for receipt, settled in self._batch.outcomes().items():
+            by_outcome.setdefault(_field(settled.outcome), []).append(receipt.message_id)
+        listed = len(self._leases) <= MAX_LISTED_MESSAGES
+        return {**counts, "messages": by_outcome} if listed else counts
+
+    def _still_open(self) -> bool:
+        if self._ended_somewhere:
+            self._ended_somewhere = False
+            ended = [position for position in self._open if not self._batch.holds(self._leases[position].receipt)]
+            if ended:
+                # Lost, or released because it was about to end: nobody who resumes the keeper may extend it.
+                outcomes = self._batch.outcomes()
+                for position in ended:
+                    settled = outcomes.get(self._leases[position].receipt)
+                    self._progress[position] = Outcome.LOST if settled is None else settled.outcome
+                self._open = [position for position in self._open if position not in self._progress]
+                self._unwritten = True
+        return bool(self._open)
+
+    def _may_settle(self, states: TaskStates, answers: int) -> bool:
+        """Whether this process is certainly the one that holds the batch.
+
+        A keeper that is not deferred any more was cleared or marked, or ended in another triggerer while this
+        one stood still.
+        """
+        now = self._clock.now()
+        if now - self._asked_at > STALL_SECONDS:
+            self._settle_after = max(self._settle_after, now + TAKEOVER_SECONDS)
+        if answers != self._answers:
+            self._answers, self._asked_at = answers, now
+        return now >= self._settle_after and states.get(self._task.task_id) == "deferred"
+
+    async def _look(self, states: TaskStates, watch: StateWatch) -> None:
+        """Decide and settle, unless nothing is new since the last look: with many keepers that is nearly always so."""
+        signals = watch.signals
+        if signals <= self._taken_signals and states == self._looked_at:
+            return
+        if self._signals is not None:
+            await self._take_signals(self._signals, signals, states, watch)
+        self._looked_at = states
+        failed = {key: FAILED for key in self._signalled if states.get(key) not in _DONE}
+        await self._settle_what_is_decided({**states, **failed} if failed else states, watch.turn)
+        watch.acted_on(self._taken_signals & signals)
+
+    async def _take_signals(
+        self, known: FailureSignals, signals: frozenset[str], states: TaskStates, watch: StateWatch
+    ) -> None:
+        for key in sorted(signals - self._taken_signals)[:READS_AT_ONCE]:
+            instance = known.instance(key)
+            try:
+                async with watch.turn:
+                    if instance is not None and await self._reports.read_signalled(instance, states):
+                        self._signalled.add(state_key(instance))
+            except CommsError as error:
+                logger.warning("The report of a failed task cannot be read yet: %s", error)
+                return
+            self._taken_signals.add(key)
+
+    async def _settle_what_is_decided(self, states: TaskStates, turn: asyncio.Semaphore) -> None:
+        while self._still_open():
+            decision = decide(
+                self._work,
+                states,
+                self._reports.known,
+                self._message_ids,
+                self._open,
+                read_failures=self._signals is not None,
+                by_exception=self._errors_matter,
+            )
+            await self._begin(decision)
+            for instance in decision.unread[:READS_AT_ONCE]:
+                try:
+                    async with turn:
+                        await self._reports.read(instance, states)
+                except CommsError as error:
+                    logger.warning("What %s[%d] said of its messages cannot be read yet: %s", *instance, error)
+                    self._looked_at = None
+                    return
+            if not decision.unread:
+                return
+
+    async def _begin(self, decision: Decision) -> None:
+        settlements: dict[int, Settlement] = dict.fromkeys(decision.delete, Delete())
+        settlements |= {
+            position: self._settlement(position, ReleaseRule(), "its work was skipped") for position in decision.release
+        }
+        for position, failure in decision.fail.items():
+            settlements[position] = self._settlement(
+                position, self._on_failure.matching(failure.errors), failure.reason
+            )
+        by_receipt = {self._leases[position].receipt: value for position, value in sorted(settlements.items())}
+        if self._ordered:
+            ended = self._batch.outcomes()
+            by_receipt = hold_back(by_receipt, self._leases, partial(self._outcome_of, ended))
+            by_receipt = ready(by_receipt, self._leases, partial(self._outcome_of, ended))
+        if not by_receipt:
+            return
+        _log_failures(decision.fail, self._message_ids)
+        await self._write_ahead(by_receipt)
+        self._open = [position for position in self._open if position not in self._progress]
+        settling = asyncio.get_running_loop().create_task(self._settle(by_receipt))
+        self._settling.add(settling)
+
+    def _settlement(self, position: int, rule: FailureRule, reason: str) -> Settlement:
+        return rule.settlement(
+            receive_count=self._leases[position].receive_count,
+            reason=f"{reason} in run {self._task.run_id} of DAG {self._task.dag_id}",
+            random=self._random,
+        )
+
+    async def _write_ahead(self, settlements: Mapping[Receipt, Settlement]) -> None:
+        """Leave word of what is about to be settled: whoever resumes the keeper must not extend it again."""
+        for receipt, settlement in settlements.items():
+            self._progress[self._positions[receipt]] = _OUTCOMES[type(settlement)]
+        try:
+            await self._publish_progress()
+        except CommsError as error:
+            logger.warning("The keeper's progress cannot be written down; settling all the same: %s", error)
+
+    async def _note_certainty(self) -> None:
+        """After extensions, leave word of how long the leases last now: whoever takes over may then release them."""
+        extensions, now = self._batch.extensions, self._clock.now()
+        newly_certain = extensions != self._noted_extensions and now - self._noted_at >= CERTAINTY_SECONDS
+        if not newly_certain and not self._unwritten:
+            return
+        self._noted_extensions, self._noted_at = extensions, now
+        try:
+            await self.leave_word()
+        except CommsError as error:
+            logger.warning("How long the leases last cannot be written down; they are extended all the same: %s", error)
+
+    async def leave_word(self) -> None:
+        """Write down what was settled and how long the leases last, as it is now.
+
+        Raises:
+            CommsError: There was no usable answer.
+        """
+        certain_until = self._batch.certain_until()
+        ahead = self._clock.wall() - self._clock.now()
+        self._certain_until = None if certain_until is None else certain_until + ahead
+        await self._publish_progress()
+
+    async def _publish_progress(self) -> None:
+        self._unwritten = False
+        progress = Progress(self._progress, self._certain_until)
+        await publish(self._task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
+
+    async def _settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
+        try:
+            outcomes = await self._batch.settle(settlements, ordered=self._ordered)
+        except KeeperClosedError as error:
+            logger.warning("%d messages could not be settled here: %s", len(settlements), error)
+            return
+        counts: dict[str, int] = {}
+        for settled in outcomes.values():
+            counts[settled.outcome.value] = counts.get(settled.outcome.value, 0) + 1
+            _log_if_not_as_asked(settled)
+        logger.info("Settled: %s", ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+
+    def _outcome_of(self, ended: Mapping[Receipt, Settled], receipt: Receipt) -> Outcome | None:
+        """How a lease ended, or is being ended."""
+        settled = ended.get(receipt)
+        return self._progress.get(self._positions[receipt]) if settled is None else settled.outcome
+
+
+def _log_failures(failures: Mapping[int, Failure], message_ids: Sequence[str]) -> None:
+    """Say which messages failed, a line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for position, failure in failures.items():
+        by_reason.setdefault(failure.reason, []).append(message_ids[position])
+    for reason, ids in by_reason.items():
+        more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
+        logger.warning("%d messages failed: %s (%s%s)", len(ids), reason, ", ".join(ids[:5]), more)
+
+
+def _log_if_not_as_asked(settled: Settled) -> None:
+    if settled.outcome in (Outcome.LOST, Outcome.FAILED):
+        logger.error(
+            "Message %s could not be settled (%s), so it comes, or came, back to the queue: %s",
+            settled.receipt,
+            settled.outcome.value,
+            settled.detail,
+        )
+
+
+def _field(outcome: Outcome) -> str:
+    return outcome.value.replace("-", "_")

@@ -1,0 +1,306 @@
+"""The trigger of the keeper's task: keeps the leases while the work runs, and settles them.
+
+It takes the batch from the trigger that received it when that ran in this process, and otherwise takes it over from
+its arguments: it holds the leases itself and extends them at once. How it ends:
+
+- Everything was settled (or lost): it publishes the report and ends its task as successful.
+- The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. Nothing
+  is released, because the work goes on.
+- A user marks, clears or kills the task: see :meth:`SqsLeaseKeeperTrigger.on_kill`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final
+
+from airflow.sdk.configuration import conf
+from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
+
+from sqs_lease.airflow.comms.signals import FailureSignals
+from sqs_lease.airflow.comms.state_poller import POLL_SECONDS
+from sqs_lease.airflow.comms.supervisor import (
+    CommsError,
+    RunOfTask,
+    publish,
+    pull,
+    run_of,
+    task_states,
+)
+from sqs_lease.airflow.endings import carried_out
+from sqs_lease.airflow.failures.report import CONFIG_SECTION, REPORT_FAILURES_OPTION
+from sqs_lease.airflow.handover.handed_lease import HandedLease, from_wall_time
+from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS, HandOff
+from sqs_lease.airflow.handover.parts import gather_parts
+from sqs_lease.airflow.handover.payload import load_lease, remove_files
+from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.handover.published_messages import PublishedMessages
+from sqs_lease.airflow.keeping.lost_leases import FAIL, WARN, LostLeases
+from sqs_lease.airflow.keeping.settler import Settler
+from sqs_lease.airflow.keeping.settling import WorkTask, decide
+from sqs_lease.airflow.lease_log import LeaseLog
+from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
+from sqs_lease.core.events import LeaseEvent, Outcome
+from sqs_lease.core.specs import decode_failure_rule
+from sqs_lease.keeper import Leaving
+
+logger = logging.getLogger(__name__)
+
+REPORT_KEY: Final = "lease_report"
+"""The keeper's XCom key for how the batch ended."""
+
+_ENDED_BY_A_USER: Final = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+_ELSEWHERE: Final = "deferred"
+
+
+class SqsLeaseKeeperTrigger(BaseTrigger):
+    """Keeps and settles one batch.
+
+    Args:
+        lease: What the sensor published, see :class:`~sqs_lease.airflow.handover.handed_lease.HandedLease`.
+        receive_task_id: The sensor's task, whose return value has the messages.
+        work: The tasks that work on the messages, each as the arguments of a ``WorkTask``.
+        on_failure: What becomes of failed messages, see :func:`~sqs_lease.core.specs.encode_failure_rule`.
+        on_lost: What happens when leases are lost, see :func:`~sqs_lease.airflow.keeping.lost_leases.encode_on_lost`.
+        ordered: Whether the messages of a FIFO group are settled in their order.
+        handoff_timeout_seconds: How long the batch is held for a keeper that was cleared and starts again.
+        tried_before: Whether the task was tried before: Airflow has then deleted what that try left word of.
+    """
+
+    def __init__(
+        self,
+        lease: dict[str, Any],
+        receive_task_id: str,
+        work: list[dict[str, Any]],
+        on_failure: dict[str, Any],
+        handoff_timeout_seconds: float,
+        on_lost: str | dict[str, Any] = WARN,
+        ordered: bool = True,
+        tried_before: bool = False,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lease = lease
+        self.receive_task_id = receive_task_id
+        self.work = work
+        self.on_failure = on_failure
+        self.handoff_timeout_seconds = handoff_timeout_seconds
+        self.on_lost = on_lost
+        self.ordered = ordered
+        self.tried_before = tried_before
+        self._settler: Settler | None = None
+        self._losses: LostLeases | None = None
+        self._keepers: TriggererKeepers | None = None
+        self._shared_keeper: SharedKeeper | None = None
+        self._batch: SharedBatch | None = None
+        self._lease_log = LeaseLog(lease["queue_url"])
+        self._log_context = contextvars.copy_context()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class and its arguments, for Airflow."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "lease": self.lease,
+                "receive_task_id": self.receive_task_id,
+                "work": self.work,
+                "on_failure": self.on_failure,
+                "handoff_timeout_seconds": self.handoff_timeout_seconds,
+                "on_lost": self.on_lost,
+                "ordered": self.ordered,
+                "tried_before": self.tried_before,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Keep the leases until each is settled, then end the task."""
+        task = run_of(self.task_instance)
+        self._log_context = contextvars.copy_context()
+        self._keepers = keepers = triggerer_keepers()
+        handed = await load_lease(self.lease)
+        self._shared_keeper = await keepers.acquire(handed.connection)
+        signals = self._signals(task)
+        self._losses = losses = LostLeases(self.on_lost, task, handed.queue_url)
+        self._settler = settler = await self._take(task, handed, keepers, self._shared_keeper, signals)
+        listen_to = None if signals is None else signals.prefix
+        with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
+            await settler.run(watch)
+        await losses.told()
+        self._lease_log.flush()
+        report = settler.report()
+        logger.info("All leases ended: %s", {name: count for name, count in report.items() if name != "messages"})
+        try:
+            await publish(task, REPORT_KEY, report)
+        except CommsError as error:
+            logger.warning("Everything was settled, but the report cannot be published: %s", error)
+        await remove_files(self.lease)
+        if self.on_lost == FAIL and (report["lost"] or report["late"]):
+            logger.error(
+                "%d leases were lost and %d lapsed, so this task fails, as on_lost says: other consumers may have "
+                "worked on their messages as well. Make the work idempotent, or raise the visibility timeout",
+                report["lost"],
+                report["late"],
+            )
+            yield TaskFailedEvent()
+        else:
+            yield TaskSuccessEvent()
+
+    @carried_out
+    async def cleanup(self) -> None:
+        """Leave what is still held to whoever resumes the keeper: one last extension, nothing is released."""
+        keepers, batch = self._keepers, self._batch
+        try:
+            if keepers is not None and batch is not None and batch.owner is self:
+                await keepers.leave(self.lease["batch_id"], batch, Leaving.EXTEND)
+            if keepers is not None and self._shared_keeper is not None:
+                await keepers.release(self._shared_keeper)
+        except Exception:
+            # Airflow drops what cleanup() raises.
+            logger.exception("The keeper's trigger could not be ended properly")
+        finally:
+            self._batch = self._shared_keeper = None
+
+    @carried_out
+    async def on_kill(self) -> None:
+        """A user acted on the task, or a triggerer that stood still came back; its own state tells which.
+
+        Marked (success, failed, ...): nobody keeps the leases any more, so they are released. Cleared: they are held
+        on for the task's next try. Deferred: another triggerer has the leases, so they are left alone; and likewise
+        when Airflow gives no answer.
+        """
+        keepers, batch = self._keepers, self._batch
+        if keepers is None or batch is None or batch.owner is not self:
+            return
+        task = run_of(self.task_instance)
+        try:
+            states = (await task_states(task.dag_id, [task.run_id], [task.task_id])).get(task.run_id, {})
+            state = states.get(task.task_id, "removed")
+        except CommsError as error:
+            logger.warning("Leaving the leases alone, their messages come back by themselves: %s", error)
+            state = _ELSEWHERE
+        if batch.owner is not self:
+            return  # The next try began in this process meanwhile, and claimed the batch.
+        if state in _ENDED_BY_A_USER:
+            logger.info("The keeper was ended by hand (%s): releasing what it held", state)
+            keepers.batches.pop(self.lease["batch_id"], None)
+            await batch.batch.release_all()
+            await remove_files(self.lease)
+        elif state == _ELSEWHERE:
+            keepers.remove(self.lease["batch_id"], batch)
+            self._batch = None
+        else:
+            HandOff(
+                keepers,
+                self.lease["batch_id"],
+                batch,
+                task,
+                self.handoff_timeout_seconds,
+                released=partial(remove_files, self.lease),
+                deferred=self._leave_word,
+            ).start()
+
+    async def _take(
+        self,
+        task: RunOfTask,
+        handed: HandedLease,
+        keepers: TriggererKeepers,
+        shared_keeper: SharedKeeper,
+        signals: FailureSignals | None,
+    ) -> Settler:
+        leases = from_wall_time(handed.leases, keepers.clock)
+        progress = Progress()
+        settle_after = keepers.clock.now()
+        batch = keepers.claim(handed.batch_id, self, self._happened)
+        if batch is not None:
+            logger.info("Keeping %d messages of %s", len(leases), handed.queue_url)
+            if self._losses is not None:
+                self._losses.learn(batch.batch)
+        else:
+            if not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id]):
+                progress = await self._progress(task, handed, keepers)
+                settle_after += TAKEOVER_SECONDS
+            parts = gather_parts(keepers, handed.part_ids, self)
+            leases = parts.newest(from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock))
+            logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
+            source = PublishedMessages(RunOfTask(task.dag_id, task.run_id, self.receive_task_id))
+            batch = shared_keeper.hold(handed.queue_url, handed.policy, self._happened, source)
+            keepers.enter(handed.batch_id, batch, self)
+            to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
+            batch.batch.adopt((lease for lease in to_hold if lease.receipt not in parts.ended), parts.messages)
+        self._batch = batch
+        return Settler(
+            task,
+            batch.batch,
+            leases,
+            self._work_tasks(),
+            decode_failure_rule(self.on_failure),
+            clock=keepers.clock,
+            inherited=progress.settled,
+            settle_after=settle_after,
+            signals=signals,
+            ordered=self.ordered,
+        )
+
+    def _signals(self, task: RunOfTask) -> FailureSignals | None:
+        if not conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True):
+            return None
+        return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
+
+    async def _progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
+        """What was settled before, by this try in another triggerer, or by the try before."""
+        ends_at = keepers.clock.now() + TAKEOVER_SECONDS
+        try:
+            told = await pull(task, PROGRESS_KEY)
+            while not told and self.tried_before and keepers.clock.now() < ends_at:
+                # The triggerer that held the batch for this try leaves word as soon as it sees that this one began.
+                await asyncio.sleep(POLL_SECONDS / 2)
+                told = await pull(task, PROGRESS_KEY)
+            if told or not self.tried_before:
+                return Progress.decode(told)
+            return await self._settled_by_its_work(task, handed)
+        except CommsError as error:
+            logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
+            return Progress()
+
+    async def _settled_by_its_work(self, task: RunOfTask, handed: HandedLease) -> Progress:
+        """Without word of the try before: messages whose work has ended were settled, or come back by themselves."""
+        work = self._work_tasks()
+        answer = await task_states(task.dag_id, [task.run_id], [one.task_id for one in work])
+        message_ids = [lease.receipt.message_id for lease in handed.leases]
+        positions = range(len(message_ids))
+        decision = decide(work, answer.get(task.run_id, {}), {}, message_ids, positions, read_failures=False)
+        ended = dict.fromkeys((*decision.delete, *decision.release, *decision.fail), Outcome.EXPIRED)
+        logger.warning(
+            "This task was tried before, and nothing is known of what that try settled: leaving %d messages alone, "
+            "because their work has ended",
+            len(ended),
+        )
+        return Progress(ended)
+
+    async def _leave_word(self) -> None:
+        """Tell the next try, which began in another triggerer, what was settled and how long the leases last."""
+        try:
+            if self._settler is not None:
+                await self._settler.leave_word()
+        except CommsError as error:
+            logger.warning("The next try of this task cannot be told what was settled: %s", error)
+
+    def _work_tasks(self) -> list[WorkTask]:
+        return [WorkTask(**arguments) for arguments in self.work]
+
+    def _happened(self, event: LeaseEvent) -> None:
+        # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.
+        self._log_context.run(self._lease_log.happened, event)
+        if self._settler is not None:
+            self._settler.happened(event)
+        if self._losses is not None:
+            self._log_context.run(self._losses.happened, event)
+
+
+def plain_work(work: Sequence[WorkTask]) -> list[dict[str, Any]]:
+    """Return the work tasks as the trigger takes them."""
+    return [asdict(task) for task in work]

@@ -1,0 +1,201 @@
+"""Collects one batch of messages that pass the filter, wherever that is done: in a trigger or in a task's own process.
+
+What passes is put into the batch, and held, as it comes. What does not is settled by the ``unmatched`` rule as
+it comes; it never was part of the batch, so on a FIFO queue it holds nothing of its group back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from sqs_lease.airflow.receiving.filtering import Matcher, MessageFilter, UnmatchedRule, decode_unmatched
+from sqs_lease.airflow.receiving.visibility import takeover_risk, with_visibility
+from sqs_lease.clock import Clock
+from sqs_lease.core.messages import Message
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.specs import decode_policy
+from sqs_lease.keeper import HeldBatch, Keeper, KeeperClosedError
+from sqs_lease.sqs.receiving import Receiver, Reception
+from sqs_lease.sqs.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+LAST_SETTLEMENTS_SECONDS: Final = 10.0
+"""How long the end of a collection waits until what did not match is settled; what is not then comes back by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectOptions:
+    """What a batch is to be, as plain values.
+
+    Attributes:
+        queue: The queue's URL, name or ARN.
+        policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
+        max_messages: Most messages to receive at once, those that do not match included.
+        linger_seconds: How long to wait for more after the first.
+        filter: The arguments of :class:`~sqs_lease.airflow.receiving.filtering.MessageFilter`; None lets all through.
+        unmatched: The rule for the others, as :func:`~sqs_lease.airflow.receiving.filtering.encode_unmatched` gives it.
+    """
+
+    queue: str
+    policy: dict[str, Any]
+    max_messages: int
+    linger_seconds: float
+    filter: dict[str, Any] | None
+    unmatched: dict[str, Any]
+
+
+class Collector:
+    """Collects from one queue. Made by :meth:`open`.
+
+    Attributes:
+        queue_url: The queue.
+        policy: The renewal policy, with its visibility timeout.
+    """
+
+    def __init__(
+        self,
+        options: CollectOptions,
+        receiver: Receiver,
+        policy: RenewalPolicy,
+        matches: Matcher | None,
+        clock: Clock,
+    ) -> None:
+        self.queue_url = receiver.queue_url
+        self.policy = policy
+        self._options = options
+        self._receiver = receiver
+        self._matches = matches
+        self._unmatched_rule: UnmatchedRule = decode_unmatched(options.unmatched)
+        self._clock = clock
+        self._random = Random()
+        self._sorting: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    @classmethod
+    async def open(cls, options: CollectOptions, transport: Transport, clock: Clock) -> Collector:
+        """Look the queue up, and find out how its messages are to be held.
+
+        Raises:
+            SqsError: The queue cannot be used.
+            ValueError: An option is out of range, or is no name of a queue.
+        """
+        queue_url = await transport.queue_url(options.queue)
+        attributes = await transport.queue_attributes(queue_url)
+        policy = with_visibility(decode_policy(options.policy), attributes.visibility_seconds)
+        if (risk := takeover_risk(policy)) is not None:
+            logger.warning("Leases of %s are at risk: %s", queue_url, risk)
+        # Rounded up: a lease that lasts longer than believed harms nobody.
+        visibility_seconds = math.ceil(policy.visibility_seconds)
+        receiver = Receiver(transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
+        matches = None
+        if options.filter is not None:
+            matches = await asyncio.to_thread(MessageFilter(**options.filter).matcher)
+        return cls(options, receiver, policy, matches, clock)
+
+    async def collect(self, keeper: Keeper, batch: HeldBatch, wait_until: float) -> bool:
+        """Receive until something is in the batch, or the time is up.
+
+        Args:
+            keeper: The keeper of the batch.
+            batch: The batch.
+            wait_until: Until when to wait for a first message that matches, in seconds since the epoch.
+
+        Returns:
+            Whether something is in the batch.
+
+        Raises:
+            SqsError: Nothing can be received.
+        """
+        unmatched = keeper.hold(self.queue_url, policy=self.policy)
+
+        def on_received(reception: Reception) -> None:
+            self._received(reception, batch, unmatched)
+
+        try:
+            while True:
+                collected = await self._receiver.collect(
+                    self._options.max_messages,
+                    wait=max(wait_until - self._clock.wall(), 0.0),
+                    linger=self._options.linger_seconds,
+                    on_received=on_received,
+                )
+                await self._sorted()
+                if collected.error is not None:
+                    logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
+                if batch.leases():
+                    return True
+                if self._stopped or self._clock.wall() >= wait_until:
+                    return False
+        finally:
+            # What was received before an error, or before the end, is held or settled like everything else.
+            await self._sorted()
+            if self._settling:
+                await asyncio.wait(self._settling, timeout=LAST_SETTLEMENTS_SECONDS)
+            keeper.drop(unmatched)
+
+    def stop(self) -> None:
+        """Receive no more: a collection under way ends with what it has, once its polls were answered."""
+        self._stopped = True
+        self._receiver.stop()
+
+    def _received(self, reception: Reception, batch: HeldBatch, unmatched: HeldBatch) -> None:
+        if self._matches is None:
+            self._hold(batch, reception, reception.messages)
+        else:
+            sorting = asyncio.get_running_loop().create_task(self._sort(self._matches, reception, batch, unmatched))
+            self._sorting.add(sorting)
+            sorting.add_done_callback(self._sorting.discard)
+
+    async def _sort(self, matches: Matcher, reception: Reception, batch: HeldBatch, unmatched: HeldBatch) -> None:
+        # In a thread: going through large bodies takes long enough to make extensions late.
+        matched = await asyncio.to_thread(lambda: [matches(message) for message in reception.messages])
+        passed = [message for message, is_in in zip(reception.messages, matched, strict=True) if is_in]
+        others = [message for message, is_in in zip(reception.messages, matched, strict=True) if not is_in]
+        self._hold(batch, reception, passed)
+        if others:
+            self._hold(unmatched, reception, others)
+            settling = asyncio.get_running_loop().create_task(self._settle(unmatched, others))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
+
+    async def _sorted(self) -> None:
+        """Wait until everything that was received is held or being settled."""
+        while self._sorting:
+            await asyncio.wait(self._sorting)
+
+    @staticmethod
+    def _hold(batch: HeldBatch, reception: Reception, messages: Sequence[Message]) -> None:
+        batch.add(messages, received_at=reception.received_at, sent_at=reception.sent_at)
+
+    async def _settle(self, unmatched: HeldBatch, messages: list[Message]) -> None:
+        settlements = {
+            message.receipt: self._unmatched_rule.settlement(
+                receive_count=message.receive_count,
+                reason="it does not match message_filtering of the task that received it",
+                random=self._random,
+            )
+            for message in messages
+            # One that came once more meanwhile is settled by its newer receipt.
+            if unmatched.holds(message.receipt)
+        }
+        try:
+            outcomes = await unmatched.settle(settlements)
+        except KeeperClosedError:
+            return
+        counts: dict[str, int] = {}
+        for settled in outcomes.values():
+            counts[settled.outcome.value] = counts.get(settled.outcome.value, 0) + 1
+        logger.info(
+            "%d messages of %s do not match: %s",
+            len(messages),
+            self.queue_url,
+            ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
+        )
