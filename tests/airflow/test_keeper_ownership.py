@@ -108,6 +108,24 @@ def test_a_message_whose_work_fails_long_after_the_first_extension_is_released_b
     assert world.report()["late"] == 0
 
 
+def test_a_message_whose_keeper_began_elsewhere_after_a_long_wait_is_released_when_its_work_fails(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer("first"))
+        world.states[KEEP.task_id] = "queued"
+        # Several times the visibility timeout that the messages were received with.
+        await asyncio.sleep(120)
+        taken_over = world.keep(world.triggerer("second"))
+        world.states["load"] = "failed"
+        await taken_over.ended()
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+    assert {entry.caller for entry in world.events(AuditKind.RELEASED)} == {"second"}
+    assert world.report()["late"] == 0
+
+
 def test_a_lease_that_lapsed_is_not_released_by_whoever_took_over(world: LeasedMessages) -> None:
     async def scenario() -> None:
         first = world.triggerer("first")

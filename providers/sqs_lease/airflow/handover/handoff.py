@@ -24,7 +24,8 @@ from typing import Final
 
 from sqs_lease.airflow.comms.instances import TaskStates
 from sqs_lease.airflow.comms.state_poller import POLL_SECONDS, StateWatch
-from sqs_lease.airflow.comms.supervisor import RunOfTask
+from sqs_lease.airflow.comms.supervisor import CommsError, RunOfTask, publish
+from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress
 from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.shared_keeper import SharedBatch, TriggererKeepers
 from sqs_lease.keeper import Leaving
@@ -55,6 +56,7 @@ class HandOff:
         timeout_seconds: The hand-off timeout.
         released: Called after the batch was released, when nobody needs anything that was stored with it.
         deferred: Called when the keeper's task is seen deferred: to leave word for its trigger, wherever that runs.
+        receive_task: The task that received, as whose XCom it is noted how long the leases last meanwhile.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class HandOff:
         timeout_seconds: float,
         released: Callable[[], Awaitable[None]] | None = None,
         deferred: Callable[[], Awaitable[None]] | None = None,
+        receive_task: RunOfTask | None = None,
     ) -> None:
         self._keepers = keepers
         self._batch_id = batch_id
@@ -74,6 +77,8 @@ class HandOff:
         self._timeout_seconds = timeout_seconds
         self._released = released
         self._deferred = deferred
+        self._receive_task = receive_task
+        self._certainty = Certainty(shared.batch, keepers.clock)
         self._lease_log = LeaseLog(shared.batch.queue_url)
 
     def start(self) -> asyncio.Task[None]:
@@ -127,6 +132,18 @@ class HandOff:
                         await self._release(state)
                     else:
                         self._forget("nothing is known of its keeper, or it is about to take over")
+                else:
+                    await self._note_certainty()
+
+    async def _note_certainty(self) -> None:
+        """After extensions, leave word of how long the leases last: a keeper elsewhere may then release them."""
+        if self._receive_task is None or not self._certainty.is_news():
+            return
+        progress = Progress(certain_until=self._certainty.until())
+        try:
+            await publish(self._receive_task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
+        except CommsError as error:
+            logger.warning("How long the leases of %s last cannot be written down: %s", self._keeper_task, error)
 
     def _is_ours(self) -> bool:
         return self._shared.owner is self

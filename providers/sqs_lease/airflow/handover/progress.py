@@ -2,20 +2,27 @@
 
 It is an XCom of the keeper's own task. Settlements are written down before they are carried out, so that no other
 process extends what this one is giving away. The time until which the leases last is written down after extensions,
-so that whoever takes over knows them to be certain, and may release what fails then.
+so that whoever takes over knows them to be certain, and may release what fails then. Until the keeper's task has begun,
+the process that received writes that down as an XCom of the receiving task.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
+from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.leases import Lease
+from sqs_lease.keeper import HeldBatch
 
 PROGRESS_KEY: Final = "settled"
-"""The keeper's XCom key for it."""
+"""The XCom key for it."""
+
+CERTAINTY_SECONDS: Final = 15.0
+"""Shortest time between two notes of how long the leases last: a takeover needs one that is newer than the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +56,31 @@ class Progress:
         """The leases as they were handed over, with the deadlines that are known since; times since the epoch."""
         until = self.certain_until
         return [lease if until is None else replace(lease, deadline=max(lease.deadline, until)) for lease in leases]
+
+
+class Certainty:
+    """Says when it is time for another note of how long the leases of a batch last.
+
+    Args:
+        batch: The batch.
+        clock: Its keeper's clock.
+    """
+
+    def __init__(self, batch: HeldBatch, clock: Clock) -> None:
+        self._batch = batch
+        self._clock = clock
+        self._noted_extensions = 0
+        self._noted_at = -math.inf
+
+    def is_news(self) -> bool:
+        """Whether leases were extended since the last note, and that is some time ago; it counts as noted then."""
+        extensions, now = self._batch.extensions, self._clock.now()
+        if extensions == self._noted_extensions or now - self._noted_at < CERTAINTY_SECONDS:
+            return False
+        self._noted_extensions, self._noted_at = extensions, now
+        return True
+
+    def until(self) -> float | None:
+        """Until when every lease that is held lasts at least, in seconds since the epoch; None if one has lapsed."""
+        until = self._batch.certain_until()
+        return None if until is None else until + self._clock.wall() - self._clock.now()

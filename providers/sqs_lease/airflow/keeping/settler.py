@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -16,7 +15,7 @@ from sqs_lease.airflow.comms.signals import FailureSignals
 from sqs_lease.airflow.comms.state_poller import StateWatch
 from sqs_lease.airflow.comms.supervisor import CommsError, RunOfTask, publish
 from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
-from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress
 from sqs_lease.airflow.keeping.settling import FAILED, Decision, Failure, WorkTask, decide
 from sqs_lease.airflow.keeping.work_reports import WorkReports
 from sqs_lease.clock import Clock
@@ -44,9 +43,6 @@ READS_AT_ONCE: Final = 20
 
 STALL_SECONDS: Final = 10.0
 """A longer gap between two answers may mean that this process stood still and another one took over meanwhile."""
-
-CERTAINTY_SECONDS: Final = 15.0
-"""Shortest time between two notes of how long the leases last: a takeover needs one that is newer than the lease."""
 
 MAX_LISTED_MESSAGES: Final = 100
 """Up to this many messages the report lists their ids by outcome."""
@@ -108,8 +104,7 @@ class Settler:
         self._open = [position for position in range(len(leases)) if position not in inherited]
         self._progress = dict(inherited)
         self._certain_until: float | None = None
-        self._noted_extensions = 0
-        self._noted_at = -math.inf
+        self._certainty = Certainty(batch, clock)
         self._unwritten = False
         self._reports = WorkReports(task, work, self._message_ids)
         self._errors_matter = isinstance(on_failure, ByExceptionRule | DeadLetterRule)
@@ -289,11 +284,8 @@ class Settler:
 
     async def _note_certainty(self) -> None:
         """After extensions, leave word of how long the leases last now: whoever takes over may then release them."""
-        extensions, now = self._batch.extensions, self._clock.now()
-        newly_certain = extensions != self._noted_extensions and now - self._noted_at >= CERTAINTY_SECONDS
-        if not newly_certain and not self._unwritten:
+        if not self._certainty.is_news() and not self._unwritten:
             return
-        self._noted_extensions, self._noted_at = extensions, now
         try:
             await self.leave_word()
         except CommsError as error:
@@ -305,9 +297,7 @@ class Settler:
         Raises:
             CommsError: There was no usable answer.
         """
-        certain_until = self._batch.certain_until()
-        ahead = self._clock.wall() - self._clock.now()
-        self._certain_until = None if certain_until is None else certain_until + ahead
+        self._certain_until = self._certainty.until()
         await self._publish_progress()
 
     async def _publish_progress(self) -> None:

@@ -251,20 +251,26 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
 
     async def _progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
-        """What was settled before, by this try in another triggerer, or by the try before."""
-        ends_at = keepers.clock.now() + TAKEOVER_SECONDS
+        """What was settled before, and how long the leases last; nothing where Airflow does not say."""
         try:
-            told = await pull(task, PROGRESS_KEY)
-            while not told and self.tried_before and keepers.clock.now() < ends_at:
-                # The triggerer that held the batch for this try leaves word as soon as it sees that this one began.
-                await asyncio.sleep(POLL_SECONDS / 2)
-                told = await pull(task, PROGRESS_KEY)
-            if told or not self.tried_before:
-                return Progress.decode(told)
-            return await self._settled_by_its_work(task, handed)
+            return await self._read_progress(task, handed, keepers)
         except CommsError as error:
             logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
             return Progress()
+
+    async def _read_progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
+        ends_at = keepers.clock.now() + TAKEOVER_SECONDS
+        told = await pull(task, PROGRESS_KEY)
+        while not told and self.tried_before and keepers.clock.now() < ends_at:
+            # The triggerer that held the batch for this try leaves word as soon as it sees that this one began.
+            await asyncio.sleep(POLL_SECONDS / 2)
+            told = await pull(task, PROGRESS_KEY)
+        if told:
+            return Progress.decode(told)
+        if self.tried_before:
+            return await self._settled_by_its_work(task, handed)
+        # No trigger of this task has held it: the one that received it may have extended it for long.
+        return Progress.decode(await pull(RunOfTask(task.dag_id, task.run_id, self.receive_task_id), PROGRESS_KEY))
 
     async def _settled_by_its_work(self, task: RunOfTask, handed: HandedLease) -> Progress:
         """Without word of the try before: messages whose work has ended were settled, or come back by themselves."""

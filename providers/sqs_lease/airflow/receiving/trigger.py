@@ -114,6 +114,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             keeper_task,
             self.options.handoff_timeout_seconds,
             released=partial(remove_files, self._lease),
+            receive_task=task,
         ).start()
         yield TaskSuccessEvent()
 
