@@ -15,8 +15,10 @@ setup: ## install everything into .venv and .ministack, from pinned versions
 demo: setup ## run the main job on real processes; KEEP=1 leaves Airflow up afterwards
 	@$(PYTHON_ENVIRONMENT)/python -m demo $(if $(KEEP),--keep)
 
-test: setup lint ## lint, then run all tests, in three processes: most of those on real servers wait
-	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile
+test: setup lint ## lint, then run all tests
+	@# In three processes, because most of those on real servers wait; then those that kill them, which need the time.
+	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --ignore tests/failover
+	@$(PYTHON_ENVIRONMENT)/python -m pytest tests/failover
 
 chaos: setup ## the failover tests in their full form: 20 keepers, Airflow's default settings, longer stops
 	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover --log-cli-level=INFO
