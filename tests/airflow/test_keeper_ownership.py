@@ -177,25 +177,6 @@ def test_a_triggerer_that_stops_gives_one_last_extension_and_releases_nothing(wo
     assert not world.events(AuditKind.RELEASED)
 
 
-def test_a_triggerer_that_stops_leaves_word_of_its_last_extension(world: LeasedMessages) -> None:
-    async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first)
-        running = world.keep(first)
-        await asyncio.sleep(25)
-        await running.cancel()
-        # Longer than the leases lasted before the last extension.
-        await asyncio.sleep(25)
-        resumed = world.keep(world.triggerer("second"))
-        world.states["load"] = "failed"
-        await resumed.ended()
-        assert world.message_states() == ALL_VISIBLE
-
-    world.run(scenario)
-    assert {entry.caller for entry in world.events(AuditKind.RELEASED)} == {"second"}
-    assert world.report()["late"] == 0
-
-
 def test_a_triggerer_whose_event_loop_ends_gives_one_last_extension_without_delay(world: LeasedMessages) -> None:
     async def scenario() -> None:
         await world.receive_and_keep()

@@ -148,20 +148,10 @@ class TriggererKeepers:
             del self.batches[batch_id]
         shared.drop()
 
-    async def leave(
-        self,
-        batch_id: str,
-        shared: SharedBatch,
-        leaving: Leaving,
-        last_word: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
+    async def leave(self, batch_id: str, shared: SharedBatch, leaving: Leaving) -> None:
         """Extend or release once what a batch still holds, within a few seconds, and know it no longer.
 
-        Args:
-            batch_id: The batch's name.
-            shared: The batch.
-            leaving: What to do.
-            last_word: Called after that, while the batch is still known: to tell whoever takes over how long it lasts.
+        Nothing can be written down then: the supervisor of a triggerer that stops answers its triggers no more.
         """
         try:
             async with asyncio.timeout(LAST_CALL_SECONDS):
@@ -169,8 +159,6 @@ class TriggererKeepers:
                     await shared.batch.extend_now()
                 else:
                     await shared.batch.release_all()
-                if last_word is not None:
-                    await last_word()
         except TimeoutError:
             logger.warning("The last calls about a batch of %s got no answer in time", shared.batch.queue_url)
         finally:

@@ -97,7 +97,7 @@ class HandOff:
         except asyncio.CancelledError:
             # The triggerer stops. Whoever takes over needs time: this is the most that can be given.
             if self._is_ours():
-                await self._keepers.leave(self._batch_id, self._shared, Leaving.EXTEND, self._tell_certainty)
+                await self._keepers.leave(self._batch_id, self._shared, Leaving.EXTEND)
             raise
         finally:
             await self._keepers.release(self._shared.shared_keeper)
@@ -137,11 +137,7 @@ class HandOff:
 
     async def _note_certainty(self) -> None:
         """After extensions, leave word of how long the leases last: a keeper elsewhere may then release them."""
-        if self._certainty.is_news():
-            await self._tell_certainty()
-
-    async def _tell_certainty(self) -> None:
-        if self._receive_task is None:
+        if self._receive_task is None or not self._certainty.is_news():
             return
         progress = Progress(certain_until=self._certainty.until())
         try:

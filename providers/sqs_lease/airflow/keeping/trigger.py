@@ -155,7 +155,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         keepers, batch = self._keepers, self._batch
         try:
             if keepers is not None and batch is not None and batch.owner is self:
-                await keepers.leave(self.lease["batch_id"], batch, Leaving.EXTEND, self._leave_word)
+                await keepers.leave(self.lease["batch_id"], batch, Leaving.EXTEND)
             if keepers is not None and self._shared_keeper is not None:
                 await keepers.release(self._shared_keeper)
         except Exception:
@@ -288,12 +288,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return Progress(ended)
 
     async def _leave_word(self) -> None:
-        """Tell whoever takes over in another triggerer what was settled and how long the leases last."""
+        """Tell the next try, which began in another triggerer, what was settled and how long the leases last."""
         try:
             if self._settler is not None:
                 await self._settler.leave_word()
         except CommsError as error:
-            logger.warning("Whoever takes over cannot be told how long the leases last: %s", error)
+            logger.warning("The next try of this task cannot be told what was settled: %s", error)
 
     def _work_tasks(self) -> list[WorkTask]:
         return [WorkTask(**arguments) for arguments in self.work]
