@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
 from collections import Counter
@@ -22,7 +23,8 @@ class ProbeTrigger(BaseTrigger):
     """Counts what this process asks of its supervisor, and measures how late its event loop runs.
 
     Each line of the file is an object: ``at``, ``blocked_seconds`` (longest time that the loop took to come back from
-    a sleep of 0.1 s, as Airflow's watchdog measures it), ``asked`` (requests to the supervisor by type),
+    a sleep of 0.1 s, as Airflow's watchdog measures it), ``collecting_seconds`` (Python's longest garbage collection),
+    ``asked`` (requests to the supervisor by type),
     ``longest_answer_seconds``, ``pollers`` (tasks that poll states), ``cpu_seconds``, ``memory_mb``.
 
     Args:
@@ -54,6 +56,16 @@ class ProbeTrigger(BaseTrigger):
                 longest_answer_seconds = max(longest_answer_seconds, monotonic() - began)
 
         comms.asend = counted
+        collecting_since = longest_collection_seconds = 0.0
+
+        def collection(phase: str, info: dict[str, int]) -> None:
+            nonlocal collecting_since, longest_collection_seconds
+            if phase == "start":
+                collecting_since = monotonic()
+            else:
+                longest_collection_seconds = max(longest_collection_seconds, monotonic() - collecting_since)
+
+        gc.callbacks.append(collection)
         while True:
             blocked_seconds, second_ends = 0.0, monotonic() + 1.0
             while (began := monotonic()) < second_ends:
@@ -63,6 +75,7 @@ class ProbeTrigger(BaseTrigger):
             seen = {
                 "at": time(),
                 "blocked_seconds": blocked_seconds,
+                "collecting_seconds": longest_collection_seconds,
                 "asked": dict(asked),
                 "longest_answer_seconds": longest_answer_seconds,
                 "pollers": sum(task.get_name() == "sqs-lease task states" for task in asyncio.all_tasks()),
@@ -70,7 +83,7 @@ class ProbeTrigger(BaseTrigger):
                 "memory_mb": usage.ru_maxrss / 1024,
             }
             asked.clear()
-            longest_answer_seconds = 0.0
+            longest_answer_seconds = longest_collection_seconds = 0.0
             await asyncio.to_thread(self._write, json.dumps(seen))
         yield TriggerEvent(None)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -162,14 +161,8 @@ def _report(summary: Summary, table: Path) -> int:
 
 
 def _environment(server: SqsServer, queues: Queues, table: Path) -> dict[str, str]:
-    connection = {
-        "conn_type": "aws",
-        "login": server.environment["AWS_ACCESS_KEY_ID"],
-        "password": server.environment["AWS_SECRET_ACCESS_KEY"],
-        "extra": {"endpoint_url": server.endpoint_url, "region_name": server.environment["AWS_DEFAULT_REGION"]},
-    }
     return {
-        "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+        "AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection,
         "AIRFLOW_VAR_FLIGHTS_QUEUE_URL": queues.url,
         "AIRFLOW_VAR_FLIGHTS_TABLE": str(table),
         # Each batch starts a Spark of its own for a few seconds of work: compiling it to the last costs more than

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import boto3
-
 from demo.flights import Body
 from demo.sqs_server import SqsServer
 
@@ -59,14 +57,7 @@ class Queues:
     """
 
     def __init__(self, server: SqsServer) -> None:
-        environment = server.environment
-        self._client: SQSClient = boto3.client(
-            "sqs",
-            endpoint_url=server.endpoint_url,
-            region_name=environment["AWS_DEFAULT_REGION"],
-            aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
-        )
+        self._client: SQSClient = server.sqs_client()
         self.dead_letter_url = self._client.create_queue(QueueName="flights-dead-letter")["QueueUrl"]
         arn = self._client.get_queue_attributes(QueueUrl=self.dead_letter_url, AttributeNames=["QueueArn"])[
             "Attributes"

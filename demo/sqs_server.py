@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import urllib.error
@@ -10,8 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import boto3
 
 from demo.processes import LOOPBACK, ROOT, ServerProcess, free_port, start_process, wait_until
+
+if TYPE_CHECKING:
+    from botocore.config import Config
+    from types_boto3_sqs import SQSClient
 
 REGION = "us-east-1"
 
@@ -49,6 +57,28 @@ class SqsServer:
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
         }
+
+    @property
+    def airflow_connection(self) -> str:
+        """An Airflow connection to this server, as the value of an environment variable `AIRFLOW_CONN_...`."""
+        connection = {
+            "conn_type": "aws",
+            "login": "test",
+            "password": "test",
+            "extra": {"endpoint_url": self.endpoint_url, "region_name": REGION},
+        }
+        return json.dumps(connection)
+
+    def sqs_client(self, config: Config | None = None) -> SQSClient:
+        """A client of its own for this server, with boto3's configuration or another one."""
+        return boto3.client(
+            "sqs",
+            endpoint_url=self.endpoint_url,
+            region_name=REGION,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",  # noqa: S106 - the server asks for none
+            config=config,
+        )
 
 
 @contextmanager

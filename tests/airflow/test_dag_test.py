@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from demo.airflow_stack import migrated_database
 from demo.processes import ROOT
-from demo.sqs_server import REGION, SqsServer
+from demo.sqs_server import SqsServer
 from tests.airflow.dags_local.local import VISIBILITY_SECONDS, WORK_SECONDS
 from tests.airflow.second_consumer import SecondConsumer
 
@@ -44,26 +43,16 @@ class Outcome:
         return tasks
 
 
-def client(server: SqsServer) -> Any:
-    return boto3.client(
-        "sqs",
-        endpoint_url=server.endpoint_url,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
-
-
 @pytest.fixture(scope="module")
 def outcome(server: SqsServer, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     home = tmp_path_factory.mktemp("local")
     shutil.copy(migrated_database(), home / "airflow.db")
-    sqs = client(server)
+    sqs = server.sqs_client()
     urls = {name: sqs.create_queue(QueueName=name)["QueueUrl"] for name in DAGS if name != "local_no_queue"}
     for name in WITH_MESSAGES:
         for body in BODIES:
             sqs.send_message(QueueUrl=urls[name], MessageBody=body)
-    consumer = SecondConsumer(client(server), urls["local_success"], len(BODIES))
+    consumer = SecondConsumer(server.sqs_client(), urls["local_success"], len(BODIES))
     with consumer.polling():
         ended = subprocess.run(
             [sys.executable, str(SCRIPT), str(DAG_FILE), *DAGS],
@@ -80,19 +69,13 @@ def outcome(server: SqsServer, tmp_path_factory: pytest.TempPathFactory) -> Outc
 
 def environment(home: Path, server: SqsServer) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "AWS_"))}
-    connection = {
-        "conn_type": "aws",
-        "login": "test",
-        "password": "test",
-        "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
-    }
     return {
         **inherited,
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAG_FILE.parent),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+        "AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection,
         "LOCAL_PAYLOAD": str(home / "payload"),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "providers"), str(ROOT)]),
     }

@@ -13,18 +13,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
 
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.processes import wait_until
-from demo.sqs_server import REGION, SqsServer, sqs_server
+from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags.leases import VISIBILITY_SECONDS, WORK_SECONDS
 from tests.airflow.otlp_receiver import OtlpReceiver, otlp_receiver
 from tests.airflow.second_consumer import SecondConsumer
 
 if TYPE_CHECKING:
-    from types_boto3_sqs import SQSClient
+    pass
 
 pytestmark = pytest.mark.processes
 
@@ -51,10 +50,10 @@ class Running:
     def __init__(self, stack: AirflowStack, server: SqsServer, metrics: OtlpReceiver) -> None:
         self.stack = stack
         self.metrics = metrics
-        self.sqs = _client(server)
+        self.sqs = server.sqs_client()
         self.urls = {name: self.sqs.create_queue(QueueName=name)["QueueUrl"] for name in BODIES}
         self.consumers = {
-            name: SecondConsumer(_client(server), self.urls[name], len(bodies))
+            name: SecondConsumer(server.sqs_client(), self.urls[name], len(bodies))
             for name, bodies in BODIES.items()
             if bodies
         }
@@ -109,14 +108,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("airflow")
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
-        connection = {
-            "conn_type": "aws",
-            "login": "test",
-            "password": "test",
-            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
-        }
         metrics = exits.enter_context(otlp_receiver())
-        environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection), **metrics.environment}
+        environment = {"AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection, **metrics.environment}
         stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment))
         under_way = Running(stack, server, metrics)
         for consumer in under_way.consumers.values():
@@ -253,13 +246,3 @@ def test_airflow_lists_the_provider(running: Running) -> None:
     )
     # Airflow may log to its standard output before.
     assert "sqs-lease" in {provider["package_name"] for provider in json.loads(listed.stdout.splitlines()[-1])}
-
-
-def _client(server: SqsServer) -> SQSClient:
-    return boto3.client(
-        "sqs",
-        endpoint_url=server.endpoint_url,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )

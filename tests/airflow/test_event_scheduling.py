@@ -7,7 +7,6 @@ seen.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
 
 from demo.airflow_api import FINAL_RUN_STATES
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.processes import wait_until
-from demo.sqs_server import REGION, SqsServer, sqs_server
+from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags_events.events import LONG_WORK_SECONDS, VISIBILITY_SECONDS
 from tests.airflow.second_consumer import SecondConsumer
 
@@ -147,19 +145,13 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     home = tmp_path_factory.mktemp("airflow")
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
-        connection = {
-            "conn_type": "aws",
-            "login": "test",
-            "password": "test",
-            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
-        }
         environment = {
-            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+            "AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection,
             "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": str(HEALTH_CHECK_SECONDS),
             # As often does Airflow see that a DAG was paused, and removes its watcher.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "10",
         }
-        sqs = _client(server)
+        sqs = server.sqs_client()
         urls = {name: sqs.create_queue(QueueName=name)["QueueUrl"] for name in BODIES}
         stage = Stage(exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment)), sqs, urls)
         what_was_seen = Seen()
@@ -175,7 +167,7 @@ def _work_on_everything(stage: Stage, server: SqsServer, seen: Seen) -> None:
     for dag_id in DAGS:
         stage.stack.wait_for_dag(dag_id)
     api.pause("paused")
-    seen.consumer = SecondConsumer(_client(server), stage.urls["started"], len(BODIES["started"]))
+    seen.consumer = SecondConsumer(server.sqs_client(), stage.urls["started"], len(BODIES["started"]))
     began_at = time.monotonic()
     with seen.consumer.polling():
         for name in BODIES.keys() - {"survivor"}:
@@ -254,13 +246,3 @@ def test_a_message_that_waits_while_its_triggerer_is_killed_is_received_once(see
     assert seen.worked_on("survivor") == ["a"]
     (message,) = [message for run in seen.runs["survivor"] for message in run.messages or ()]
     assert message["Attributes"]["ApproximateReceiveCount"] == "1"
-
-
-def _client(server: SqsServer) -> SQSClient:
-    return boto3.client(
-        "sqs",
-        endpoint_url=server.endpoint_url,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )

@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
 from deltalake import DeltaTable
 
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.flights import bodies
 from demo.processes import ROOT, wait_until
-from demo.sqs_server import REGION, SqsServer, sqs_server
+from demo.sqs_server import sqs_server
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -118,16 +117,10 @@ def examples(tmp_path_factory: pytest.TempPathFactory, directory: Path) -> Itera
     home = tmp_path_factory.mktemp("airflow")
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
-        sqs = _client(server)
+        sqs = server.sqs_client()
         urls = _filled_queues(sqs)
-        connection = {
-            "conn_type": "aws",
-            "login": "test",
-            "password": "test",
-            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
-        }
         environment = {
-            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+            "AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection,
             "AIRFLOW_VAR_ORDERS_DIRECTORY": f"file://{directory}/orders",
             "AIRFLOW_VAR_FLIGHTS_QUEUE_URL": urls["flights"],
             "AIRFLOW_VAR_FLIGHTS_TABLE": str(directory / "flights"),
@@ -230,13 +223,3 @@ def _filled_queues(sqs: SQSClient) -> dict[str, str]:
             MessageDeduplicationId=str(number),
         )
     return urls
-
-
-def _client(server: SqsServer) -> SQSClient:
-    return boto3.client(
-        "sqs",
-        endpoint_url=server.endpoint_url,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )

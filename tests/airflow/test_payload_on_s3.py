@@ -33,13 +33,7 @@ HANDED = HandedLease(
 
 @pytest.fixture
 def bucket(server: SqsServer, monkeypatch: pytest.MonkeyPatch) -> Any:
-    connection = {
-        "conn_type": "aws",
-        "login": "test",
-        "password": "test",
-        "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
-    }
-    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", server.airflow_connection)
     resource = boto3.resource(
         "s3",
         endpoint_url=server.endpoint_url,

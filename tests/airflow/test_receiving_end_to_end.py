@@ -8,11 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from demo.airflow_stack import AirflowStack, airflow_stack
-from demo.sqs_server import REGION, SqsServer, sqs_server
+from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags_receiving.receiving import STORED_MESSAGES, VISIBILITY_SECONDS, WORK_SECONDS
 from tests.airflow.second_consumer import SecondConsumer
 
@@ -35,14 +34,17 @@ class Running:
     def __init__(self, stack: AirflowStack, server: SqsServer, payload: Path) -> None:
         self.stack = stack
         self.payload = payload
-        self.sqs = client(server)
+        self.sqs = server.sqs_client()
         self.urls = {name: self.sqs.create_queue(QueueName=name)["QueueUrl"] for name in BODIES}
         for name, bodies in BODIES.items():
             for start in range(0, len(bodies), 10):
-                entries = [{"Id": str(at), "MessageBody": body} for at, body in enumerate(bodies[start : start + 10])]
-                self.sqs.send_message_batch(QueueUrl=self.urls[name], Entries=entries)
+                some = enumerate(bodies[start : start + 10])
+                self.sqs.send_message_batch(
+                    QueueUrl=self.urls[name], Entries=[{"Id": str(at), "MessageBody": body} for at, body in some]
+                )
         self.consumers = {
-            name: SecondConsumer(client(server), self.urls[name], len(BODIES[name])) for name in ("stored", "poking")
+            name: SecondConsumer(server.sqs_client(), self.urls[name], len(BODIES[name]))
+            for name in ("stored", "poking")
         }
         self.runs: dict[str, str] = {}
 
@@ -76,13 +78,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     payload = tmp_path_factory.mktemp("payload")
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
-        connection = {
-            "conn_type": "aws",
-            "login": "test",
-            "password": "test",
-            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
-        }
-        environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection), "AIRFLOW_VAR_PAYLOAD": str(payload)}
+        environment = {"AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection, "AIRFLOW_VAR_PAYLOAD": str(payload)}
         stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment))
         under_way = Running(stack, server, payload)
         for consumer in under_way.consumers.values():
@@ -151,13 +147,3 @@ def test_messages_that_cannot_be_stored_are_visible_again_and_the_log_has_the_re
     assert "Check that the path exists" in log
     answer = running.sqs.receive_message(QueueUrl=running.urls["denied_payload"], VisibilityTimeout=0)
     assert [message["Body"] for message in answer["Messages"]] == ["good"]
-
-
-def client(server: SqsServer) -> Any:
-    return boto3.client(
-        "sqs",
-        endpoint_url=server.endpoint_url,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )

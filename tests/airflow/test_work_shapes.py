@@ -13,15 +13,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
 
 from demo.airflow_stack import AirflowStack, airflow_stack
-from demo.sqs_server import REGION, SqsServer, sqs_server
+from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.second_consumer import SecondConsumer
 
 if TYPE_CHECKING:
-    from types_boto3_sqs import SQSClient
+    pass
 
 pytestmark = pytest.mark.processes
 
@@ -87,7 +86,7 @@ class Running:
 
     def __init__(self, stack: AirflowStack, server: SqsServer) -> None:
         self.stack = stack
-        self.sqs = _client(server)
+        self.sqs = server.sqs_client()
         self.dead_letter_url = self.sqs.create_queue(QueueName="dead")["QueueUrl"]
         self.consumers: dict[str, SecondConsumer] = {}
         for name, bodies in BODIES.items():
@@ -95,7 +94,7 @@ class Running:
             for body in bodies:
                 group = {"MessageGroupId": "group", "MessageDeduplicationId": body} if name.endswith(".fifo") else {}
                 self.sqs.send_message(QueueUrl=url, MessageBody=body, **group)  # type: ignore[arg-type]
-            self.consumers[name] = SecondConsumer(_client(server), url, len(bodies))
+            self.consumers[name] = SecondConsumer(server.sqs_client(), url, len(bodies))
         self.runs: dict[str, str] = {}
 
     def start(self) -> None:
@@ -148,16 +147,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("airflow")
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
-        connection = {
-            "conn_type": "aws",
-            "login": "test",
-            "password": "test",
-            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
-        }
         (home / "plugins").mkdir()
         (home / "plugins" / "lost_notice.py").write_text(LOST_NOTICE)
         environment = {
-            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+            "AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection,
             "LOST_NOTICE": str(home / "lost_notice.json"),
         }
         stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment))
@@ -285,13 +278,3 @@ def _show(capsys: pytest.CaptureFixture[str], what: str, latencies: Sequence[flo
     )
     with capsys.disabled():
         sys.stdout.write(f"\n{what}: {figures}, of {len(latencies)}\n")
-
-
-def _client(server: SqsServer) -> SQSClient:
-    return boto3.client(
-        "sqs",
-        endpoint_url=server.endpoint_url,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from threading import Event, Thread
@@ -10,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-import boto3
 import pytest
 from airflow.sdk import DAG, PokeReturnValue, task, timezone
 from airflow.sdk.exceptions import (
@@ -20,7 +18,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from demo.sqs_server import REGION, SqsServer
+from demo.sqs_server import SqsServer
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.comms.supervisor import RunOfTask
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
@@ -52,13 +50,7 @@ class Queue:
     """A queue of the test's own."""
 
     def __init__(self, server: SqsServer) -> None:
-        self.sqs: Any = boto3.client(
-            "sqs",
-            endpoint_url=server.endpoint_url,
-            region_name=REGION,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
+        self.sqs: Any = server.sqs_client()
         self.url = self.sqs.create_queue(QueueName=f"orders-{uuid4()}")["QueueUrl"]
 
     def send(self, *bodies: str) -> None:
@@ -77,13 +69,7 @@ class Queue:
 
 @pytest.fixture
 def queue(server: SqsServer, monkeypatch: pytest.MonkeyPatch, supervisor: ScriptedComms) -> Queue:
-    connection = {
-        "conn_type": "aws",
-        "login": "test",
-        "password": "test",
-        "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
-    }
-    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", server.airflow_connection)
     return Queue(server)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import boto3
 import pytest
 
 from demo.flights import Body
@@ -34,13 +33,7 @@ def test_published_messages_are_counted_and_told_apart(server: SqsServer) -> Non
 def test_messages_that_were_given_back_too_often_are_read_from_the_dead_letter_queue(server: SqsServer) -> None:
     queues = Queues(server)
     published = queues.publish([Body(f"message {number}", is_malformed=True) for number in range(15)])
-    client = boto3.client(
-        "sqs",
-        endpoint_url=server.endpoint_url,
-        region_name=server.environment["AWS_DEFAULT_REGION"],
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
+    client = server.sqs_client()
     for _ in range(MAX_RECEIVE_COUNT + 1):
         handles: list[str] = []
         while messages := client.receive_message(QueueUrl=queues.url, MaxNumberOfMessages=10).get("Messages"):

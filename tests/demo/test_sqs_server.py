@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import boto3
 import psutil
 import pytest
 
@@ -51,11 +50,5 @@ def test_without_its_environment_the_error_names_the_setup(tmp_path: Path, monke
 
 
 def make_queue(server: SqsServer) -> str:
-    client = boto3.client(
-        "sqs",
-        endpoint_url=server.endpoint_url,
-        region_name=server.environment["AWS_DEFAULT_REGION"],
-        aws_access_key_id=server.environment["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=server.environment["AWS_SECRET_ACCESS_KEY"],
-    )
+    client = server.sqs_client()
     return client.create_queue(QueueName="orders")["QueueUrl"]

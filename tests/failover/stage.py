@@ -11,12 +11,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import boto3
 from botocore.config import Config
 
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.processes import pause, require_running
-from demo.sqs_server import REGION, SqsServer, sqs_server
+from demo.sqs_server import sqs_server
 from tests.airflow.second_consumer import SecondConsumer
 
 if TYPE_CHECKING:
@@ -131,24 +130,7 @@ def stage(
     """Run Airflow beside an SQS server, which its default AWS connection leads to, until the block ends."""
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
-        connection = {
-            "conn_type": "aws",
-            "login": "test",
-            "password": "test",
-            "extra": {"endpoint_url": server.endpoint_url, "region_name": REGION},
-        }
-        environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection), **environment}
+        environment = {"AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection, **environment}
         stack = exits.enter_context(airflow_stack(home, dags_folder, environment, database_url=database_url))
-        yield Stage(stack, _client(server), exits)
-
-
-def _client(server: SqsServer) -> SQSClient:
-    return boto3.client(
-        "sqs",
-        endpoint_url=server.endpoint_url,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        # One for each second consumer's long poll.
-        config=Config(max_pool_connections=64),
-    )
+        # A connection for each second consumer's long poll.
+        yield Stage(stack, server.sqs_client(Config(max_pool_connections=64)), exits)

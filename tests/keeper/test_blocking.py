@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import boto3
 import pytest
 
-from demo.sqs_server import REGION, SqsServer
+from demo.sqs_server import SqsServer
 from sqs_lease import LeaseReport, dead_letter, lease
 from sqs_lease.sqs.client_config import client_config
 from sqs_lease.sqs.errors import QueueNotFoundError
@@ -26,14 +25,7 @@ MakeClient = Callable[[], "SQSClient"]
 @pytest.fixture
 def make_client(server: SqsServer) -> MakeClient:
     def make() -> SQSClient:
-        return boto3.client(
-            "sqs",
-            endpoint_url=server.endpoint_url,
-            region_name=REGION,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            config=client_config(),
-        )
+        return server.sqs_client(client_config())
 
     return make
 

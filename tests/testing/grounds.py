@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
-import boto3
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
@@ -78,13 +77,7 @@ class MinistackGround:
     def __init__(self, server: SqsServer) -> None:
         self.clock = SystemClock()
         self._endpoint_url = server.endpoint_url
-        self._client = boto3.client(
-            "sqs",
-            endpoint_url=server.endpoint_url,
-            region_name=REGION,
-            aws_access_key_id=KEY,
-            aws_secret_access_key=KEY,
-        )
+        self._client = server.sqs_client()
         self._names = count()
         self._session = get_session()
 
