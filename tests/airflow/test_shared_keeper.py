@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
+from sqs_lease.airflow import shared_keeper
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.shared_keeper import TriggererKeepers, install, triggerer_keepers
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
-from tests.airflow.virtual_triggerer import VirtualTriggerer
+from tests.airflow.virtual_triggerer import ClosableTransport, VirtualTriggerer
 
 FIRST = AwsConnection("first")
 SECOND = AwsConnection("second")
@@ -107,3 +109,24 @@ def test_a_botocore_configuration_with_more_than_plain_values_is_refused() -> No
 def _triggerer() -> VirtualTriggerer:
     clock = VirtualClock()
     return VirtualTriggerer(MemorySqs(clock), clock)
+
+
+def test_what_a_triggerer_has_loaded_is_looked_through_by_no_further_garbage_collection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def opened(connection: AwsConnection) -> ClosableTransport:
+        return ClosableTransport(MemorySqs(VirtualClock()))
+
+    async def scenario() -> None:
+        keepers = shared_keeper.triggerer_keepers()
+        shared = await keepers.acquire(AwsConnection())
+        assert gc.get_freeze_count() > frozen_before
+        await keepers.release(shared)
+
+    monkeypatch.setattr(shared_keeper, "open_transport", opened)
+    monkeypatch.setattr(shared_keeper, "_keepers", None)
+    frozen_before = gc.get_freeze_count()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.unfreeze()

@@ -7,6 +7,7 @@ Airflow connection that was changed is read again as soon as nothing uses the ol
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
@@ -177,10 +178,19 @@ def triggerer_keepers() -> TriggererKeepers:
     global _keepers  # noqa: PLW0603 - the one place that a process has for it
     loop = asyncio.get_running_loop()
     if _keepers is None or _keepers.loop.is_closed():
-        _keepers = TriggererKeepers()
+        _keepers = TriggererKeepers(open_transport=_open_in_triggerer)
     if _keepers.loop is not loop:
         raise RuntimeError("the shared keeper belongs to another event loop of this process; triggers run in one loop")
     return _keepers
+
+
+async def _open_in_triggerer(connection: AwsConnection) -> Transport:
+    transport = await open_transport(connection)
+    # Airflow, and the client's model of the service, are loaded by now: a quarter of a million objects that stay for
+    # the life of the process. To look through them takes Python's garbage collector some 0.2 s each time, for which all
+    # triggers stand still; that is Airflow's threshold for a warning. Frozen, they are looked through no more.
+    gc.freeze()
+    return transport
 
 
 def install(keepers: TriggererKeepers) -> None:
