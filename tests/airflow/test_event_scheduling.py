@@ -18,7 +18,7 @@ import pytest
 
 from demo.airflow_api import FINAL_RUN_STATES
 from demo.airflow_stack import AirflowStack, airflow_stack
-from demo.processes import wait_until
+from demo.processes import pause, wait_until
 from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags_events.events import LONG_WORK_SECONDS, VISIBILITY_SECONDS
 from tests.airflow.second_consumer import SecondConsumer
@@ -104,11 +104,12 @@ class Stage:
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait until something is so."""
 
+        processes = list(self.stack.processes.values())
+
         def looked() -> bool:
-            time.sleep(0.5)
+            pause(processes[0], 0.5)
             return condition()
 
-        processes = list(self.stack.processes.values())
         wait_until(looked, processes=processes, what=what, deadline_seconds=LIMIT_SECONDS)
 
     def wait_until_empty(self, name: str) -> None:
