@@ -14,7 +14,8 @@ from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import FailureRule
 from sqs_lease.core.specs import resolve_policy
-from sqs_lease.keeper import EventListener, HeldBatch, Keeper, LeaseReport, Leaving
+from sqs_lease.held_batch import EventListener, HeldBatch, LeaseReport
+from sqs_lease.keeper import Keeper, Leaving
 from sqs_lease.loop_thread import LoopThread
 from sqs_lease.sqs.boto3_transport import Boto3Transport
 from sqs_lease.sqs.client_config import client_config
