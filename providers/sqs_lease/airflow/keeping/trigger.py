@@ -121,11 +121,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         task = run_of(self.task_instance)
         self._log_context = contextvars.copy_context()
         self._keepers = keepers = triggerer_keepers()
-        handed = await load_lease(self.lease)
-        self._shared_keeper = await keepers.acquire(handed.connection)
         signals = self._signals(task)
-        self._losses = losses = LostLeases(self.on_lost, task, handed.queue_url)
-        self._settler = settler = await self._take(task, handed, keepers, self._shared_keeper, signals)
+        self._losses = losses = LostLeases(self.on_lost, task, self.lease["queue_url"])
+        # Not kept in a variable: with many keepers, leases held twice are twice as much for the garbage collector.
+        self._settler = settler = await self._take(task, await load_lease(self.lease), keepers, signals)
         listen_to = None if signals is None else signals.prefix
         with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
             await settler.run(watch)
@@ -208,9 +207,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         task: RunOfTask,
         handed: HandedLease,
         keepers: TriggererKeepers,
-        shared_keeper: SharedKeeper,
         signals: FailureSignals | None,
     ) -> Settler:
+        self._shared_keeper = shared_keeper = await keepers.acquire(handed.connection)
         leases = from_wall_time(handed.leases, keepers.clock)
         progress = Progress()
         settle_after = keepers.clock.now()
