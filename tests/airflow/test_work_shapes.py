@@ -256,7 +256,7 @@ def test_messages_of_a_killed_process_are_visible_soon_after_airflow_noticed(
     assert running.ended("killed") == "failed"
     latencies = running.latencies("killed", "die")
     _show(capsys, "task killed -> message received by another consumer", latencies)
-    # Airflow's supervisor of a task notices its end at once or, in about every eighth case, after `[workers]
+    # Airflow's supervisor of a task notices its end at once or, now and then, after `[workers]
     # min_heartbeat_interval`, five seconds.
     assert latencies[0] < 3
     assert latencies[-1] < 10
