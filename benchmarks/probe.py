@@ -9,7 +9,7 @@ import resource
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic, thread_time, time
 from typing import Any
 
 from airflow.sdk.execution_time import task_runner
@@ -23,9 +23,10 @@ class ProbeTrigger(BaseTrigger):
     """Counts what this process asks of its supervisor, and measures how late its event loop runs.
 
     Each line of the file is an object: ``at``, ``blocked_seconds`` (longest time that the loop took to come back from
-    a sleep of 0.1 s, as Airflow's watchdog measures it), ``collecting_seconds`` (Python's longest garbage collection),
-    ``asked`` (requests to the supervisor by type),
-    ``longest_answer_seconds``, ``pollers`` (tasks that poll states), ``cpu_seconds``, ``memory_mb``.
+    a sleep of 0.1 s, as Airflow's watchdog measures it), ``busy_seconds`` (the most processor time that the loop's
+    thread took meanwhile), ``collecting_seconds`` (Python's longest garbage collection), ``asked`` (requests to the
+    supervisor by type), ``longest_answer_seconds``, ``pollers`` (tasks that poll states), ``cpu_seconds``,
+    ``memory_mb``.
 
     Args:
         path: The file.
@@ -67,14 +68,17 @@ class ProbeTrigger(BaseTrigger):
 
         gc.callbacks.append(collection)
         while True:
-            blocked_seconds, second_ends = 0.0, monotonic() + 1.0
+            blocked_seconds, busy_seconds, second_ends = 0.0, 0.0, monotonic() + 1.0
             while (began := monotonic()) < second_ends:
+                busy_since = thread_time()
                 await asyncio.sleep(LOOK_SECONDS)
                 blocked_seconds = max(blocked_seconds, monotonic() - began)
+                busy_seconds = max(busy_seconds, thread_time() - busy_since)
             usage = resource.getrusage(resource.RUSAGE_SELF)
             seen = {
                 "at": time(),
                 "blocked_seconds": blocked_seconds,
+                "busy_seconds": busy_seconds,
                 "collecting_seconds": longest_collection_seconds,
                 "asked": dict(asked),
                 "longest_answer_seconds": longest_answer_seconds,

@@ -84,6 +84,11 @@ class Phase:
     calls: Counter[str]
 
     @property
+    def busy_seconds(self) -> float:
+        """The most processor time that the event loop took between two looks, however busy the machine was."""
+        return max((float(second["busy_seconds"]) for second in self.seen), default=0.0)
+
+    @property
     def collecting_seconds(self) -> float:
         """The longest garbage collection of Python's; the event loop stands still for it."""
         return max((float(second["collecting_seconds"]) for second in self.seen), default=0.0)
@@ -389,6 +394,10 @@ def main() -> None:
     print(f"\nlate extensions: {result.late} as the service saw it, {late} as the keepers did")
     print(f"least time left of a lease when its extension came: {result.least_left_seconds:.0f} s")
     print(f"deleted: {deleted:,}; pollers of task states: {result.pollers}; memory: {result.memory_mb:.0f} MB")
+    busy = max(phase.busy_seconds for phase in result.phases)
+    print(
+        f"most processor time that the event loop took in one go: {busy:.2f} s; the rest of a block is other processes'"
+    )
     collecting = max(phase.collecting_seconds for phase in result.phases)
     print(f"longest garbage collection of Python's: {collecting:.2f} s, for which the event loop stands still")
     print(f"Airflow's watchdog warned of a blocked event loop {result.warnings} times")
