@@ -1,7 +1,7 @@
 """What the triggers of one triggerer process share: keepers, one for each AWS connection, and the state poller.
 
-This is the only module with state of its own. A keeper is opened by its first user and closed after its last, so an
-Airflow connection that was changed is read again as soon as nothing uses the old client any more.
+It is the triggerer's one place for state of its own. A keeper is opened by its first user and closed after its last,
+so an Airflow connection that was changed is read again as soon as nothing uses the old client any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests about Airflow variables, which carry the signals of failed tasks: beside ``comms``, and pinned like it."""
+"""Requests about Airflow variables, which carry the signals of failed tasks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import DeleteVariable, GetVariableKeys, PutVariable, VariableKeysResult
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from sqs_lease.airflow.comms.supervisor import CommsError, ask, triggers_are_supported
-
-__all__ = [
-    "delete_variable",
-    "put_variable_of_worker",
-    "running_task_failed_for_good",
-    "triggers_are_supported",
-    "variable_keys",
-]
+from sqs_lease.airflow.comms.supervisor import CommsError, ask
 
 
 async def variable_keys(prefix: str) -> list[str]:

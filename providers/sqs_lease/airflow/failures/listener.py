@@ -82,7 +82,8 @@ def _counts_as_running(task_instance: Any) -> bool:
 
 
 def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: FailureReport) -> None:
-    from sqs_lease.airflow.comms.variables import put_variable_of_worker, triggers_are_supported
+    from sqs_lease.airflow.comms.supervisor import triggers_are_supported
+    from sqs_lease.airflow.comms.variables import put_variable_of_worker
 
     try:
         if not _counts_as_running(task_instance):
