@@ -1,4 +1,4 @@
-"""What triggers ask of Airflow about tasks and XComs, beyond its public interface: pinned by tests to one minor version.
+"""What triggers ask of Airflow about tasks and XComs beyond its public interface: pinned by tests to one minor version.
 
 A trigger talks to the metadata database through the triggerer's supervisor, which answers one request after the
 other (about 45 a second) and some requests never. So every request here has a time limit.
