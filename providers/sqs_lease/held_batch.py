@@ -22,6 +22,7 @@ from sqs_lease.queue_driver import QueueDriver
 logger = logging.getLogger(__name__)
 
 EventListener: TypeAlias = Callable[[LeaseEvent], None]
+_End: TypeAlias = tuple[Outcome, str]  # how a lease ended: a Settled without its receipt
 MessageSource: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Message]]]
 
 
@@ -79,7 +80,8 @@ class HeldBatch:
         self._fifo = queue_url.endswith(".fifo")
         self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
         self._messages: dict[Receipt, Message] = {}
-        self._ended: dict[Receipt, Settled] = {}
+        self._ended: dict[Receipt, _End] = {}
+        self._ends: dict[_End, _End] = {}  # leases that ended alike share one value: most of a batch do
         self._waiting: dict[Receipt, asyncio.Future[Settled]] = {}
         self._settling_since: dict[Receipt, float] = {}
         self._forgotten = False
@@ -200,7 +202,9 @@ class HeldBatch:
         if pending and self._forgotten:
             raise KeeperClosedError(f"{len(pending)} messages of {self.queue_url} are not held here any more")
         loop = asyncio.get_running_loop()
-        outcomes = {receipt: self._ended[receipt] for receipt in settlements if receipt in self._ended}
+        outcomes = {
+            receipt: Settled(receipt, *self._ended[receipt]) for receipt in settlements if receipt in self._ended
+        }
         waiting = {receipt: self._waiting.setdefault(receipt, loop.create_future()) for receipt in pending}
         now = self._clock.now()
         for receipt in pending:
@@ -215,7 +219,7 @@ class HeldBatch:
 
     def _outcome_of(self, receipt: Receipt) -> Outcome | None:
         ended = self._ended.get(receipt)
-        return None if ended is None else ended.outcome
+        return None if ended is None else ended[0]
 
     async def succeed(self, receipts: Iterable[Receipt] | None = None) -> Mapping[Receipt, Settled]:
         """Their work succeeded: delete them (None: all that are still held)."""
@@ -259,7 +263,8 @@ class HeldBatch:
             logger.exception("A listener failed on %s of %s", type(event).__name__, event.receipt)
 
     def _end(self, settled: Settled) -> None:
-        self._ended[settled.receipt] = settled
+        end = (settled.outcome, settled.detail)
+        self._ended[settled.receipt] = self._ends.setdefault(end, end)
         since = self._settling_since.pop(settled.receipt, None)
         self._meter.ended(self.queue_url, settled.outcome, None if since is None else self._clock.now() - since)
         future = self._waiting.pop(settled.receipt, None)
@@ -280,13 +285,13 @@ class HeldBatch:
 
     def outcomes(self) -> Mapping[Receipt, Settled]:
         """How the leases that ended did so."""
-        return dict(self._ended)
+        return {receipt: Settled(receipt, *end) for receipt, end in self._ended.items()}
 
     def report(self) -> LeaseReport:
         """Counts so far."""
         counts = dict.fromkeys(Outcome, 0)
-        for settled in self._ended.values():
-            counts[settled.outcome] += 1
+        for outcome, _ in self._ended.values():
+            counts[outcome] += 1
         return LeaseReport(
             received=len(self._leases),
             held=len(self.leases()),

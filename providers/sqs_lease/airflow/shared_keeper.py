@@ -180,6 +180,7 @@ def triggerer_keepers() -> TriggererKeepers:
     loop = asyncio.get_running_loop()
     if _keepers is None or _keepers.loop.is_closed():
         _keepers = TriggererKeepers(open_transport=_open_in_triggerer)
+        _keep_what_is_loaded()
     if _keepers.loop is not loop:
         raise RuntimeError("the shared keeper belongs to another event loop of this process; triggers run in one loop")
     return _keepers
@@ -187,11 +188,18 @@ def triggerer_keepers() -> TriggererKeepers:
 
 async def _open_in_triggerer(connection: AwsConnection) -> Transport:
     transport = await open_transport(connection)
-    # Airflow, and the client's model of the service, are loaded by now: a quarter of a million objects that stay for
-    # the life of the process. To look through them takes Python's garbage collector some 0.2 s each time, for which all
-    # triggers stand still; that is Airflow's threshold for a warning. Frozen, they are looked through no more.
-    gc.freeze()
+    _keep_what_is_loaded()
     return transport
+
+
+def _keep_what_is_loaded() -> None:
+    """Have Python's garbage collector pass over what there is by now.
+
+    Airflow, and the AWS client's model of the service, are a quarter of a million objects that stay for the life of the
+    process. To look through them takes the collector some 0.2 s each time, for which all triggers stand still; that is
+    Airflow's threshold for a warning.
+    """
+    gc.freeze()
 
 
 def install(keepers: TriggererKeepers) -> None:
