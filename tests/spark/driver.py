@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sqs_lease.spark import DeltaSink, Staged, local_session
-from sqs_lease.spark.delta_sink import DeltaSnapshot
+from sqs_lease.spark.sinks.delta_sink import DeltaSnapshot
 from tests.spark.samples import InterruptedSink, Place, good
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import DeltaSink, IngestResult, JsonSource, Overtaken, Sink, Source, Staged, ingest
-from sqs_lease.spark.delta_sink import DeltaSnapshot
+from sqs_lease.spark.sinks.delta_sink import DeltaSnapshot
 
 SCHEMA = "id BIGINT NOT NULL, name STRING"
 

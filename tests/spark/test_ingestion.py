@@ -26,7 +26,7 @@ from sqs_lease.spark import (
     TableError,
     WorkspaceError,
 )
-from sqs_lease.spark.delta_sink import DeltaSnapshot
+from sqs_lease.spark.sinks.delta_sink import DeltaSnapshot
 from tests.spark.samples import (
     SCHEMA,
     InterruptedSink,

@@ -20,6 +20,9 @@ BATCH_ID: Final = "_batch_id"
 REASON: Final = "_rejected"
 """Why a parsed row is no record of the table; null for a good one. Never stored."""
 
+NOTHING_TO_STORE: Final = "(nothing to store)"
+"""Instead of a reason: the message was understood, gives no record and is done."""
+
 _RESERVED: Final = (MESSAGE_ID, SENT_AT, BATCH_ID, REASON)
 
 

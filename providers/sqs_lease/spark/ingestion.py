@@ -29,15 +29,15 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from pyspark.sql.types import StructType
 
 from sqs_lease.core.messages import Message
-from sqs_lease.spark import manifest as manifests
+from sqs_lease.spark import batch_file as manifests
 from sqs_lease.spark.batch import Batch
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, REASON, table_columns
 from sqs_lease.spark.errors import BatchIdReusedError, ReconciliationError, TableError
-from sqs_lease.spark.manifest import Manifest, write_manifest
+from sqs_lease.spark.batch_file import Manifest, write_manifest
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.settings import INGESTION, session_settings
-from sqs_lease.spark.sinks import Overtaken, Sink, SnapshotT, Staged
-from sqs_lease.spark.sources import Source
+from sqs_lease.spark.sinks.sink import Overtaken, Sink, SnapshotT, Staged
+from sqs_lease.spark.sources.source import Source
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def ingest(
     messages: Iterable[Message | Mapping[str, Any]],
     *,
     source: Source,
-    sink: Sink[SnapshotT],
+    sink: Any,
     workspace: str | Path,
     batch_id: str | None = None,
 ) -> IngestResult:
@@ -135,7 +135,7 @@ class _Ingestion(Generic[SnapshotT]):
 
     spark: SparkSession
     source: Source
-    sink: Sink[SnapshotT]
+    sink: Any
     record: StructType
     columns: StructType
     manifest: Manifest

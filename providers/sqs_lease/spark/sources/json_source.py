@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ArrayType, ByteType, DataType, MapType, StringType, StructField, StructType
 
-from sqs_lease.spark import manifest as manifests
+from sqs_lease.spark import batch_file as manifests
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 

@@ -1,0 +1,1 @@
+"""Sinks: the tables that messages end in, and the protocols behind which they stand."""

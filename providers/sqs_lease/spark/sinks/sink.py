@@ -1,0 +1,174 @@
+"""What a sink is: a table that takes a batch's rows and its message ids in one commit, and knows which it has.
+
+`Sink` is a value: it says which table. ``open`` makes a `Table` of it, and ingestion then calls the table's verbs in the
+order they stand here, ``look_up`` and ``commit`` again whenever somebody else was faster.
+
+Who writes a sink for another kind of table has two ways. Where the table's own transactions can take rows and message
+ids together (a database), implement these two protocols. Where they cannot (files, a table format that commits one
+table at a time), implement the smaller ones of `write_ahead`, which keeps the message ids in a ledger of its own.
+`sqs_lease.testing.sink_contract` holds the tests that both must pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+INGESTED: Final = "ingested"
+"""Outcome of a message whose records are in the table."""
+
+EMPTY: Final = "empty"
+"""Outcome of a message that has nothing to store, and is done."""
+
+REJECTED: Final = "rejected"
+"""Outcome of a message that was put into the rejects table instead, and is done."""
+
+LOOKED_UP: Final = pa.schema(
+    [pa.field("message_id", pa.string(), nullable=False), pa.field("sent_at", pa.timestamp("us", tz="UTC"))]
+)
+"""What is asked of a table: messages, with the time they were sent; null where the service did not say."""
+
+ENTRIES: Final = pa.schema(
+    [
+        *LOOKED_UP,
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
+    ]
+)
+"""What a table keeps of each message of a batch: one of the outcomes above, and why it was rejected."""
+
+KNOWN: Final = pa.schema(
+    [
+        pa.field("message_id", pa.string(), nullable=False),
+        pa.field("batch_id", pa.string(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
+    ]
+)
+"""What a table answers: the messages that it knows, by which batch, and what became of them."""
+
+
+class Overtaken(Exception):  # noqa: N818 - an answer to a commit rather than an error
+    """Somebody else committed after the look-up: nothing was committed. Look again, then try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Rows that were written where no reader of the table sees them yet.
+
+    Attributes:
+        location: Where they are, in the sink's own terms; another process must find them by it.
+        message_ids: The message id of every row, read back from what was written (``string``).
+    """
+
+    location: str
+    message_ids: pa.ChunkedArray
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What one commit brings into a table.
+
+    Attributes:
+        batch_id: The batch.
+        entries: Its messages that the table did not know, as :data:`ENTRIES`.
+        staged: Their rows; None where none of them has any.
+    """
+
+    batch_id: str
+    entries: pa.Table
+    staged: Staged | None
+
+
+class LookUp(Protocol):
+    """What a table knew at one moment."""
+
+    @property
+    def version(self) -> int | None:
+        """The table's version, where it has versions."""
+
+    @property
+    def known(self) -> pa.Table:
+        """The messages asked for that the table knows, as :data:`KNOWN`: each once."""
+
+
+LookUpT = TypeVar("LookUpT", bound=LookUp)
+
+
+class Table(Protocol[LookUpT]):
+    """An open table. It belongs to the thread that opened it."""
+
+    def look_up(self, messages: pa.Table) -> LookUpT:
+        """Find out which messages the table knows.
+
+        A commit that somebody else left half-done is finished first, so what is known is really in the table.
+
+        Args:
+            messages: As :data:`LOOKED_UP`, each once.
+
+        Raises:
+            TableError: The table cannot be read, or the half-done commit cannot be finished.
+        """
+
+    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
+        """Write rows in exactly one Spark action, and leave the table as it is.
+
+        A try that fails leaves nothing behind. Tries of one batch may run at the same time.
+
+        Args:
+            rows: The columns that the table was opened with, in that order.
+            batch_id: The batch.
+        """
+
+    def commit(self, looked_up: LookUpT, admission: Admission) -> int | None:
+        """Add the rows and the entries, all or none, if nobody committed entries since the look-up.
+
+        Returns:
+            The table's new version, where it has versions.
+
+        Raises:
+            Overtaken: Somebody else committed; nothing was.
+            TableError: It cannot be written. If the entries were committed all the same, the next look-up shows it.
+        """
+
+    def discard(self, staged: Staged) -> None:
+        """Remove staged rows, unless a commit took them. It never fails because of what it cannot remove."""
+
+
+class Sink(Protocol):
+    """Says which table, and how it is to be written."""
+
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> Table[Any]:
+        """Look at the table, and create it where there is none.
+
+        Args:
+            spark: The session.
+            columns: All columns of the table, those of `columns` included.
+            widen: Whether columns that the table lacks are to be added to it; they must be nullable.
+
+        Raises:
+            SchemaError: The table has other columns, or cannot have these.
+            TableError: The table cannot be used.
+        """
+
+
+# Until ingestion speaks to `Table`: what it used so far.
+class Snapshot(Protocol):
+    """The table at one version."""
+
+    @property
+    def version(self) -> int:
+        """The version."""
+
+    def version_of(self, batch_id: str) -> int | None:
+        """The version that committed the batch; None where that did not happen."""
+
+    def find(self, message_ids: DataFrame) -> Any:
+        """Look messages up."""
+
+
+SnapshotT = TypeVar("SnapshotT", bound=Snapshot)

@@ -1,0 +1,1 @@
+"""Sources: what a message body is, and the protocol behind which that stands."""

@@ -1,0 +1,67 @@
+"""What a source is: it says which bodies are records, and turns a batch's messages into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+
+class Checker(Protocol):
+    """Looks at the bodies of one batch in the driver, before Spark sees them."""
+
+    def reasons(self, bodies: Sequence[str]) -> Sequence[str | None]:
+        """Say of each body why it cannot be a record: what Spark would not notice. It is called for groups of bodies.
+
+        Returns:
+            For each body the reason, without anything of what the body says; None for one that Spark is to parse.
+        """
+
+
+CheckerT = TypeVar("CheckerT", bound=Checker)
+
+
+class Source(Protocol[CheckerT]):
+    """Reads one kind of message. Ingestion calls the methods in the order they stand here."""
+
+    @property
+    def identity(self) -> str:
+        """Names everything about the source that decides what becomes of a message.
+
+        It is a part of a batch's default name, so that messages which were rejected get their next chance when the
+        source is corrected.
+        """
+
+    @property
+    def widens(self) -> bool:
+        """Whether columns that the table lacks are to be added to it."""
+
+    def checker(self) -> CheckerT:
+        """Begin to look at a batch."""
+
+    def columns(self, messages: DataFrame, checker: CheckerT) -> StructType:
+        """The columns of a record.
+
+        Args:
+            messages: The messages that were not rejected, as for :meth:`parse`.
+            checker: What looked at all bodies of the batch.
+
+        Raises:
+            SchemaError: The source was given a schema that cannot be used, or none can be found.
+        """
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        """Plan the parsing of one batch in one pass; nothing runs yet.
+
+        Args:
+            messages: One row a message that was not rejected: the columns of :mod:`sqs_lease.spark.batch_file`.
+            columns: What :meth:`columns` returned.
+
+        Returns:
+            ``columns``, then ``MESSAGE_ID``, ``SENT_AT`` and ``REASON`` of :mod:`sqs_lease.spark.columns`. A message
+            gives one row for each of its records (``REASON`` is null); or one row whose ``REASON`` says why it is
+            rejected; or, where it has nothing to store and is done, one whose ``REASON`` is ``NOTHING_TO_STORE``. Never
+            none. A message with a reject among its rows is rejected as a whole, whatever its other rows say.
+        """
