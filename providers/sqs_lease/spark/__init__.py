@@ -1,6 +1,5 @@
 """Spark: batches of messages into tables, each message exactly once."""
 
-from sqs_lease.spark.sinks.delta_sink import DeltaSink
 from sqs_lease.spark.errors import (
     BatchIdReusedError,
     IngestionError,
@@ -12,10 +11,11 @@ from sqs_lease.spark.errors import (
 )
 from sqs_lease.spark.ingestion import ingest
 from sqs_lease.spark.java import require_java
-from sqs_lease.spark.sources.json_source import JsonSource
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.session import local_session
+from sqs_lease.spark.sinks.delta_sink import DeltaSink
 from sqs_lease.spark.sinks.sink import Overtaken, Sink, Snapshot, Staged
+from sqs_lease.spark.sources.json_source import JsonSource
 from sqs_lease.spark.sources.source import Source
 
 __all__ = [

@@ -31,12 +31,12 @@ from pyspark.sql.types import StructType
 from sqs_lease.core.messages import Message
 from sqs_lease.spark import batch_file as manifests
 from sqs_lease.spark.batch import Batch
+from sqs_lease.spark.batch_file import Manifest, write_manifest
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, REASON, table_columns
 from sqs_lease.spark.errors import BatchIdReusedError, ReconciliationError, TableError
-from sqs_lease.spark.batch_file import Manifest, write_manifest
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.settings import INGESTION, session_settings
-from sqs_lease.spark.sinks.sink import Overtaken, Sink, SnapshotT, Staged
+from sqs_lease.spark.sinks.sink import Overtaken, SnapshotT, Staged
 from sqs_lease.spark.sources.source import Source
 
 logger = logging.getLogger(__name__)

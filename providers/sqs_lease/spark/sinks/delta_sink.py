@@ -22,9 +22,9 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID
-from sqs_lease.spark.sinks.delta_schema import delta_schema, differences, unsupported
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.paths import read_path, write_path
+from sqs_lease.spark.sinks.delta_schema import delta_schema, differences, unsupported
 from sqs_lease.spark.sinks.sink import Overtaken, Staged
 
 logger = logging.getLogger(__name__)

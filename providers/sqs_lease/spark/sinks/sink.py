@@ -1,7 +1,7 @@
 """What a sink is: a table that takes a batch's rows and its message ids in one commit, and knows which it has.
 
-`Sink` is a value: it says which table. ``open`` makes a `Table` of it, and ingestion then calls the table's verbs in the
-order they stand here, ``look_up`` and ``commit`` again whenever somebody else was faster.
+`Sink` is a value: it says which table. ``open`` makes a `Table` of it, and ingestion then calls the verbs of that in
+the order they stand in here, ``look_up`` and ``commit`` again whenever somebody else was faster.
 
 Who writes a sink for another kind of table has two ways. Where the table's own transactions can take rows and message
 ids together (a database), implement these two protocols. Where they cannot (files, a table format that commits one
