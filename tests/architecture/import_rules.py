@@ -59,15 +59,18 @@ BASE: Final = frozenset({"core", "clock", "sqs", "keeper"})
 BOTO: Final = frozenset({"aiobotocore", "boto3", "botocore"})
 
 LAYERS: Final = {
-    "core": Layer(no_standard=CLOCKS_AND_INPUT_OUTPUT),
+    "core": Layer(distributions=frozenset({"msgspec"}), no_standard=CLOCKS_AND_INPUT_OUTPUT),
     "clock": Layer(),
     "sqs": Layer(layers=frozenset({"core", "clock"}), distributions=BOTO),
     "keeper": Layer(layers=BASE),
     "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
     PACKAGE: Layer(layers=BASE | {"blocking"}),
-    "airflow": Layer(layers=BASE, distributions=BOTO | {"airflow", "jsonpath_ng"}),
+    "airflow": Layer(layers=BASE, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}),
     "dagster": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"dagster"})),
-    "spark": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"deltalake", "msgspec", "pyarrow", "pyspark"})),
+    "spark": Layer(
+        layers=BASE | {"blocking"},
+        distributions=frozenset({"boto3", "deltalake", "jiter", "msgspec", "psycopg", "pyarrow", "pyspark"}),
+    ),
     "testing": Layer(layers=BASE, distributions=frozenset({"botocore", "hypothesis", "pytest"})),
     "cli": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"boto3"})),
 }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import UTC, datetime
 
+from sqs_lease.core.entries import Entry
+from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.policies import Growing
 
 ANSWER = {
     "MessageId": "id-1",
@@ -48,3 +52,9 @@ def test_what_work_tasks_get_has_no_receipt_handle_and_can_be_read_back() -> Non
     assert Message.from_api(shown) == Message(
         Receipt("id-1", ""), message.body, message.attributes, message.message_attributes
     )
+
+
+def test_the_garbage_collector_does_not_look_through_leases() -> None:
+    lease = Lease(Receipt("id-1", "handle"), received_at=0.0, deadline=30.0)
+
+    assert [gc.is_tracked(value) for value in (lease, lease.receipt, Entry(lease, Growing(), 1))] == [False] * 3

@@ -26,13 +26,13 @@ DIST_INFO = f"sqs_lease-{PROJECT['version']}.dist-info"
 EXTRAS = ["", "airflow", "dagster", "spark"]
 
 INSTALLED = {
-    "": {"boto3"},
+    "": {"boto3", "msgspec"},
     "airflow": {"boto3", "apache-airflow-core", "apache-airflow-providers-amazon", "aiobotocore"},
     "dagster": {"boto3", "dagster"},
-    "spark": {"boto3", "pyspark", "deltalake", "pyarrow", "msgspec"},
+    "spark": {"boto3", "pyspark", "deltalake", "pyarrow"},
 }
 NOT_INSTALLED = {
-    "": {"apache-airflow-core", "aiobotocore", "dagster", "pyspark", "deltalake", "pyarrow", "msgspec"},
+    "": {"apache-airflow-core", "aiobotocore", "dagster", "pyspark", "deltalake", "pyarrow"},
     "airflow": {"dagster", "pyspark", "deltalake"},
     "dagster": {"apache-airflow-core", "aiobotocore", "pyspark", "deltalake"},
     "spark": {"apache-airflow-core", "aiobotocore", "dagster"},
@@ -40,7 +40,7 @@ NOT_INSTALLED = {
 NEEDS = {
     "sqs_lease.airflow": ("airflow", {"airflow", "aiobotocore"}),
     "sqs_lease.dagster": ("dagster", {"dagster"}),
-    "sqs_lease.spark": ("spark", {"pyspark", "deltalake", "pyarrow", "msgspec"}),
+    "sqs_lease.spark": ("spark", {"pyspark", "deltalake", "pyarrow"}),
 }
 """The packages that only an extra makes usable, and what they may miss without it. All else is the base."""
 

@@ -13,6 +13,8 @@ from enum import Enum, auto
 from heapq import heappop, heappush
 from typing import Final
 
+from msgspec import Struct
+
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Receipt
@@ -33,46 +35,39 @@ class Phase(Enum):
     SENT = auto()
 
 
-class Entry:
+class Entry(Struct, eq=False, gc=False):
     """The ledger's mutable record of one lease; it satisfies the policies' ``LeaseTimes``."""
 
-    __slots__ = (
-        "began_settling_at",
-        "deadline",
-        "doubtful",
-        "ends_at",
-        "final",
-        "lapsed",
-        "lease",
-        "phase",
-        "policy",
-        "received_at",
-        "refused",
-        "renew_at",
-        "renewed_at",
-        "sequence",
-        "settlement",
-        "token",
-    )
+    lease: Lease
+    policy: RenewalPolicy
+    sequence: int
+    renewed_at: float = 0.0
+    deadline: float = 0.0
+    phase: Phase = Phase.WAITING
+    token: int = 0
+    renew_at: float = math.inf
+    final: bool = False
+    lapsed: bool = False
+    doubtful: bool = False  # it may be somebody else's as well
+    refused: bool = False
+    settlement: Settlement | None = None
+    began_settling_at: float = math.inf
 
-    def __init__(self, lease: Lease, policy: RenewalPolicy, sequence: int) -> None:
-        self.lease = lease
-        self.policy = policy
-        self.sequence = sequence
-        self.received_at = lease.received_at
-        self.renewed_at = lease.received_at
-        self.deadline = lease.deadline
-        longest = min(policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)
-        self.ends_at = lease.received_at + longest
-        self.phase = Phase.WAITING
-        self.token = 0
-        self.renew_at = math.inf
-        self.final = False
-        self.lapsed = False
-        self.doubtful = lease.lapsed  # it may be somebody else's as well
-        self.refused = False
-        self.settlement: Settlement | None = None
-        self.began_settling_at = math.inf
+    def __post_init__(self) -> None:
+        self.renewed_at = self.lease.received_at
+        self.deadline = self.lease.deadline
+        self.doubtful = self.lease.lapsed
+
+    @property
+    def received_at(self) -> float:
+        """When the receive that returned the message was sent."""
+        return self.lease.received_at
+
+    @property
+    def ends_at(self) -> float:
+        """The end that no extension can go beyond."""
+        longest = min(self.policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)
+        return self.lease.received_at + longest
 
     @property
     def receipt(self) -> Receipt:

@@ -7,15 +7,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import Struct
+
 _SHOWN_HANDLE_CHARACTERS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(Struct, frozen=True, gc=False):
     """Identifies one reception of one message: a redelivery has the same message id and another handle.
 
     A receipt handle is a credential (whoever has it can delete the message), so ``repr`` and ``str``
     show only its last characters.
+
+    Receipts and leases are values that Python's garbage collector does not look through: a triggerer may hold tens of
+    thousands, and its event loop stands still for as long as that takes.
 
     Attributes:
         message_id: The id that SQS gave the message; it survives redelivery.

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
+
+from msgspec.structs import replace
 
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
