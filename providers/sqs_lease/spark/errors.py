@@ -14,6 +14,10 @@ class JavaError(IngestionError):
     """Java is missing, too old or cannot be started."""
 
 
+class LeaseLostError(IngestionError):
+    """The messages are held no longer, so the ingestion was stopped and nothing more of it is committed."""
+
+
 class SchemaError(IngestionError):
     """A schema that cannot be used, or that differs from the table's."""
 
