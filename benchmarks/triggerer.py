@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from configparser import RawConfigParser
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -204,7 +204,8 @@ class Bench:
     def begin(self) -> None:
         """Start the triggerer, before which all other processes stand back: its core is to be its own."""
         for process in psutil.Process().children(recursive=True):
-            process.nice(OTHERS_NICENESS)
+            with suppress(psutil.NoSuchProcess):
+                process.nice(OTHERS_NICENESS)
         self._since = time.time()
         self.stack.start("triggerer")
 
