@@ -132,6 +132,7 @@ class Table(Protocol[LookUpT]):
 
         Raises:
             Overtaken: Somebody else committed; nothing was.
+            BatchIdReusedError: The table has messages of this batch id that were not among those looked up.
             TableError: It cannot be written. If the entries were committed all the same, the next look-up shows it.
         """
 
@@ -149,26 +150,10 @@ class Sink(Protocol):
             spark: The session.
             columns: All columns of the table, those of `columns` included.
             widen: Whether columns that the table lacks are to be added to it; they must be nullable.
+                Then the table may also have nullable columns that are not in `columns`, which stay null: another driver
+                may have added them a moment ago.
 
         Raises:
             SchemaError: The table has other columns, or cannot have these.
             TableError: The table cannot be used.
         """
-
-
-# Until ingestion speaks to `Table`: what it used so far.
-class Snapshot(Protocol):
-    """The table at one version."""
-
-    @property
-    def version(self) -> int:
-        """The version."""
-
-    def version_of(self, batch_id: str) -> int | None:
-        """The version that committed the batch; None where that did not happen."""
-
-    def find(self, message_ids: DataFrame) -> Any:
-        """Look messages up."""
-
-
-SnapshotT = TypeVar("SnapshotT", bound=Snapshot)
