@@ -100,6 +100,21 @@ def test_messages_that_the_work_names_in_its_return_value_are_given_back(world: 
     assert (world.report()["deleted"], world.report()["released"]) == (2, 1)
 
 
+def test_a_message_is_dead_lettered_with_the_reason_that_the_work_returned(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep(on_failure=dead_letter())
+        returned = {"batchItemFailures": [{"itemIdentifier": world.ids[1], "reason": "total is no number"}]}
+        world.supervisor.xcoms[RUN_ID, "load", -1, "return_value"] = returned
+        world.states["load"] = "success"
+        await running.ended()
+
+    world.run(scenario)
+    (message,) = world.sqs.receive(world.dead_letter_url, max_messages=1)
+    assert message.message_attributes["sqs_lease_reason"]["StringValue"] == (
+        "total is no number (task load returned it in batchItemFailures in run run of DAG dag)"
+    )
+
+
 def test_messages_whose_work_was_skipped_are_given_back_whatever_the_failure_rule(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep(on_failure=dead_letter())

@@ -18,6 +18,7 @@ from sqs_lease.airflow.keeping.settling import (
     decide,
     failed_by_exception,
     failed_items,
+    failure_reasons,
 )
 
 IDS = ["m0", "m1", "m2"]
@@ -210,6 +211,38 @@ def test_the_named_messages_are_those_of_the_list() -> None:
 )
 def test_a_malformed_list_fails_everything_the_task_was_concerned_with(items: Any) -> None:
     assert failed_items({"batchItemFailures": items}, IDS) == set(IDS)
+
+
+def test_a_reason_beside_a_named_message_goes_with_its_failure_alone() -> None:
+    returned = {"batchItemFailures": [{"itemIdentifier": "m0", "reason": "no total"}, {"itemIdentifier": "m1"}]}
+    reasons = failure_reasons(returned, failed_items(returned, IDS))
+    reports = {("load", UNMAPPED): InstanceReport(frozenset({"m0", "m1"}), reasons=reasons)}
+    outcome = decide([LOAD], {"load": "success"}, reports, IDS, [0, 1, 2])
+    assert {position: failure.detail for position, failure in outcome.fail.items()} == {0: "no total", 1: ""}
+    assert outcome.delete == (2,)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("two\nlines\x00", {"m0": "two lines"}),
+        ("x" * 600, {"m0": "x" * 500}),
+        ("half \ud800", {"m0": "half"}),
+        (7, {}),
+        (None, {}),
+    ],
+    ids=["control characters", "long", "half a character", "a number", "none"],
+)
+def test_a_reason_is_made_fit_for_a_message_attribute(reason: object, said: dict[str, str]) -> None:
+    returned = {"batchItemFailures": [{"itemIdentifier": "m0", "reason": reason}]}
+    assert failure_reasons(returned, {"m0"}) == said
+
+
+@pytest.mark.parametrize(
+    "returned", [None, {}, {"batchItemFailures": "m0"}, {"batchItemFailures": [None, {}]}], ids=repr
+)
+def test_a_malformed_list_has_no_reasons(returned: object) -> None:
+    assert failure_reasons(returned, set(IDS)) == {}
 
 
 def test_an_instance_for_one_message_is_concerned_with_that_one_only() -> None:

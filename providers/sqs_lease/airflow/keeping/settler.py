@@ -247,12 +247,11 @@ class Settler:
     async def _begin(self, decision: Decision) -> None:
         settlements: dict[int, Settlement] = dict.fromkeys(decision.delete, Delete())
         settlements |= {
-            position: self._settlement(position, ReleaseRule(), "its work was skipped") for position in decision.release
+            position: self._settlement(position, ReleaseRule(), Failure("its work was skipped"))
+            for position in decision.release
         }
         for position, failure in decision.fail.items():
-            settlements[position] = self._settlement(
-                position, self._on_failure.matching(failure.errors), failure.reason
-            )
+            settlements[position] = self._settlement(position, self._on_failure.matching(failure.errors), failure)
         by_receipt = {self._leases[position].receipt: value for position, value in sorted(settlements.items())}
         if self._ordered:
             ended = self._batch.outcomes()
@@ -266,10 +265,12 @@ class Settler:
         settling = asyncio.get_running_loop().create_task(self._settle(by_receipt))
         self._settling.add(settling)
 
-    def _settlement(self, position: int, rule: FailureRule, reason: str) -> Settlement:
+    def _settlement(self, position: int, rule: FailureRule, failure: Failure) -> Settlement:
+        reason = f"{failure.reason} in run {self._task.run_id} of DAG {self._task.dag_id}"
         return rule.settlement(
             receive_count=self._leases[position].receive_count,
-            reason=f"{reason} in run {self._task.run_id} of DAG {self._task.dag_id}",
+            # First what was said of this message: a reason that is too long is cut off at its end.
+            reason=f"{failure.detail} ({reason})" if failure.detail else reason,
             random=self._random,
         )
 

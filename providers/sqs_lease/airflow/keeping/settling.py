@@ -21,14 +21,15 @@ The rules:
 
 The return value has the shape that AWS Lambda defines for SQS event sources, and Lambda's reading: a missing,
 null or empty list means that everything succeeded; a list with an entry that is malformed, empty, null or not
-one of the messages means that everything the task was concerned with failed. The ids of ``MessageFailed`` are read
+one of the messages means that everything the task was concerned with failed. An entry may have a ``reason``, which
+AWS's have not: it goes with a message that is dead-lettered. The ids of ``MessageFailed`` are read
 in the same way, except that none at all means everything: the task did fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sqs_lease.airflow.comms.instances import UNMAPPED, InstanceKey, TaskStates, state_key
@@ -37,6 +38,7 @@ SUCCESS: Final = "success"
 FAILED: Final = "failed"
 _SKIPPED: Final = "skipped"
 _REMOVED: Final = "removed"
+_MAX_REASON: Final = 500
 _NEVER_TO_BE_DONE: Final = frozenset({"upstream_failed", _REMOVED})
 
 
@@ -68,10 +70,12 @@ class InstanceReport:
         failed_ids: The messages that it failed.
         errors: The qualified names of the class of the exception that it failed with, and of those that this
             derives from; empty where no exception is known.
+        reasons: Why it failed single messages, as far as it said so.
     """
 
     failed_ids: frozenset[str] = frozenset()
     errors: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,14 @@ class Failure:
     """Why a message failed.
 
     Attributes:
-        reason: For people.
+        reason: For people, the same for all messages that failed in the same way.
         errors: As in :class:`InstanceReport`.
+        detail: What the work said of this message alone; empty where it said nothing.
     """
 
     reason: str
     errors: tuple[str, ...] = ()
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,27 @@ def failed_items(returned: object, message_ids: Collection[str]) -> frozenset[st
     named = [item.get("itemIdentifier") if isinstance(item, Mapping) else None for item in items]
     known = [name for name in named if isinstance(name, str) and name in everything]
     return frozenset(known) if len(known) == len(named) else everything
+
+
+def failure_reasons(returned: object, failed_ids: Collection[str]) -> dict[str, str]:
+    """Return why messages failed, as far as a task's return value says so: the ``reason`` beside ``itemIdentifier``.
+
+    Of each the first 500 characters count.
+
+    Args:
+        returned: The return value of a task that succeeded.
+        failed_ids: What :func:`failed_items` made of it.
+    """
+    items = returned.get("batchItemFailures") if isinstance(returned, Mapping) else None
+    reasons: dict[str, str] = {}
+    for item in items if isinstance(items, list | tuple) else ():
+        if isinstance(item, Mapping) and isinstance(reason := item.get("reason"), str):
+            name = item.get("itemIdentifier")
+            if isinstance(name, str) and name in failed_ids:
+                # SQS refuses a message with control characters in an attribute.
+                clean = "".join(character if character.isprintable() else " " for character in reason[:_MAX_REASON])
+                reasons[name] = clean.strip()
+    return reasons
 
 
 def failed_by_exception(named: Collection[str] | None, message_ids: Collection[str]) -> frozenset[str]:
@@ -268,7 +295,8 @@ class _Ended:
 
     def _name(self, report: InstanceReport, failure: Failure) -> None:
         for message_id in report.failed_ids:
-            self.named.setdefault(message_id, failure)
+            detail = report.reasons.get(message_id)
+            self.named.setdefault(message_id, replace(failure, detail=detail) if detail else failure)
 
 
 def _is_one_by_one(task: WorkTask, messages: int, states: TaskStates) -> bool:

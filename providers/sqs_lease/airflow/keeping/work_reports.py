@@ -14,6 +14,7 @@ from sqs_lease.airflow.keeping.settling import (
     concerned,
     failed_by_exception,
     failed_items,
+    failure_reasons,
 )
 
 
@@ -42,7 +43,8 @@ class WorkReports:
             self._take_failure(instance, states, await self._failure(instance))
         else:
             returned = await pull_plain_mapping(self._task, instance)
-            self.known[instance] = InstanceReport(failed_items(returned, self._concerned(instance, states)))
+            failed = failed_items(returned, self._concerned(instance, states))
+            self.known[instance] = InstanceReport(failed, reasons=failure_reasons(returned, failed))
 
     async def read_signalled(self, instance: InstanceKey, states: TaskStates) -> bool:
         """Read the report of an instance whose failure was signalled before its state says so.
