@@ -69,7 +69,7 @@ LAYERS: Final = {
     "dagster": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"dagster"})),
     "spark": Layer(
         layers=BASE | {"blocking"},
-        distributions=frozenset({"boto3", "deltalake", "jiter", "msgspec", "psycopg", "pyarrow", "pyspark"}),
+        distributions=frozenset({"boto3", "botocore", "deltalake", "jiter", "msgspec", "psycopg", "pyarrow", "pyspark"}),
     ),
     "testing": Layer(layers=BASE, distributions=frozenset({"botocore", "hypothesis", "pytest"})),
     "cli": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"boto3"})),

@@ -119,6 +119,14 @@ def watched_jobs(spark: SparkSession, name: str, still_held: StillHeld | None = 
             engine.end()
 
 
+def cancel_everything(spark: SparkSession) -> None:
+    """Cancel all jobs of a session that nobody else uses; to be called from a thread that waits for none of them."""
+    if _is_connect(spark):
+        spark.interruptAll()
+    else:
+        spark.sparkContext.cancelAllJobs()
+
+
 class Report:
     """Writes progress to the log, not more often than is of use.
 

@@ -1,0 +1,73 @@
+"""What an ingestion leaves for whoever started it in another process: one JSON file, written when it is done.
+
+The format, version 1: one JSON object with ``"format": "sqs-lease-ingestion-result"``, ``"version": 1`` and the fields
+of :class:`StoredResult`. ``batchItemFailures`` names the messages that must not be deleted from the queue, in the shape
+that AWS Lambda defines, each with its ``reason``. A reader ignores keys that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self
+
+FORMAT: Final = "sqs-lease-ingestion-result"
+VERSION: Final = 1
+
+
+class ResultError(ValueError):
+    """The text is no result of an ingestion."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """What became of a batch.
+
+    Attributes:
+        batch_id: The batch.
+        received: How many messages were handed over.
+        ingested: How many have their records in the table because of this batch.
+        empty: How many had nothing to store, and are done.
+        duplicates: How many were done before, or stood in the batch more than once.
+        rejected: How many are no records.
+        rows: How many rows the batch brought.
+        table_version: The version of the table that has them, where it has versions.
+        rejects_stored: Whether the rejected messages are in the rejects table, and so are done too.
+        batchItemFailures: The messages that are not done: ``{"itemIdentifier": message id, "reason": text}``.
+    """
+
+    batch_id: str
+    received: int
+    ingested: int
+    empty: int
+    duplicates: int
+    rejected: int
+    rows: int
+    table_version: int | None
+    rejects_stored: bool
+    batchItemFailures: Sequence[Mapping[str, str]]  # noqa: N815 - as AWS spells it
+
+    def encode(self) -> str:
+        """Return it as JSON text."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Build it from what :meth:`encode` returned.
+
+        Raises:
+            ResultError: It is nothing of that kind, or of another version.
+        """
+        try:
+            plain: Any = json.loads(text)
+        except ValueError:
+            plain = None
+        if not isinstance(plain, Mapping) or plain.get("format") != FORMAT:
+            raise ResultError("it is no result of an ingestion")
+        if plain.get("version") != VERSION:
+            raise ResultError(f"it is a result of version {plain.get('version')!r}, and this release reads {VERSION}")
+        try:
+            return cls(**{each.name: plain[each.name] for each in fields(cls)})
+        except KeyError as error:
+            raise ResultError(f"it has no {error}") from None

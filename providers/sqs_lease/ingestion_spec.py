@@ -1,0 +1,305 @@
+"""Which source and sink an ingestion has, as plain JSON values: checked by whoever plans it, without Spark.
+
+An orchestrator checks a spec when a pipeline is defined, hands it to a process that has Spark
+(``python -m sqs_lease.spark.job``), and needs nothing of Spark itself. For example::
+
+    {
+        "version": 1,
+        "source": {"kind": "json", "schema": "order_id BIGINT NOT NULL, total DOUBLE"},
+        "sink": {"kind": "delta", "path": "/data/orders", "partition_by": ["day"]},
+        "rejects": {"kind": "delta", "path": "/data/rejected_orders"},
+        "workspace": "/data/batches",
+        "spark_conf": {"spark.sql.shuffle.partitions": "8"}
+    }
+
+``rejects`` and ``spark_conf`` may be left out. :data:`SOURCES` and :data:`SINKS` name the kinds and what each takes;
+the classes of ``sqs_lease.spark`` that they stand for say what it means.
+
+No secret stands in a spec, which is stored and shown. In place of any text may stand ``{"env": "NAME"}``: the value of
+an environment variable of the process that has Spark. A password in plain text is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
+
+VERSION: Final = 1
+"""The version of the format that is read."""
+
+_TEMPLATE: Final = "{{"
+_SECRET_NAME: Final = re.compile(r"secret|password|passwd|token|access[._-]?key$|account[._-]?key$", re.IGNORECASE)
+_FUNCTION: Final = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+_NAMES: Final = ("version", "source", "sink", "rejects", "workspace", "spark_conf")
+
+
+class SpecError(ValueError):
+    """A spec that cannot be used; the text says which part of it, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A source or a sink.
+
+    Attributes:
+        kind: A key of :data:`SOURCES` or :data:`SINKS`.
+        parameters: By name, as they were given.
+    """
+
+    kind: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class IngestionSpec:
+    """A spec that was checked.
+
+    Attributes:
+        source: What the messages are.
+        sink: Where the records go.
+        workspace: Directory for the files of batches under way, which the driver and all executors reach.
+        rejects: Where messages go that are no records; None leaves them to the queue.
+        spark_conf: Settings of the session, by name.
+    """
+
+    source: Part
+    sink: Part
+    workspace: str
+    rejects: Part | None = None
+    spark_conf: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, plain: object) -> IngestionSpec:
+        """Check a spec.
+
+        Texts that hold a template (``{{``) pass, as far as only their content could be wrong.
+
+        Args:
+            plain: The spec as JSON values.
+
+        Raises:
+            SpecError: Something is missing, unknown, of the wrong type, or a secret in plain text.
+        """
+        spec = _mapping(plain, "the spec")
+        _check_names(spec, _NAMES, "the spec")
+        if spec.get("version") != VERSION:
+            raise SpecError(f"the spec has version {spec.get('version')!r}, and this release reads {VERSION}")
+        for name in ("source", "sink", "workspace"):
+            if name not in spec:
+                raise SpecError(f"the spec has no {name!r}")
+        workspace = spec["workspace"]
+        if not isinstance(workspace, str) or not workspace:
+            raise SpecError(f"workspace must be a directory, not {workspace!r}")
+        conf = _mapping(spec.get("spark_conf", {}), "spark_conf")
+        for name, value in conf.items():
+            _settings_value(value, f"spark_conf[{name!r}]", name)
+        return cls(
+            _part(spec["source"], SOURCES, "source"),
+            _part(spec["sink"], SINKS, "sink"),
+            workspace,
+            _part(spec["rejects"], SINKS, "rejects") if spec.get("rejects") is not None else None,
+            conf,
+        )
+
+    @classmethod
+    def parse_json(cls, text: str) -> IngestionSpec:
+        """Check a spec that is JSON text.
+
+        Raises:
+            SpecError: As for :meth:`parse`, or it is no JSON.
+        """
+        try:
+            plain = json.loads(text)
+        except ValueError as error:
+            raise SpecError(f"the spec is no JSON: {error}") from None
+        return cls.parse(plain)
+
+
+def with_environment(value: Any, environment: Mapping[str, str]) -> Any:
+    """Put the values of environment variables in place of ``{"env": "NAME"}``, at any depth.
+
+    Raises:
+        SpecError: There is no such variable.
+    """
+    if _is_reference(value):
+        name = value["env"]
+        if name not in environment:
+            raise SpecError(f"the spec wants the environment variable {name}, and it is not set where the job runs")
+        return environment[name]
+    if isinstance(value, Mapping):
+        return {key: with_environment(one, environment) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_environment(one, environment) for one in value]
+    return value
+
+
+Check: TypeAlias = Callable[[Any, str], None]
+"""Raises a :class:`SpecError` for a value that a parameter, named by the second argument, does not take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What one kind of source or sink takes.
+
+    Attributes:
+        required: Parameters that must be given.
+        optional: Parameters that may be left out.
+        one_of: Optional parameters exactly one of which must be given; empty where there are none.
+    """
+
+    required: Mapping[str, Check] = field(default_factory=dict)
+    optional: Mapping[str, Check] = field(default_factory=dict)
+    one_of: tuple[str, ...] = ()
+
+
+def _text(value: Any, place: str) -> None:
+    if _is_reference(value):
+        return
+    if not isinstance(value, str) or not value:
+        raise SpecError(f'{place} must be a text that is not empty, or {{"env": "NAME"}}, not {_shown(value)}')
+
+
+def _url(value: Any, place: str) -> None:
+    _text(value, place)
+    if isinstance(value, str) and _has_password(value):
+        raise SpecError(
+            f"{place} has a password in it, and a spec is stored and shown: leave the password to the environment "
+            '(PGPASSWORD, a password file), or put the whole address into a variable and give {"env": "NAME"}'
+        )
+
+
+def _texts(value: Any, place: str) -> None:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise SpecError(f"{place} must be a list of texts, not {_shown(value)}")
+    for number, one in enumerate(value):
+        _text(one, f"{place}[{number}]")
+
+
+def _settings(value: Any, place: str) -> None:
+    for name, one in _mapping(value, place).items():
+        _settings_value(one, f"{place}[{name!r}]", name)
+
+
+def _settings_value(value: Any, place: str, name: str) -> None:
+    if not (_is_reference(value) or isinstance(value, str | bool | int | float)):
+        raise SpecError(f'{place} must be a text, a number, true, false or {{"env": "NAME"}}, not {_shown(value)}')
+    if _SECRET_NAME.search(name) and isinstance(value, str):
+        raise SpecError(f'{place} looks like a secret, and a spec is stored and shown: give {{"env": "NAME"}} instead')
+    if isinstance(value, str) and _has_password(value):
+        raise SpecError(f'{place} has a password in it, and a spec is stored and shown: give {{"env": "NAME"}} instead')
+
+
+def _one_of(*choices: str) -> Check:
+    def check(value: Any, place: str) -> None:
+        _text(value, place)
+        if isinstance(value, str) and value not in choices and _TEMPLATE not in value:
+            raise SpecError(f"{place} must be one of {', '.join(choices)}, not {value!r}{_nearest(value, choices)}")
+
+    return check
+
+
+def _function(value: Any, place: str) -> None:
+    _text(value, place)
+    if isinstance(value, str) and _TEMPLATE not in value and not _FUNCTION.match(value):
+        raise SpecError(f"{place} must name a function as 'package.module:function', not {value!r}")
+
+
+def _source(value: Any, place: str) -> None:
+    _part(value, SOURCES, place)
+
+
+SOURCES: Final[Mapping[str, Kind]] = {
+    "json": Kind(
+        optional={
+            "schema": _text,
+            "inferred_schema": _text,
+            "new_fields": _one_of("ignore", "reject", "add"),
+        },
+        one_of=("schema", "inferred_schema"),
+    ),
+    "text": Kind(optional={"column": _text}),
+    "variant": Kind(optional={"column": _text}),
+    "s3-events": Kind(
+        required={"format": _one_of("jsonl", "csv", "parquet"), "schema": _text},
+        optional={"read": _settings, "region": _text, "endpoint_url": _url},
+    ),
+    "sns": Kind(required={"source": _source}),
+    "parser": Kind(required={"function": _function, "schema": _text}),
+}
+"""The sources of ``sqs_lease.spark`` by the name that a spec gives them."""
+
+SINKS: Final[Mapping[str, Kind]] = {
+    "delta": Kind(
+        required={"path": _text},
+        optional={"partition_by": _texts, "upsert_by": _texts, "storage_options": _settings},
+    ),
+    "postgres": Kind(required={"url": _url, "table": _text}, optional={"upsert_by": _texts}),
+    "parquet": Kind(required={"path": _text}, optional={"ledger": _text}),
+    "native-delta": Kind(
+        required={"table": _text},
+        optional={"partition_by": _texts, "upsert_by": _texts, "ledger": _text},
+    ),
+    "iceberg": Kind(
+        required={"table": _text, "ledger": _text},
+        optional={"partition_by": _texts, "upsert_by": _texts},
+    ),
+}
+"""The sinks of ``sqs_lease.spark`` by the name that a spec gives them."""
+
+
+def _part(plain: Any, kinds: Mapping[str, Kind], place: str) -> Part:
+    given = dict(_mapping(plain, place))
+    name = given.pop("kind", None)
+    if not isinstance(name, str) or name not in kinds:
+        raise SpecError(f"{place} must have a 'kind' of {', '.join(kinds)}, not {name!r}{_nearest(name, kinds)}")
+    kind = kinds[name]
+    checks = {**kind.required, **kind.optional}
+    where = f"{place} ({name})"
+    _check_names(given, checks, where)
+    if missing := [parameter for parameter in kind.required if parameter not in given]:
+        raise SpecError(f"{where} needs {missing[0]!r}")
+    if kind.one_of and sum(parameter in given for parameter in kind.one_of) != 1:
+        raise SpecError(f"{where} needs exactly one of {', '.join(map(repr, kind.one_of))}")
+    for parameter, value in given.items():
+        checks[parameter](value, f"{place}.{parameter}")
+    return Part(name, given)
+
+
+def _check_names(given: Mapping[str, Any], known: Sequence[str] | Mapping[str, Any], place: str) -> None:
+    for name in given:
+        if name not in known:
+            hint = _nearest(name, known) or f"; it takes {', '.join(known)}"
+            raise SpecError(f"{place} does not take {name!r}{hint}")
+
+
+def _mapping(value: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise SpecError(f"{place} must be a mapping with texts as its keys, not {_shown(value)}")
+    return value
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() == {"env"} and isinstance(value["env"], str)
+
+
+def _has_password(text: str) -> bool:
+    try:
+        # libpq's other notation: "host=... password=...".
+        return urlsplit(text).password is not None or re.search(r"\bpassword\s*=", text, re.IGNORECASE) is not None
+    except ValueError:
+        return False
+
+
+def _nearest(name: object, known: Sequence[str] | Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _shown(value: object) -> str:
+    # Not the value: in the wrong place it may well be a secret.
+    return f"a {type(value).__name__}"

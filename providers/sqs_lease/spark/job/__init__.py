@@ -1,0 +1,1 @@
+"""The entry point for orchestrators: a process that ingests one batch, manifest in, result out."""

@@ -1,0 +1,152 @@
+"""Ingests one batch in a process of its own: reads a manifest and a spec, and leaves a result.
+
+The exit code is 0 when the batch is done and the result is written; 1 after an error, whose line is the last one of the
+standard error; 2 for wrong arguments; 143 when the job was asked to end (SIGTERM). It can be started again with the
+same manifest after any of them, and while another one runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from pyspark.errors import PySparkException
+
+from sqs_lease.core.messages import Message
+from sqs_lease.ingestion_result import StoredResult
+from sqs_lease.ingestion_spec import IngestionSpec, SpecError, with_environment
+from sqs_lease.manifest import ManifestError, read_manifest
+from sqs_lease.spark.errors import IngestionError
+from sqs_lease.spark.ingestion import ingest
+from sqs_lease.spark.job.driver_session import driver_session
+from sqs_lease.spark.job.parts import make_sink, make_source
+from sqs_lease.spark.job.storage import local_copy, write_text
+from sqs_lease.spark.job.termination import EXIT_CODE, Termination, end_with_standard_input
+from sqs_lease.spark.progress import cancel_everything
+from sqs_lease.spark.results import IngestResult
+
+logger = logging.getLogger(__name__)
+
+_EXPECTED: Final = (IngestionError, ManifestError, SpecError)
+_SHOWN_CHARACTERS: Final = 2_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the job.
+
+    Args:
+        arguments: The command line without the program; None takes this process's.
+
+    Returns:
+        The exit code.
+    """
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    termination = Termination()
+    termination.install()
+    if options.end_with_stdin:
+        end_with_standard_input()
+    try:
+        _run(options, termination)
+    except Exception as error:
+        if termination.asked:
+            return EXIT_CODE
+        if not isinstance(error, _EXPECTED):
+            logger.exception("the job failed")
+        _say(error)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sqs_lease.spark.job",
+        description="Ingest one batch of messages into a table, each exactly once.",
+        epilog="A URI is a path, file:///path or s3://bucket/key; the environment says how S3 is reached.",
+    )
+    parser.add_argument(
+        "--manifest", required=True, action="append", metavar="URI", help="the messages; again for a batch of several"
+    )
+    parser.add_argument("--result", required=True, metavar="URI", help="where the result is written")
+    parser.add_argument("--spec", required=True, metavar="JSON|URI", help="source, sink and workspace")
+    parser.add_argument("--batch-id", help="the batch's name; by default it is named after its messages")
+    engine = parser.add_mutually_exclusive_group()
+    engine.add_argument("--master", help="local[2], spark://...; not with spark-submit, which says it itself")
+    engine.add_argument("--remote", help="a Spark Connect server, sc://...")
+    parser.add_argument(
+        "--end-with-stdin", action="store_true", help="end when the standard input does, as after SIGTERM"
+    )
+    return parser
+
+
+def _run(options: argparse.Namespace, termination: Termination) -> None:
+    with tempfile.TemporaryDirectory(prefix="sqs-lease-") as temporary:
+        directory = Path(temporary)
+        spec = _spec(options.spec, directory)
+        manifests = [local_copy(uri, directory) for uri in options.manifest]
+        # Before Spark is started, which takes seconds: what is wrong with the spec is known by then.
+        source = make_source(spec.source, os.environ)
+        sink = make_sink(spec.sink, os.environ)
+        rejects = None if spec.rejects is None else make_sink(spec.rejects, os.environ)
+        conf = with_environment(spec.spark_conf, os.environ)
+        with (
+            driver_session(master=options.master, remote=options.remote, conf=conf) as spark,
+            termination.cancelling(partial(cancel_everything, spark)),
+        ):
+            result = ingest(
+                spark,
+                manifests[0] if len(manifests) == 1 else _messages(manifests),
+                source=source,
+                sink=sink,
+                workspace=spec.workspace,
+                batch_id=options.batch_id,
+                rejects=rejects,
+                still_held=lambda: not termination.asked,
+            )
+            write_text(options.result, _stored(result).encode())
+
+
+def _spec(given: str, directory: Path) -> IngestionSpec:
+    text = given if given.lstrip().startswith("{") else local_copy(given, directory).read_text(encoding="utf-8")
+    return IngestionSpec.parse_json(text)
+
+
+def _messages(manifests: Sequence[Path]) -> Iterator[Message]:
+    for manifest in manifests:
+        yield from read_manifest(manifest).messages
+
+
+def _stored(result: IngestResult) -> StoredResult:
+    return StoredResult(
+        batch_id=result.batch_id,
+        received=result.received,
+        ingested=result.ingested,
+        empty=result.empty,
+        duplicates=result.duplicates,
+        rejected=len(result.rejected),
+        rows=result.rows,
+        table_version=result.table_version,
+        rejects_stored=bool(result.rejects_stored),
+        batchItemFailures=[
+            {**item, "reason": result.rejected[item["itemIdentifier"]]}
+            for item in result.partial_batch_response()["batchItemFailures"]
+        ],
+    )
+
+
+def _say(error: Exception) -> None:
+    if isinstance(error, _EXPECTED):
+        text = str(error)
+    else:
+        # Spark's texts go on for pages with stack traces and plans.
+        condition = error.getCondition() if isinstance(error, PySparkException) else None
+        text = f"{type(error).__name__} {condition or ''} {str(error).strip().partition(chr(10))[0]}"
+    print(f"error: {' '.join(text.split())[:_SHOWN_CHARACTERS]}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever reads the last line

@@ -1,0 +1,89 @@
+"""Makes the source and the sinks of a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
+
+from sqs_lease.ingestion_spec import Part, SpecError, with_environment
+from sqs_lease.spark.sinks.sink import Sink
+from sqs_lease.spark.sources.source import Source
+
+SOURCE_CLASSES: Final[Mapping[str, str]] = {
+    "json": "json_source.JsonSource",
+    "text": "text_source.TextSource",
+    "variant": "variant_source.VariantSource",
+    "s3-events": "s3_events.S3EventsSource",
+    "sns": "sns.SnsEnvelope",
+    "parser": "parser_source.ParserSource",
+}
+"""The classes in ``sqs_lease.spark.sources`` by the kind that a spec names."""
+
+SINK_CLASSES: Final[Mapping[str, str]] = {
+    "delta": "delta_sink.DeltaSink",
+    "postgres": "postgres_sink.PostgresSink",
+    "parquet": "parquet_sink.ParquetSink",
+    "native-delta": "native_delta_sink.NativeDeltaSink",
+    "iceberg": "iceberg_sink.IcebergSink",
+}
+"""The classes in ``sqs_lease.spark.sinks`` by the kind that a spec names."""
+
+
+def make_source(part: Part, environment: Mapping[str, str]) -> Source[Any]:
+    """Make the source of a spec.
+
+    Args:
+        part: The part of the spec.
+        environment: What its ``{"env": ...}`` stand for.
+
+    Raises:
+        SpecError: A variable is not set, or a function cannot be found.
+        SchemaError: Its schema cannot be used.
+    """
+    parameters = with_environment(part.parameters, environment)
+    if part.kind == "sns":
+        inner = dict(parameters["source"])
+        wrapped: Source[Any] = _class("sources", SOURCE_CLASSES[part.kind])(
+            make_source(Part(inner.pop("kind"), inner), environment)
+        )
+        return wrapped
+    if part.kind == "parser":
+        parameters["function"] = _function(parameters["function"])
+    if "inferred_schema" in parameters:
+        path = parameters.pop("inferred_schema")
+        parameters["schema"] = _class("sources", "json_source.InferredSchema")(path)
+    source: Source[Any] = _class("sources", SOURCE_CLASSES[part.kind])(**parameters)
+    return source
+
+
+def make_sink(part: Part, environment: Mapping[str, str]) -> Sink:
+    """Make a sink of a spec; see :func:`make_source`.
+
+    Raises:
+        SpecError: A variable is not set.
+        TableError: It cannot be used.
+    """
+    parameters = with_environment(part.parameters, environment)
+    for name in ("partition_by", "upsert_by"):
+        if name in parameters:
+            parameters[name] = tuple(parameters[name])
+    sink: Sink = _class("sinks", SINK_CLASSES[part.kind])(**parameters)
+    return sink
+
+
+def _class(package: str, name: str) -> Any:
+    # Imported when it is asked for: each sink needs packages of its own.
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(f"sqs_lease.spark.{package}.{module}"), attribute)
+
+
+def _function(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(
+            f"the function {name} of the source cannot be found ({error}): install its package where the job and the "
+            "executors run, or add its directory to PYTHONPATH there"
+        ) from error
