@@ -69,9 +69,15 @@ LAYERS: Final = {
     "dagster": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"dagster"})),
     "spark": Layer(
         layers=BASE | {"blocking"},
-        distributions=frozenset({"boto3", "botocore", "deltalake", "jiter", "msgspec", "psycopg", "pyarrow", "pyspark"}),
+        distributions=frozenset(
+            {"boto3", "botocore", "deltalake", "jiter", "msgspec", "psycopg", "pyarrow", "pyspark"}
+        ),
     ),
-    "testing": Layer(layers=BASE, distributions=frozenset({"botocore", "hypothesis", "pytest"})),
+    "testing": Layer(
+        # The contract of sinks is tested on Spark; who imports sqs_lease.testing alone does not load it.
+        layers=BASE | {"spark"},
+        distributions=frozenset({"botocore", "hypothesis", "pyarrow", "pyspark", "pytest"}),
+    ),
     "cli": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"boto3"})),
 }
 """The layers by the directory or module that they are; the package's own ``__init__`` offers the base's names."""
