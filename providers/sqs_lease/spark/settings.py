@@ -25,12 +25,14 @@ def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterat
     Settings belong to the session: threads that ingest at the same time need sessions of their own
     (``spark.newSession()``).
     """
-    before = {name: spark.conf.get(name) for name in settings}
+    before = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
         for name, earlier in before.items():
-            if earlier is not None:
+            if earlier is None:
+                spark.conf.unset(name)
+            else:
                 spark.conf.set(name, earlier)
