@@ -11,10 +11,12 @@ from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import DeltaSink, IngestResult, JsonSource, Overtaken, Sink, Source, Staged, ingest
-from sqs_lease.spark.sinks.delta_sink import DeltaSnapshot
+from sqs_lease.spark import DeltaSink, IngestResult, JsonSource, Overtaken, Sink, Source, ingest
+from sqs_lease.spark.sinks.sink import Admission
+from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 
 SCHEMA = "id BIGINT NOT NULL, name STRING"
 
@@ -61,7 +63,7 @@ class Place:
 
     spark: SparkSession
     root: Path
-    source: Source = field(default_factory=lambda: JsonSource(SCHEMA))
+    source: Source[Any] = field(default_factory=lambda: JsonSource(SCHEMA))
 
     @property
     def table(self) -> Path:
@@ -69,10 +71,10 @@ class Place:
 
     @property
     def workspace(self) -> Path:
-        return self.root / "manifests"
+        return self.root / "batches"
 
     def ingest(
-        self, messages: Iterable[Message | dict[str, Any]], *, sink: Sink[Any] | None = None, **options: Any
+        self, messages: Iterable[Message | dict[str, Any]], *, sink: Sink | None = None, **options: Any
     ) -> IngestResult:
         return ingest(
             self.spark,
@@ -85,18 +87,28 @@ class Place:
 
 
 @dataclass(frozen=True)
-class InterruptedSink(DeltaSink):
-    """Calls something between writing and committing, the first time."""
+class InterruptedSink:
+    """A Delta sink that calls something between staging and committing, the first time."""
 
+    path: Path
     before_commit: Callable[[], object] = lambda: None
     calls: list[str] = field(default_factory=list)
 
-    def commit(self, snapshot: DeltaSnapshot, staged: Staged, batch_id: str) -> int:
-        self.calls.append("commit")
-        if len(self.calls) == 1:
-            self.before_commit()
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> InterruptedTable:
+        table = DeltaSink(self.path).open(spark, columns, widen=widen)
+        return InterruptedTable(table.target, table.ledger, self)
+
+
+@dataclass(frozen=True)
+class InterruptedTable(WriteAheadTable):
+    sink: InterruptedSink
+
+    def commit(self, looked_up: WriteAheadLookUp, admission: Admission) -> int | None:
+        self.sink.calls.append("commit")
+        if len(self.sink.calls) == 1:
+            self.sink.before_commit()
         try:
-            return super().commit(snapshot, staged, batch_id)
+            return super().commit(looked_up, admission)
         except Overtaken:
-            self.calls.append("overtaken")
+            self.sink.calls.append("overtaken")
             raise

@@ -13,27 +13,31 @@ from sqs_lease.spark.ingestion import ingest
 from sqs_lease.spark.java import require_java
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.session import local_session
-from sqs_lease.spark.sinks.delta_sink import DeltaSink
-from sqs_lease.spark.sinks.sink import Overtaken, Sink, Snapshot, Staged
+from sqs_lease.spark.sinks.delta_sink import DeltaSink, DeltaTarget
+from sqs_lease.spark.sinks.ledger import Ledger
+from sqs_lease.spark.sinks.sink import Overtaken, Sink, Staged
+from sqs_lease.spark.sinks.write_ahead import WriteAheadSink
 from sqs_lease.spark.sources.json_source import JsonSource
 from sqs_lease.spark.sources.source import Source
 
 __all__ = [
     "BatchIdReusedError",
     "DeltaSink",
+    "DeltaTarget",
     "IngestResult",
     "IngestionError",
     "JavaError",
     "JsonSource",
+    "Ledger",
     "Overtaken",
     "ReconciliationError",
     "SchemaError",
     "Sink",
-    "Snapshot",
     "Source",
     "Staged",
     "TableError",
     "WorkspaceError",
+    "WriteAheadSink",
     "ingest",
     "local_session",
     "require_java",

@@ -1,70 +1,33 @@
-"""The messages of one ingestion, each once, and the name they go by."""
+"""What a batch is called: the name that stands for its messages, and the one of its files."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from sqs_lease.core.messages import Message
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 _SHOWN_CHARACTERS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Messages by id.
+def default_id(source: str, message_ids: pa.ChunkedArray, receive_counts: pa.ChunkedArray) -> str:
+    """Name a batch after what is in it.
 
-    Attributes:
-        messages: Each message once: of several receptions of one message, the one received last.
-        received: How many were handed over, repetitions included.
+    The same messages, received as often, for the same source are the same batch, whatever their order: a task that is
+    tried again finds what its first try committed. A redelivery has a higher receive count and a corrected schema is
+    another source, so that messages which were rejected get their next chance.
+
+    Args:
+        source: What decides what becomes of a message: :attr:`.source.Source.identity`.
+        message_ids: The messages, each once.
+        receive_counts: How often each was received.
     """
-
-    messages: tuple[Message, ...]
-    received: int
-
-    @classmethod
-    def of(cls, messages: Iterable[Message | Mapping[str, Any]]) -> Batch:
-        """Collect messages.
-
-        Args:
-            messages: :class:`Message` values, or dicts in the shape of the SQS API (``MessageId``,
-                ``Body``, ``Attributes``).
-
-        Raises:
-            TypeError: One is neither.
-            ValueError: One lacks its id or body.
-        """
-        received = 0
-        latest: dict[str, Message] = {}
-        for position, given in enumerate(messages):
-            message = _message(given, position)
-            received += 1
-            known = latest.get(message.message_id)
-            if known is None or message.receive_count >= known.receive_count:
-                latest[message.message_id] = message
-        return cls(tuple(latest.values()), received)
-
-    @property
-    def repeated(self) -> int:
-        """How many of the messages were handed over more than once."""
-        return self.received - len(self.messages)
-
-    def default_id(self, schema: str) -> str:
-        """Name the batch after what is in it.
-
-        The same messages, received as often, under the same schema are the same batch: a task that is
-        tried again finds what its first try committed. A redelivery has a higher receive count and a
-        corrected schema is another one, so that messages which were rejected get their next chance.
-
-        Args:
-            schema: The schema of the records, in any fixed notation.
-        """
-        content = [schema, sorted((message.message_id, message.receive_count) for message in self.messages)]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+    messages = pc.binary_join_element_wise(message_ids, receive_counts.cast(pa.string()), " ")
+    in_order = messages.take(pc.sort_indices(messages)).combine_chunks()
+    as_one_list = pa.ListArray.from_arrays([0, len(in_order)], in_order)
+    text = pc.binary_join(as_one_list, "\n")[0]
+    return hashlib.sha256(b"%s\n%s" % (source.encode(), text.as_buffer().to_pybytes())).hexdigest()[:32]
 
 
 def directory_name(batch_id: str) -> str:
@@ -74,25 +37,3 @@ def directory_name(batch_id: str) -> str:
     """
     readable = re.sub(r"[^A-Za-z0-9]+", "-", batch_id).strip("-")[:_SHOWN_CHARACTERS]
     return f"{readable or 'batch'}-{hashlib.sha256(batch_id.encode()).hexdigest()[:16]}"
-
-
-def _message(given: Message | Mapping[str, Any], position: int) -> Message:
-    if isinstance(given, Message):
-        message = given
-    elif isinstance(given, Mapping):
-        try:
-            message = Message.from_api(given)
-        except KeyError as error:
-            raise ValueError(
-                f"messages[{position}] has no {error}: expected a message in the shape of the SQS API, "
-                "with MessageId and Body"
-            ) from None
-    else:
-        raise TypeError(f"messages[{position}] must be a Message or a dict, not {type(given).__name__}")
-    if not isinstance(message.message_id, str) or not message.message_id:
-        raise ValueError(f"messages[{position}] has an empty message id")
-    if not isinstance(message.body, str):
-        raise TypeError(
-            f"the body of messages[{position}] ({message.message_id}) must be a str, not {type(message.body).__name__}"
-        )
-    return message

@@ -1,31 +1,38 @@
-"""The durable record of a batch: one Parquet file of its messages, which Spark then reads."""
+"""A batch on disk, for the length of one try: one Parquet file of its messages, which Spark reads."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
-from sqs_lease.core.messages import Message
 from sqs_lease.spark import columns
-from sqs_lease.spark.batch import Batch, directory_name
-from sqs_lease.spark.errors import BatchIdReusedError, WorkspaceError
+from sqs_lease.spark.errors import WorkspaceError
+from sqs_lease.spark.message_groups import Group, Messages, groups_of
 from sqs_lease.spark.paths import read_path
+from sqs_lease.spark.sinks.sink import LOOKED_UP
+from sqs_lease.spark.sources.source import Checker
+from sqs_lease.spark.workspace import scratch_directory
 
 MESSAGE_ID: Final = "message_id"
 BODY: Final = "body"
 SENT_AT: Final = "sent_at"
 RECEIVE_COUNT: Final = "receive_count"
+MESSAGE_ATTRIBUTES: Final = "message_attributes"
+"""The sender's attributes in the shape of the SQS API, as JSON text (bytes: ``{"base64": "..."}``), or null."""
+
 REJECTED: Final = "rejected"
+"""Why the driver rejected the message; null for one that Spark is to parse."""
 
 _SCHEMA: Final = pa.schema(
     [
@@ -33,127 +40,203 @@ _SCHEMA: Final = pa.schema(
         pa.field(BODY, pa.string(), nullable=False),
         pa.field(SENT_AT, pa.timestamp("us", tz="UTC")),
         pa.field(RECEIVE_COUNT, pa.int32(), nullable=False),
+        pa.field(MESSAGE_ATTRIBUTES, pa.string()),
         pa.field(REJECTED, pa.string()),
     ]
 )
 _SPARK_SCHEMA: Final = (
-    f"{MESSAGE_ID} STRING, {BODY} STRING, {SENT_AT} TIMESTAMP, {RECEIVE_COUNT} INT, {REJECTED} STRING"
+    f"{MESSAGE_ID} STRING, {BODY} STRING, {SENT_AT} TIMESTAMP, {RECEIVE_COUNT} INT, {MESSAGE_ATTRIBUTES} STRING, "
+    f"{REJECTED} STRING"
 )
-# Spark reads row groups in parallel, never parts of one.
-_ROW_GROUP_MESSAGES = 10_000
+_KEPT: Final = (MESSAGE_ID, SENT_AT, RECEIVE_COUNT, REJECTED)
+
+REASONS: Final = pa.schema(
+    [pa.field("message_id", pa.string(), nullable=False), pa.field("reason", pa.string(), nullable=False)]
+)
+"""Messages that are rejected, and why."""
+
+_REJECT: Final = pa.schema(
+    [
+        pa.field("body", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field(columns.MESSAGE_ID, pa.string(), nullable=False),
+        pa.field(columns.SENT_AT, pa.timestamp("us", tz="UTC")),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class BatchFile:
     """A batch on disk.
 
-    The file stays when the batch is done: it is the record of what was received. Nothing reads it again
-    once the batch's messages are settled, so whoever runs the ingestion decides how long to keep it.
-
     Attributes:
-        path: The file.
-        accepted_ids: The messages that Spark is to parse.
-        rejected: The messages that the driver rejected, with the reason.
+        path: The file, in a scratch directory of its own.
+        messages: Each message once, without its body: of several receptions of one message, the one received last.
+        received: How many were handed over, repetitions included.
     """
 
     path: Path
-    accepted_ids: frozenset[str]
-    rejected: Mapping[str, str]
+    messages: pa.Table
+    received: int
+
+    @property
+    def repeated(self) -> int:
+        """How many were handed over although the message was there already."""
+        once: int = self.messages.num_rows
+        return self.received - once
+
+    @property
+    def looked_up(self) -> pa.Table:
+        """What a table is asked for, as :data:`.sink.LOOKED_UP`."""
+        return self.messages.select(LOOKED_UP.names)
+
+    @property
+    def rejected(self) -> pa.Table:
+        """The messages that the driver rejected, as :data:`REASONS`."""
+        rejected = self.messages.filter(pc.is_valid(self.messages[REJECTED]))
+        return rejected.select([MESSAGE_ID, REJECTED]).rename_columns(REASONS.names).cast(REASONS)
 
     def accepted(self, spark: SparkSession) -> DataFrame:
-        """The messages that Spark is to parse, as rows of the five columns of this module."""
-        return self._read(spark).where(f"{REJECTED} IS NULL")
+        """The messages that Spark is to parse, as rows of the columns of this module."""
+        return _read(spark, self.path, _SPARK_SCHEMA).where(f"{REJECTED} IS NULL")
 
-    def message_ids(self, spark: SparkSession) -> DataFrame:
-        """The ids of all messages, as rows of one column that is called as in the table."""
-        return self._read(spark).select(F.col(MESSAGE_ID).alias(columns.MESSAGE_ID))
+    def without(self, messages: DataFrame, message_ids: pa.ChunkedArray) -> DataFrame:
+        """Leave some messages out."""
+        path = self.path.with_name(f"out-{uuid4().hex}.parquet")
+        pq.write_table(pa.table({MESSAGE_ID: message_ids}), path)
+        out = _read(messages.sparkSession, path, f"{MESSAGE_ID} STRING")
+        return messages.join(F.broadcast(out), MESSAGE_ID, "left_anti")
 
-    def _read(self, spark: SparkSession) -> DataFrame:
-        return (
-            spark.read.schema(_SPARK_SCHEMA)
-            # The session may tolerate both, but a message left out here would be lost.
-            .option("ignoreMissingFiles", "false")
-            .option("ignoreCorruptFiles", "false")
-            .parquet(read_path(self.path))
+    def rejects(self, spark: SparkSession, reasons: pa.Table) -> DataFrame:
+        """Some of the messages as rows of a table of rejects.
+
+        Args:
+            spark: The session.
+            reasons: Which, and why, as :data:`REASONS`.
+        """
+        path = self.path.with_name(f"rejects-{uuid4().hex}.parquet")
+        message_ids = reasons["message_id"].combine_chunks()
+        with pq.ParquetWriter(path, _REJECT) as writer, pq.ParquetFile(self.path) as file:
+            for group in range(file.num_row_groups):
+                read = file.read_row_group(group, columns=[MESSAGE_ID, BODY, SENT_AT])
+                position = pc.index_in(read[MESSAGE_ID], message_ids)
+                chosen = pc.is_valid(position)
+                reason = reasons["reason"].combine_chunks().take(position.filter(chosen).combine_chunks())
+                read = read.filter(chosen)
+                table = pa.Table.from_arrays(
+                    [read[BODY], pa.chunked_array([reason]), read[MESSAGE_ID], read[SENT_AT]], schema=_REJECT
+                )
+                if table.num_rows:
+                    writer.write_table(table)
+        return _read(
+            spark, path, f"body STRING, reason STRING, {columns.MESSAGE_ID} STRING, {columns.SENT_AT} TIMESTAMP"
         )
 
 
-def write_manifest(
-    batch: Batch, *, batch_id: str, workspace: str | Path, rejection: Callable[[str], str | None]
-) -> Manifest:
-    """Write the batch's manifest, or take the one that an earlier try of the same batch wrote.
-
-    The file appears whole or not at all.
+@contextmanager
+def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker) -> Iterator[BatchFile | None]:
+    """Write a batch to a file, which is removed at the end of the block.
 
     Args:
-        batch: The messages, at least one.
-        batch_id: The batch's name, from which the file's is made.
-        workspace: Directory of the manifests, which the driver and all executors reach by this path; it
-            is created where it does not exist.
-        rejection: Says why a body cannot be a record; None for one that can.
+        messages: The batch.
+        workspace: Directory of such files, which the driver and all executors reach by this path.
+        checker: Looks at all bodies on the way.
+
+    Yields:
+        The file; None for a batch without messages.
 
     Raises:
-        BatchIdReusedError: There is a manifest of this batch id with other messages.
-        WorkspaceError: The directory cannot be written, or the manifest that is there cannot be read.
+        ManifestError, TypeError, ValueError: See :func:`.message_groups.groups_of`.
+        WorkspaceError: The file cannot be written.
     """
-    directory = Path(workspace).absolute() / directory_name(batch_id)
-    path = directory / "manifest.parquet"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            _write(batch, path, rejection)
-        manifest = _load(path)
-    except OSError as error:
-        raise WorkspaceError(
-            f"the manifest of batch {batch_id} cannot be written to {directory} "
-            f"({error.strerror or error}): make workspace= a directory that this process can write and all "
-            "executors can read"
-        ) from error
-    except pa.ArrowInvalid as error:
-        raise WorkspaceError(
-            f"{path} is not a manifest that can be read: remove it, and the next try writes it again"
-        ) from error
-    if manifest.accepted_ids | manifest.rejected.keys() != {message.message_id for message in batch.messages}:
-        raise BatchIdReusedError(
-            f"batch id {batch_id} stands for other messages already (see {path}): leave batch_id out, or "
-            "give every batch an id of its own"
-        )
-    return manifest
+    groups = groups_of(messages)
+    # Nothing is written for a batch that is empty, or whose first message is none.
+    first = next(groups, None)
+    if first is None:
+        yield None
+        return
+    with scratch_directory(workspace) as directory:
+        path = directory / "messages.parquet"
+        try:
+            batch = _write(path, chain([first], groups), checker)
+        except OSError as error:
+            raise WorkspaceError(
+                f"the batch cannot be written to {directory} ({error.strerror or error}): is the disk full?"
+            ) from error
+        yield batch
 
 
-def _write(batch: Batch, path: Path, rejection: Callable[[str], str | None]) -> None:
-    partial = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        with pq.ParquetWriter(partial, _SCHEMA, compression="zstd") as writer:
-            messages = iter(batch.messages)
-            while group := list(islice(messages, _ROW_GROUP_MESSAGES)):
-                writer.write_table(_table(group, rejection))
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def _write(path: Path, groups: Iterator[Group], checker: Checker) -> BatchFile:
+    kept = []
+    with _writer(path) as writer:
+        for group in groups:
+            table = _table(group, checker)
+            writer.write_table(table)
+            kept.append(table.select(_KEPT))
+    messages = pa.concat_tables(kept)
+    received = messages.num_rows
+    if pc.count_distinct(messages[MESSAGE_ID]).as_py() < received:
+        latest = _latest(messages)
+        path, messages = _filtered(path, latest), messages.filter(latest)
+    return BatchFile(path, messages, received)
 
 
-def _table(messages: list[Message], rejection: Callable[[str], str | None]) -> Any:
+def _writer(path: Path) -> pq.ParquetWriter:
+    # The file lives for minutes: what counts is how fast it is written, and read once. Spark reads row groups in
+    # parallel, never parts of one: each is a group of messages.
+    return pq.ParquetWriter(path, _SCHEMA, compression="none", use_dictionary=[REJECTED], write_statistics=False)
+
+
+def _table(group: Group, checker: Checker) -> pa.Table:
     return pa.table(
-        {
-            MESSAGE_ID: [message.message_id for message in messages],
-            # Python's strings may hold half a surrogate pair, which no file in UTF-8 can.
-            BODY: [message.body.encode("utf-8", "replace") for message in messages],
-            SENT_AT: [message.sent_at for message in messages],
-            RECEIVE_COUNT: [message.receive_count for message in messages],
-            REJECTED: [rejection(message.body) for message in messages],
-        },
+        [
+            _texts(group.message_ids),
+            _texts(group.bodies),
+            group.sent_at,
+            group.receive_counts,
+            pa.array(group.message_attributes, pa.string()),
+            pa.array(checker.reasons(group.bodies), pa.string()),
+        ],
         schema=_SCHEMA,
     )
 
 
-def _load(path: Path) -> Manifest:
-    table = pq.read_table(path, columns=[MESSAGE_ID, REJECTED])
-    message_ids = table[MESSAGE_ID].to_pylist()
-    reasons = table[REJECTED].to_pylist()
-    rejected = {
-        message_id: reason for message_id, reason in zip(message_ids, reasons, strict=True) if reason is not None
-    }
-    return Manifest(path, frozenset(message_ids) - rejected.keys(), rejected)
+def _texts(texts: Any) -> pa.Array:
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:
+        # Python's strings may hold half a surrogate pair, which no file in UTF-8 can.
+        return pa.array([text.encode("utf-8", "replace") for text in texts], pa.string())
+
+
+def _latest(messages: pa.Table) -> pa.ChunkedArray:
+    """Which rows to keep: of each message the one with the highest receive count, and of those the last."""
+    position = pa.array(range(messages.num_rows), pa.int64())
+    ordered = messages.append_column("position", position).sort_by(
+        [(MESSAGE_ID, "ascending"), (RECEIVE_COUNT, "ascending"), ("position", "ascending")]
+    )
+    message_ids = ordered[MESSAGE_ID].combine_chunks()
+    is_last = pa.concat_arrays([pc.not_equal(message_ids[1:], message_ids[:-1]), pa.array([True])])
+    return pc.is_in(position, ordered["position"].filter(is_last).combine_chunks())
+
+
+def _filtered(path: Path, keep: pa.Array) -> Path:
+    chosen = path.with_name("messages-once.parquet")
+    with pq.ParquetFile(path) as file, _writer(chosen) as writer:
+        start = 0
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group)
+            writer.write_table(table.filter(keep.slice(start, table.num_rows)))
+            start += table.num_rows
+    path.unlink()
+    return chosen
+
+
+def _read(spark: SparkSession, path: Path, schema: str) -> DataFrame:
+    return (
+        spark.read.schema(schema)
+        # The session may tolerate both, but a message left out here would be lost.
+        .option("ignoreMissingFiles", "false")
+        .option("ignoreCorruptFiles", "false")
+        .parquet(read_path(path))
+    )

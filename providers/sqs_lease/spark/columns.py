@@ -23,6 +23,11 @@ REASON: Final = "_rejected"
 NOTHING_TO_STORE: Final = "(nothing to store)"
 """Instead of a reason: the message was understood, gives no record and is done."""
 
+REJECT: Final = StructType(
+    [StructField("body", StringType(), nullable=False), StructField("reason", StringType(), nullable=False)]
+)
+"""What a table of rejects has of each message, besides the columns of every table."""
+
 _RESERVED: Final = (MESSAGE_ID, SENT_AT, BATCH_ID, REASON)
 
 

@@ -8,33 +8,41 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """The fate of one batch. ``ingested + duplicates + len(rejected) == received`` always holds.
+    """The fate of one batch. ``ingested + empty + duplicates + len(rejected) == received`` always holds.
 
     Attributes:
         batch_id: The batch.
         received: How many messages were handed over.
-        ingested: How many are in the table because of this batch. The same number when the batch is
+        ingested: How many have their records in the table because of this batch. The same number when the batch is
             handed over again after its commit.
-        duplicates: How many were in the table already, brought by another batch, or stood in this batch
-            more than once.
+        empty: How many were understood, gave no record, and are done because of this batch; the same when it is
+            handed over again.
+        duplicates: How many were done already because of another batch, or stood in this batch more than once.
         rejected: Message id -> why the message is no record of the table. The reasons name columns and
             byte positions, never what a body says.
-        table_version: The version of the table that holds the batch; where the batch added nothing, the
-            version it was compared with; None for an empty batch, which looks at no table.
+        rows: How many rows this call added to the table: 0 for a batch that was committed before.
+        table_version: A version of the table that has the batch: the one that its commit made or, where this call
+            added nothing, the newest that was looked at. None for an empty batch, which looks at no table, and for
+            a table without versions.
+        rejects_stored: Whether the rejected messages are in a table of rejects, and so are done.
     """
 
     batch_id: str
     received: int
     ingested: int
+    empty: int
     duplicates: int
     rejected: Mapping[str, str]
+    rows: int
     table_version: int | None
+    rejects_stored: bool
 
     def partial_batch_response(self) -> dict[str, list[dict[str, str]]]:
-        """The rejected messages in the shape that AWS Lambda defined: return it from the task that did the work.
+        """Name the messages that are not done, in the shape of AWS Lambda: return it from the task that did the work.
 
         Returns:
-            ``{"batchItemFailures": [{"itemIdentifier": message id}, ...]}``: these are released, and all
-            other messages of the batch deleted.
+            ``{"batchItemFailures": [{"itemIdentifier": message id}, ...]}``: the rejected messages, unless they were
+            stored. These are released, and all other messages of the batch deleted.
         """
-        return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in self.rejected]}
+        failures = () if self.rejects_stored else self.rejected
+        return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failures]}

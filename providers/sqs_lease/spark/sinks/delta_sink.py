@@ -9,69 +9,58 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
 from uuid import uuid4
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch import directory_name
-from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID
+from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.paths import read_path, write_path
+from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.delta_schema import delta_schema, differences, unsupported
-from sqs_lease.spark.sinks.sink import Overtaken, Staged
+from sqs_lease.spark.sinks.ledger import Ledger
+from sqs_lease.spark.sinks.sink import Staged
+from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
 
 logger = logging.getLogger(__name__)
 
 _FILES: Final = "batches"
 _LOG: Final = "_delta_log"
-
-
-@dataclass(frozen=True)
-class DeltaSnapshot:
-    """One version of the table."""
-
-    table: DeltaTable
-
-    @property
-    def version(self) -> int:
-        """The version."""
-        return self.table.version()
-
-    def version_of(self, batch_id: str) -> int | None:
-        """The version recorded as the batch's application transaction."""
-        return self.table.transaction_version(batch_id)
-
-    def find(self, message_ids: DataFrame) -> dict[str, str]:
-        """Semi-join with the table's files; the ids looked for are broadcast, so the table is never shuffled."""
-        files = _named(self.table)
-        if not files:
-            return {}
-        stored = (
-            message_ids.sparkSession.read.schema(f"{MESSAGE_ID} STRING, {BATCH_ID} STRING")
-            # The session may tolerate both, but a message overlooked here would be stored twice.
-            .option("ignoreMissingFiles", "false")
-            .option("ignoreCorruptFiles", "false")
-            .parquet(*map(read_path, files))
-        )
-        found = stored.join(F.broadcast(message_ids), MESSAGE_ID, "left_semi").toArrow()
-        return dict(zip(found[MESSAGE_ID].to_pylist(), found[BATCH_ID].to_pylist(), strict=True))
+_LEDGER: Final = "_sqs_lease/ledger"
+# Every refusal means that somebody else's commit went through.
+_COMMIT_TRIES: Final = 100
 
 
 @dataclass(frozen=True)
 class DeltaSink:
-    """A Delta table in a directory.
+    """A Delta table in a directory, with its ledger inside of it.
+
+    Attributes:
+        path: The table's directory, which the driver and all executors reach by this path; it is created
+            where it does not exist.
+    """
+
+    path: str | Path
+
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
+        """See :meth:`.sink.Sink.open`."""
+        sink = WriteAheadSink(DeltaTarget(self.path), Ledger(Path(self.path) / _LEDGER))
+        return sink.open(spark, columns, widen=widen)
+
+
+@dataclass(frozen=True)
+class DeltaTarget:
+    """A Delta table in a directory, which is appended to.
 
     Every try of a batch writes into a directory of its own, ``batches/<batch>/<try>``. Files there that no
-    commit names belong to nobody's table: a try that fails removes its own, a try that commits removes
-    those that earlier, killed tries of the same batch left behind. What remains after a kill when the
-    batch never comes back as a whole goes with ``DeltaTable(path).vacuum(full=True, dry_run=False)``.
+    commit names belong to nobody's table: a try that fails removes its own. What remains after a kill goes with
+    ``DeltaTable(path).vacuum(full=True, dry_run=False)``.
 
     Attributes:
         path: The table's directory, which the driver and all executors reach by this path; it is created
@@ -87,13 +76,21 @@ class DeltaSink:
                 "all executors share"
             )
 
-    @property
-    def root(self) -> Path:
-        """The table's directory, absolute."""
-        return Path(self.path).absolute()
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> OpenDelta:
+        """See :meth:`.write_ahead.Target.open`."""
+        table = OpenDelta(Path(self.path).absolute())
+        table.prepare(columns)
+        return table
 
-    def open(self, columns: StructType) -> DeltaSnapshot:
-        """See :class:`.sinks.Sink`."""
+
+@dataclass(frozen=True)
+class OpenDelta:
+    """The table in a directory: see :class:`.write_ahead.TargetTable`."""
+
+    root: Path
+
+    def prepare(self, columns: StructType) -> None:
+        """Create the table where there is none, and check that it takes these columns."""
         schema = delta_schema(columns)
         self._check_path()
         table = self._load()
@@ -112,9 +109,7 @@ class DeltaSink:
                 logger.info("table %s was created by somebody else at this moment", self.root)
             except (DeltaError, OSError) as error:
                 raise self._unusable("cannot be created", error) from error
-            table = self._load()
-            if table is None:
-                raise TableError(f"table {self.root} was created, and is gone again")
+            table = self._existing()
         if asked := unsupported(table.metadata()):
             raise TableError(f"table {self.root} cannot be written: {'; '.join(asked)}. Ingest into another one")
         if differs := differences(table.schema(), columns):
@@ -122,68 +117,80 @@ class DeltaSink:
                 f"the schema does not fit table {self.root}: {'; '.join(differs)}. Change the schema or the "
                 "table, or ingest into another one"
             )
-        return DeltaSnapshot(table)
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
-        """See :class:`.sinks.Sink`."""
-        directory = self.root / _FILES / directory_name(batch_id) / uuid4().hex
+        """See :meth:`.write_ahead.TargetTable.stage`."""
+        location = f"{_FILES}/{directory_name(batch_id)}/{uuid4().hex}"
+        directory = self.root / location
         try:
             rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
                 write_path(directory)
             )
-            message_ids: list[str] = []
-            for file in _written(directory):
-                message_ids += pq.read_table(file, columns=[MESSAGE_ID])[MESSAGE_ID].to_pylist()
+            message_ids = [
+                chunk
+                for file in _written(directory)
+                for chunk in pq.read_table(file, columns=[MESSAGE_ID])[MESSAGE_ID].chunks
+            ]
         except BaseException:
             _remove(directory)
             raise
-        return Staged(str(directory), tuple(message_ids))
+        return Staged(location, pa.chunked_array(message_ids, pa.string()))
 
-    def commit(self, snapshot: DeltaSnapshot, staged: Staged, batch_id: str) -> int:
-        """See :class:`.sinks.Sink`."""
-        version = snapshot.version + 1
-        directory = Path(staged.location)
-        rows = {file: _row_count(file) for file in _written(directory)}
-        if sum(rows.values()) != len(staged.message_ids):
-            # Another try of the same batch was committed and has tidied up, or somebody deletes files here.
-            raise self._refusal(snapshot, OSError(f"files have gone from {directory}"))
+    def apply(self, location: str, application: Application) -> int | None:
+        """See :meth:`.write_ahead.TargetTable.apply`."""
+        transaction = f"sqs-lease:{application.ledger_id}"
+        actions = None
+        for _ in range(_COMMIT_TRIES):
+            table = self._existing()
+            taken = table.transaction_version(transaction)
+            if taken is not None and taken >= application.number:
+                return table.version()
+            if actions is None:
+                actions = self._add_actions(location)
+            try:
+                table.create_write_transaction(
+                    actions,
+                    "append",
+                    table.schema(),
+                    commit_properties=CommitProperties(
+                        # With retries, delta-rs would accept the same application a second time.
+                        max_commit_retries=0,
+                        app_transactions=[Transaction(transaction, application.number)],
+                    ),
+                )
+            except CommitFailedError:
+                logger.info("table %s changed meanwhile, looking again", self.root)
+            except (DeltaError, OSError) as error:
+                raise self._unusable("cannot be written", error) from error
+            else:
+                return table.version() + 1
+        raise TableError(
+            f"table {self.root} changed {_COMMIT_TRIES} times while batch {application.batch_id} was to be added: "
+            "let fewer processes write it at once. The batch is added when the next one is looked up"
+        )
+
+    def version(self) -> int | None:
+        """See :meth:`.write_ahead.TargetTable.version`."""
+        return self._existing().version()
+
+    def discard(self, location: str) -> None:
+        """See :meth:`.write_ahead.TargetTable.discard`."""
+        _remove(self.root / location)
+
+    def _add_actions(self, location: str) -> list[AddAction | RemoveAction]:
         try:
-            snapshot.table.create_write_transaction(
-                [_add_action(file, count, self.root) for file, count in rows.items() if count],
-                "append",
-                snapshot.table.schema(),
-                commit_properties=CommitProperties(
-                    # With retries, delta-rs would accept a commit that was prepared for an older version.
-                    max_commit_retries=0,
-                    # Its version says which version of the table has the batch.
-                    app_transactions=[Transaction(batch_id, version)],
-                ),
-            )
-        except CommitFailedError as error:
-            raise self._refusal(snapshot, error) from error
-        except (DeltaError, OSError) as error:
+            files = [(file, _row_count(file)) for file in _written(self.root / location)]
+        except OSError as error:
             raise self._unusable("cannot be written", error) from error
-        self._tidy(directory)
-        return version
+        if not files:
+            raise TableError(f"table {self.root}: the rows of an admitted batch have gone from {location}")
+        return [_add_action(file, count, self.root) for file, count in files if count]
 
-    def discard(self, staged: Staged) -> None:
-        """See :class:`.sinks.Sink`."""
-        directory = Path(staged.location)
+    def _existing(self) -> DeltaTable:
         table = self._load()
-        # A commit may have been carried out although its answer was an error.
-        if table is not None and any(file.is_relative_to(directory) for file in _named(table)):
-            return
-        _remove(directory)
-
-    def _tidy(self, committed: Path) -> None:
-        """Remove what other tries of a batch wrote, once this one is committed.
-
-        None of them can be committed any more: one that is still running is refused because the table
-        has changed, and finds the batch's messages in it.
-        """
-        for other in committed.parent.iterdir():
-            if other != committed:
-                _remove(other)
+        if table is None:
+            raise TableError(f"table {self.root} is gone: somebody removed it while it was used")
+        return table
 
     def _load(self) -> DeltaTable | None:
         try:
@@ -207,23 +214,11 @@ class DeltaSink:
                 "directory that is empty or does not exist"
             )
 
-    def _refusal(self, snapshot: DeltaSnapshot, error: Exception) -> Exception:
-        """Why a commit failed: the table has moved on, or there is something wrong with it."""
-        now = self._load()
-        if now is not None and now.version() > snapshot.version:
-            return Overtaken()
-        return self._unusable("cannot be written", error)
-
     def _unusable(self, what: str, error: Exception) -> TableError:
         return TableError(
             f"table {self.root} {what}: {error}. Check that this process may read and write the directory, "
             "and that the disk is not full"
         )
-
-
-def _named(table: DeltaTable) -> list[Path]:
-    """The files of the table; delta-rs percent-encodes them."""
-    return [Path(unquote(file)) for file in table.file_uris()]
 
 
 def _written(directory: Path) -> list[Path]:

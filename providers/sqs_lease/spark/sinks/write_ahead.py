@@ -12,13 +12,20 @@ So at most the newest batch of the ledger is ever half-done.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sqs_lease.spark.sinks.sink import Staged
+from sqs_lease.spark.errors import BatchIdReusedError, TableError
+from sqs_lease.spark.sinks.ledger import Admitted, Ledger, LedgerSnapshot, OpenLedger
+from sqs_lease.spark.sinks.sink import Admission, Staged
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,11 @@ class Application:
 
 
 class TargetTable(Protocol):
-    """An open table that takes staged rows."""
+    """An open table that takes staged rows.
+
+    It never removes staged rows by itself, those of other tries of a batch included: the ledger may have admitted them,
+    and only :meth:`discard` is told that it has not.
+    """
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.sink.Table.stage`. What it writes must outlive this process."""
@@ -67,3 +78,86 @@ class Target(Protocol):
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> TargetTable:
         """See :meth:`.sink.Sink.open`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAheadLookUp:
+    """What the ledger knew at one moment; the table had all of it.
+
+    Attributes:
+        version: The table's version, where it has versions.
+        known: As :data:`.sink.KNOWN`.
+        snapshot: The ledger's version.
+    """
+
+    version: int | None
+    known: pa.Table
+    snapshot: LedgerSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAheadSink:
+    """Makes a sink of a target and a ledger.
+
+    Attributes:
+        target: The table.
+        ledger: Its ledger, which belongs to no other table.
+    """
+
+    target: Target
+    ledger: Ledger
+
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
+        """See :meth:`.sink.Sink.open`."""
+        return WriteAheadTable(self.target.open(spark, columns, widen=widen), self.ledger.open())
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAheadTable:
+    """An open table and its ledger: see :class:`.sink.Table`."""
+
+    target: TargetTable
+    ledger: OpenLedger
+
+    def look_up(self, messages: pa.Table) -> WriteAheadLookUp:
+        """See :meth:`.sink.Table.look_up`."""
+        snapshot = self.ledger.snapshot()
+        newest = snapshot.newest()
+        if newest is not None:
+            self._apply(snapshot.ledger_id, newest)
+        return WriteAheadLookUp(self.target.version(), snapshot.find(messages), snapshot)
+
+    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
+        """See :meth:`.sink.Table.stage`."""
+        return self.target.stage(rows, batch_id)
+
+    def commit(self, looked_up: WriteAheadLookUp, admission: Admission) -> int | None:
+        """See :meth:`.sink.Table.commit`."""
+        snapshot, batch_id = looked_up.snapshot, admission.batch_id
+        before = snapshot.count_of(batch_id)
+        if before != pc.sum(pc.equal(looked_up.known["batch_id"], batch_id), min_count=0).as_py():
+            raise BatchIdReusedError(
+                f"batch id {batch_id} stands for other messages already: {before} of them are in the ledger "
+                f"{self.ledger.ledger.address}. Leave batch_id out, or give every batch an id of its own"
+            )
+        location = None if admission.staged is None else admission.staged.location
+        admitted = self.ledger.admit(snapshot, batch_id, admission.entries, location)
+        version = self._apply(snapshot.ledger_id, admitted)
+        self.ledger.clean_up()
+        return version
+
+    def discard(self, staged: Staged) -> None:
+        """See :meth:`.sink.Table.discard`."""
+        try:
+            named = self.ledger.snapshot().may_name(staged.location)
+        except TableError as error:
+            # Better left over than taken from a batch that was admitted.
+            logger.warning("left over, perhaps: %s (%s)", staged.location, error)
+            return
+        if not named:
+            self.target.discard(staged.location)
+
+    def _apply(self, ledger_id: str, admitted: Admitted) -> int | None:
+        if admitted.location is None:
+            return self.target.version()
+        return self.target.apply(admitted.location, Application(ledger_id, admitted.number, admitted.batch_id))

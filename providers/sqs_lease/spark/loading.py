@@ -1,0 +1,112 @@
+"""One batch on its way into one table: look up, parse, account for each message, commit, and again if overtaken."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.parsing import Parsed, Parser
+from sqs_lease.spark.reconciliation import Fates, is_among, reject_entries
+from sqs_lease.spark.sinks.sink import Admission, Overtaken, Table
+
+logger = logging.getLogger(__name__)
+
+# Every refusal means that somebody else's commit went through; so many in a row, and something is wrong.
+_COMMIT_TRIES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """How a batch ended.
+
+    Attributes:
+        known: What the table knew of it, as :data:`.sink.KNOWN`.
+        ingested: How many messages' records were added.
+        empty: How many were recorded as having none.
+        rejected: What was rejected, as :data:`.batch_file.REASONS`.
+        rows: How many rows were added.
+        version: The table's version that has it; where nothing was added, the one that was looked at.
+    """
+
+    known: pa.Table
+    ingested: int
+    empty: int
+    rejected: pa.Table
+    rows: int
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What is to be loaded.
+
+    Attributes:
+        table: The table.
+        batch_id: The batch.
+        messages: The whole batch, as :data:`.sink.LOOKED_UP`.
+        expected: The ids of those of its messages that belong into this table.
+    """
+
+    table: Table[Any]
+    batch_id: str
+    messages: pa.Table
+    expected: pa.ChunkedArray
+
+    def load(self, parser: Parser, *, store_rejects: Callable[[pa.Table], object] | None = None) -> Loaded:
+        """Load the batch.
+
+        Whatever ends it, nothing that was staged and not committed is left.
+
+        Args:
+            parser: Parses and stages its messages.
+            store_rejects: Stores rejects elsewhere, durably, so that they are done; None where nobody does.
+
+        Raises:
+            BatchIdReusedError, ReconciliationError, TableError: See :func:`.ingestion.ingest`.
+        """
+        parsed: Parsed | None = None
+        committed = False
+        try:
+            for _ in range(_COMMIT_TRIES):
+                looked_up = self.table.look_up(self.messages)
+                known = looked_up.known.filter(is_among(looked_up.known["message_id"], self.expected))
+                known_ids = known["message_id"]
+                if parsed is not None and pc.any(is_among(parsed.ingested, known_ids), min_count=0).as_py():
+                    self._discard(parsed)
+                    parsed = None
+                if parsed is None:
+                    parsed = parser.parse(self.table, known_ids, self.batch_id)
+                rejected = parsed.rejected.filter(pc.invert(is_among(parsed.rejected["message_id"], known_ids)))
+                empty = parsed.empty.filter(pc.invert(is_among(parsed.empty, known_ids)))
+                fates = Fates(known_ids, parsed.ingested, empty, rejected["message_id"])
+                fates.require_each_once(self.expected, self.batch_id)
+                entries = fates.entries(self.messages)
+                if store_rejects is not None and rejected.num_rows:
+                    store_rejects(rejected)
+                    entries = pa.concat_tables([entries, reject_entries(self.messages, rejected)])
+                version = looked_up.version
+                if entries.num_rows:
+                    try:
+                        version = self.table.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
+                    except Overtaken:
+                        logger.info("batch %s: the table changed meanwhile, looking again", self.batch_id)
+                        continue
+                    committed = True
+                return Loaded(known, len(parsed.ingested), len(empty), rejected, parsed.rows, version)
+            raise TableError(
+                f"batch {self.batch_id} was not committed: the table changed {_COMMIT_TRIES} times while it "
+                "was tried. Let fewer processes write it at once, in larger batches"
+            )
+        finally:
+            if parsed is not None and not committed:
+                self._discard(parsed)
+
+    def _discard(self, parsed: Parsed) -> None:
+        if parsed.staged is not None:
+            self.table.discard(parsed.staged)

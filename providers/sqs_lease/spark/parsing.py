@@ -1,0 +1,169 @@
+"""What Spark makes of a batch's messages: staged rows, rejects and messages that have nothing to store, in one pass."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.batch_file import REASONS, BatchFile
+from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, NOTHING_TO_STORE, REASON
+from sqs_lease.spark.reconciliation import is_among
+from sqs_lease.spark.sinks.sink import Staged, Table
+
+logger = logging.getLogger(__name__)
+
+_NO_IDS: Final = pa.chunked_array([], pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The messages of a batch that a table does not know, parsed.
+
+    Attributes:
+        staged: Their rows; None where there are none.
+        ingested: The messages that have rows, each once.
+        empty: Those that have nothing to store, each once.
+        rejected: Those that are no records, as :data:`.batch_file.REASONS`, whoever found out.
+    """
+
+    staged: Staged | None
+    ingested: pa.ChunkedArray
+    empty: pa.ChunkedArray
+    rejected: pa.Table
+
+    @property
+    def rows(self) -> int:
+        """How many rows are staged."""
+        return 0 if self.staged is None else len(self.staged.message_ids)
+
+
+class Parser(Protocol):
+    """Stages what belongs into a table."""
+
+    def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
+        """Parse and stage what the table does not know.
+
+        Args:
+            table: The table.
+            known: The ids of the messages that it knows.
+            batch_id: The batch.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class MessageParser:
+    """Parses the messages of a batch as a source says.
+
+    Attributes:
+        spark: The session.
+        batch: The messages.
+        plan: Plans the parsing, as :meth:`.source.Source.parse`.
+    """
+
+    spark: SparkSession
+    batch: BatchFile
+    plan: Callable[[DataFrame], DataFrame]
+
+    def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
+        """See :class:`Parser`. Messages that have rows and a reject are rejected: then the others are parsed again."""
+        torn = REASONS.empty_table()
+        while True:
+            rejected = pa.concat_tables([self.batch.rejected, torn])
+            done = _together(known, rejected["message_id"])
+            if pc.all(is_among(self.batch.messages[batch_file.MESSAGE_ID], done)).as_py():
+                return Parsed(None, _NO_IDS, _NO_IDS, rejected)
+            staged, reasons = self._stage(table, _together(known, torn["message_id"]), batch_id)
+            try:
+                nothing = pc.equal(reasons["reason"], NOTHING_TO_STORE)
+                seen = _each_once(reasons.filter(pc.invert(nothing)))
+                ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
+                torn_now = seen.filter(is_among(seen["message_id"], ingested))
+                if not torn_now.num_rows:
+                    empty = pa.chunked_array([pc.unique(reasons["message_id"].filter(nothing))], pa.string())
+                    empty = empty.filter(pc.invert(is_among(empty, seen["message_id"])))
+                    parsed = Parsed(staged, ingested, empty, pa.concat_tables([rejected, seen]))
+                    return parsed if parsed.rows else _without_rows(parsed, table)
+            except BaseException:
+                table.discard(staged)
+                raise
+            logger.info("batch %s: %d messages are parsed out, they have records and rejects", batch_id, len(torn_now))
+            table.discard(staged)
+            torn = pa.concat_tables([torn, torn_now])
+
+    def _stage(self, table: Table[Any], without: pa.ChunkedArray, batch_id: str) -> tuple[Staged, pa.Table]:
+        """Stage the rows of all messages that the driver accepted, some left out.
+
+        Returns:
+            The rows; and the messages that Spark rejected or that have nothing to store, as
+            :data:`.batch_file.REASONS`.
+        """
+        messages = self.batch.accepted(self.spark)
+        if len(without):
+            messages = self.batch.without(messages, without)
+        observation = Observation()
+        reason = F.when(F.col(REASON).isNotNull(), F.struct(MESSAGE_ID, REASON))
+        rows = (
+            self.plan(messages)
+            .observe(observation, F.collect_list(reason).alias("reasons"))
+            .where(F.col(REASON).isNull())
+            .drop(REASON)
+            .withColumn(BATCH_ID, F.lit(batch_id))
+        )
+        staged = table.stage(rows, batch_id)
+        try:
+            # Empty where Spark did not observe anything; the reconciliation then finds what is missing.
+            observed = observation.get.get("reasons", [])
+            message_ids, reasons = [row[0] for row in observed], [row[1] for row in observed]
+            return staged, pa.Table.from_arrays([message_ids, reasons], schema=REASONS)
+        except BaseException:
+            table.discard(staged)
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class RejectParser:
+    """Makes rows for a table of rejects of the messages of a batch that were rejected.
+
+    Attributes:
+        spark: The session.
+        batch: All messages of the batch.
+        reasons: Those that were rejected, as :data:`.batch_file.REASONS`.
+    """
+
+    spark: SparkSession
+    batch: BatchFile
+    reasons: pa.Table
+
+    def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
+        """See :class:`Parser`. A reject is a record of its table."""
+        wanted = self.reasons.filter(pc.invert(is_among(self.reasons["message_id"], known)))
+        if not wanted.num_rows:
+            return Parsed(None, _NO_IDS, _NO_IDS, REASONS.empty_table())
+        rows = self.batch.rejects(self.spark, wanted).withColumn(BATCH_ID, F.lit(batch_id))
+        staged = table.stage(rows, batch_id)
+        ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
+        return Parsed(staged, ingested, _NO_IDS, REASONS.empty_table())
+
+
+def _together(*parts: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.string())
+
+
+def _each_once(reasons: pa.Table) -> pa.Table:
+    """One reason a message; of several the one that is the first in the alphabet."""
+    first = reasons.group_by("message_id", use_threads=False).aggregate([("reason", "min")])
+    return first.select(["message_id", "reason_min"]).rename_columns(REASONS.names).cast(REASONS)
+
+
+def _without_rows(parsed: Parsed, table: Table[Any]) -> Parsed:
+    if parsed.staged is not None:
+        table.discard(parsed.staged)
+    return Parsed(None, parsed.ingested, parsed.empty, parsed.rejected)
