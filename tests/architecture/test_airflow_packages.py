@@ -14,6 +14,7 @@ BELOW = {
     "keeping": {"comms", "handover", "failures"},
     "receiving": {"comms", "handover"},
     "events": {"comms", "handover", "receiving"},
+    "ingesting": {"handover"},
 }
 """What each package imports of the others; the modules beside them, which put everything together, are free."""
 

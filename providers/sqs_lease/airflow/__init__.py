@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sqs_lease.airflow.held_guard import require_held, still_held
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
     from sqs_lease.airflow.sensor import SqsLeaseSensor
+    from sqs_lease.airflow.spark_operator import SqsToSparkOperator
 
 __all__ = [
     "MessageFailed",
@@ -24,6 +25,7 @@ __all__ = [
     "SqsLeaseKeeperOperator",
     "SqsLeaseSensor",
     "SqsLeaseTrigger",
+    "SqsToSparkOperator",
     "read_messages",
     "require_held",
     "sqs_lease",
@@ -36,6 +38,7 @@ _MODULES: Final = {
     "SqsLeaseKeeperOperator": "sqs_lease.airflow.keeper_operator",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
     "SqsLeaseTrigger": "sqs_lease.airflow.events.trigger",
+    "SqsToSparkOperator": "sqs_lease.airflow.spark_operator",
     "read_messages": "sqs_lease.airflow.handover.payload",
     "require_held": "sqs_lease.airflow.held_guard",
     "sqs_lease": "sqs_lease.airflow.context",

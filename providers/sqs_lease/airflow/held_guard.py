@@ -14,10 +14,10 @@ note of it, which it leaves before it settles anything; a lease that was lost is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow.sdk import get_current_context
+from airflow.sdk import XComArg, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from sqs_lease.airflow.comms.supervisor import RETURN_VALUE_KEY
@@ -43,12 +43,10 @@ def still_held(lease: str) -> frozenset[str]:
     """
     task_instance: Any = get_current_context()["ti"]
     keeper = _keeper(task_instance.task.dag, lease)
-    place = {"dag_id": task_instance.dag_id, "run_ids": [task_instance.run_id], "task_ids": [keeper.task_id]}
-    states = task_instance.get_task_states(**place).get(task_instance.run_id, {})
-    if states.get(keeper.task_id, "removed") in _ENDED:
+    settled = _settled(task_instance, keeper)
+    if settled is None:
         return frozenset()
     received = task_instance.xcom_pull(task_ids=keeper.receive_task_id, key=RETURN_VALUE_KEY)
-    settled = Progress.decode(task_instance.xcom_pull(task_ids=keeper.task_id, key=PROGRESS_KEY)).settled
     messages = enumerate(read_messages(received or []))
     return frozenset(message["MessageId"] for position, message in messages if position not in settled)
 
@@ -72,6 +70,41 @@ def require_held(lease: str, message_ids: str | Iterable[str]) -> None:
             f"{len(gone)} of {len(wanted)} messages of the lease {lease!r} are not held any more ({shown}): they were "
             "settled or lost, so that this work would be done twice. Clear the sensor to receive messages again"
         )
+
+
+def any_held(task_instance: Any, keeper: SqsLeaseKeeperOperator, messages: int) -> bool:
+    """Whether a keeper still holds any of its messages; without reading them.
+
+    Args:
+        task_instance: Of a task of the same run.
+        keeper: The keeper.
+        messages: How many there are.
+    """
+    settled = _settled(task_instance, keeper)
+    return settled is not None and len(settled) < messages
+
+
+def keeper_of_work(dag: Any, task_id: str, messages: XComArg) -> SqsLeaseKeeperOperator | None:
+    """The keeper of the messages that a task works on; None where they come from no lease of the task's.
+
+    Args:
+        dag: The DAG.
+        task_id: The task.
+        messages: What the task was given.
+    """
+    sources = {operator.task_id for operator, _ in XComArg.iter_xcom_references(messages)}
+    keepers = [task for task in dag.task_dict.values() if isinstance(task, SqsLeaseKeeperOperator)]
+    found = [keeper for keeper in keepers if keeper.receive_task_id in sources and task_id in keeper.work_task_ids]
+    return found[0] if found else None
+
+
+def _settled(task_instance: Any, keeper: SqsLeaseKeeperOperator) -> Mapping[int, Any] | None:
+    """What a keeper noted as settled, by position; None once it ended."""
+    place = {"dag_id": task_instance.dag_id, "run_ids": [task_instance.run_id], "task_ids": [keeper.task_id]}
+    states = task_instance.get_task_states(**place).get(task_instance.run_id, {})
+    if states.get(keeper.task_id, "removed") in _ENDED:
+        return None
+    return Progress.decode(task_instance.xcom_pull(task_ids=keeper.task_id, key=PROGRESS_KEY)).settled
 
 
 def _keeper(dag: Any, lease: str) -> SqsLeaseKeeperOperator:

@@ -50,7 +50,11 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": integration,
-                "python-modules": ["sqs_lease.airflow.events.operator", "sqs_lease.airflow.keeper_operator"],
+                "python-modules": [
+                    "sqs_lease.airflow.events.operator",
+                    "sqs_lease.airflow.keeper_operator",
+                    "sqs_lease.airflow.spark_operator",
+                ],
             }
         ],
         "queues": ["sqs_lease.airflow.events.message_queue.SqsLeaseMessageQueueProvider"],

@@ -1,0 +1,53 @@
+"""Ends a job whose messages are held no longer, while the task waits for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 10.0
+"""How often Airflow is asked; an answer takes two requests."""
+
+
+@contextmanager
+def ending_when_lost(
+    any_held: Callable[[], bool], end: Callable[[], object], look_seconds: float = LOOK_SECONDS
+) -> Iterator[Event]:
+    """In the block, end a job when the messages are held no longer.
+
+    An answer that cannot be had is none: the job goes on.
+
+    Args:
+        any_held: Says whether any message is still held; it is called in a thread of its own.
+        end: Ends the job; called again until the block ends.
+        look_seconds: How often to ask.
+
+    Yields:
+        An event that is set when the messages are held no longer.
+    """
+    lost, stop = Event(), Event()
+
+    def watch() -> None:
+        while not stop.wait(look_seconds):
+            try:
+                held = not lost.is_set() and any_held()
+            except Exception as error:  # noqa: BLE001 - Airflow's client has errors of many kinds, and the work goes on
+                logger.warning("It cannot be found out whether the messages are still held: %r", error)
+                continue
+            if not held:
+                # Again and again: the job may not have been there yet the first time.
+                lost.set()
+                end()
+
+    thread = Thread(target=watch, name="sqs-lease held", daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,245 @@
+"""The task that brings the messages of a lease into a table by Spark, each exactly once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Final
+from uuid import uuid4
+
+from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook
+from airflow.sdk import BaseHook, BaseOperator, XComArg
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from sqs_lease.airflow.held_guard import any_held, keeper_of_work
+from sqs_lease.airflow.ingesting.files import local_manifests, read_result, shared_manifests, shared_path
+from sqs_lease.airflow.ingesting.held_watch import ending_when_lost
+from sqs_lease.airflow.ingesting.job_process import JobProcess
+from sqs_lease.airflow.ingesting.submitted_job import SubmittedJob
+from sqs_lease.ingestion_result import ResultError, StoredResult
+from sqs_lease.ingestion_spec import IngestionSpec
+
+_ERROR: Final = "error: "
+
+
+class SqsToSparkOperator(BaseOperator):
+    """Brings the messages of a lease into a table by Spark, each exactly once.
+
+    For example::
+
+        with sqs_lease("orders", queue_url="orders", max_messages=2000) as orders:
+            SqsToSparkOperator(
+                task_id="load",
+                messages=orders,
+                spec={
+                    "version": 1,
+                    "source": {"kind": "json", "schema": "order_id BIGINT NOT NULL, total DOUBLE"},
+                    "sink": {"kind": "delta", "path": "/data/orders"},
+                    "workspace": "/data/batches",
+                },
+            )
+
+    It runs ``python -m sqs_lease.spark.job`` in a process of its own, or submits that, and neither imports Spark nor
+    needs it beside Airflow. Its log has the job's output, with the progress of the Spark jobs.
+
+    It succeeds when the batch is in the table, and names messages that are no records in its return value
+    (``batchItemFailures``, each with its ``reason``): the keeper settles those by ``on_failure``. With ``rejects`` in
+    the spec they go to that table instead, and are deleted like the others. A failed try may be repeated, and so may
+    one that was killed: what is in the table already is not stored twice.
+
+    When the task is ended, its Spark jobs are cancelled. The same happens when none of its messages is held any more,
+    because the keeper ended or all leases were lost; the task then fails without a retry. As long as some are held it
+    goes on: those that were lost are found in the table when they are received again.
+
+    Args:
+        messages: What ``sqs_lease`` gives, with or without ``payload``. It is no template field, so that bodies are not
+            among the rendered fields.
+        spec: Source, sink and workspace, see ``sqs_lease/ingestion_spec.py`` (templated). It is checked when the DAG is
+            parsed, and holds no secrets.
+        spark: Where Spark runs: ``local[2]`` (the default: in the job's process on the worker, with that many cores),
+            another master (``spark://host:7077``), or a Connect server (``sc://host:15002``) (templated).
+        python: The Python of an environment with ``sqs-lease[spark]``; by default the one that runs Airflow.
+        connections: Environment variables of the job that hold the URI of an Airflow connection, by name: for
+            ``{"env": "NAME"}`` in the spec.
+        aws_conn_id: An Airflow connection whose credentials, region and endpoint the job gets; None, the default,
+            leaves that to the worker's environment.
+        submit_conn_id: Submits the job by this Spark connection instead: to a standalone cluster, YARN or Kubernetes.
+            It needs ``apache-airflow-providers-apache-spark``, a ``workspace`` that the worker and the driver reach,
+            and ``sqs-lease[spark]`` on the cluster; secrets are the cluster's own affair.
+        submit_options: Further arguments of that provider's ``SparkSubmitHook``, for example ``{"conf": {...}}``.
+        kwargs: As for any operator.
+
+    Raises:
+        SpecError: The spec cannot be used.
+        TypeError: ``messages`` comes from no task.
+        ValueError: Arguments contradict one another.
+    """
+
+    template_fields = ("spec", "spark")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"spec": "json"}
+    ui_color = "#fdebd0"
+
+    def __init__(
+        self,
+        *,
+        messages: Any,
+        spec: Mapping[str, Any],
+        spark: str = "local[2]",
+        python: str = sys.executable,
+        connections: Mapping[str, str] | None = None,
+        aws_conn_id: str | None = None,
+        submit_conn_id: str | None = None,
+        submit_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(messages, XComArg):
+            raise TypeError(
+                f"messages of {self.task_id!r} must be what sqs_lease(...) gives, not a {type(messages).__name__}"
+            )
+        if submit_conn_id is None and submit_options is not None:
+            raise ValueError(f"submit_options of {self.task_id!r} needs submit_conn_id")
+        if submit_conn_id is not None and (connections or aws_conn_id):
+            raise ValueError(
+                f"{self.task_id!r} is submitted to a cluster, where connections= and aws_conn_id= would be arguments "
+                "of a command and show in logs: give the cluster its secrets in its own way"
+            )
+        IngestionSpec.parse(spec)
+        self.messages = messages
+        self.spec = dict(spec)
+        self.spark = spark
+        self.python = python
+        self.connections = dict(connections or {})
+        self.aws_conn_id = aws_conn_id
+        self.submit_conn_id = submit_conn_id
+        self.submit_options = dict(submit_options or {})
+        self._job: JobProcess | SubmittedJob | None = None
+        XComArg.apply_upstream_relationship(self, messages)
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Run the job and return what became of the messages."""
+        spec = IngestionSpec.parse(self.spec)
+        # The SDK types what it resolves to as what it is resolved from.
+        messages: Any = self.messages.resolve(context)
+        task_instance = context["ti"]
+        number = messages["messages"] if isinstance(messages, Mapping) else len(messages)
+        keeper = keeper_of_work(self.dag, self.task_id, self.messages)
+
+        def held() -> bool:
+            return keeper is None or any_held(task_instance, keeper, number)
+
+        if not held():
+            raise AirflowFailException(self._not_held())
+        run = f"{task_instance.dag_id} {task_instance.run_id} {self.task_id}"
+        with ending_when_lost(held, self.on_kill) as lost:
+            try:
+                result = self._run(messages, run) if self.submit_conn_id is None else self._submit(messages, spec, run)
+            except Exception as error:
+                if lost.is_set():
+                    raise AirflowFailException(self._not_held()) from error
+                raise
+        self.log.info(
+            "%d messages: %d ingested (%d rows), %d empty, %d duplicates, %d rejected; version %s of the table",
+            result.received,
+            result.ingested,
+            result.rows,
+            result.empty,
+            result.duplicates,
+            result.rejected,
+            result.table_version,
+        )
+        return asdict(result)
+
+    def on_kill(self) -> None:
+        """End the job, which cancels its Spark jobs."""
+        if self._job is not None:
+            self._job.end()
+
+    def _run(self, messages: Any, run: str) -> StoredResult:
+        with tempfile.TemporaryDirectory(prefix="sqs-lease-") as temporary:
+            directory = Path(temporary)
+            result = directory / "result.json"
+            arguments = self._arguments(map(str, local_manifests(messages, directory, run)), str(result))
+            engine = "--remote" if self.spark.startswith("sc://") else "--master"
+            command = [self.python, "-m", "sqs_lease.spark.job", *arguments, engine, self.spark, "--end-with-stdin"]
+            self._job = job = JobProcess(command, self._environment())
+            self.log.info("Ingesting on %s by process %d", self.spark, job.pid)
+            last_error = ""
+            try:
+                for line in job.lines():
+                    last_error = self._hand_on(line) or last_error
+            except BaseException:
+                job.end()
+                raise
+            if (code := job.exit_code()) != 0:
+                raise AirflowException(last_error or f"the ingestion ended with exit code {code}: see the log above")
+            return self._read(result)
+
+    def _submit(self, messages: Any, spec: IngestionSpec, run: str) -> StoredResult:
+        uri = f"{spec.workspace.rstrip('/')}/results/{uuid4().hex}.json"
+        result = shared_path(uri)
+        with shared_manifests(messages, spec.workspace, run) as manifests:
+            try:
+                self._job = job = SubmittedJob(
+                    self._arguments(manifests, uri), str(self.submit_conn_id), self.submit_options
+                )
+                job.run()
+                return self._read(result)
+            finally:
+                result.unlink(missing_ok=True)
+
+    def _arguments(self, manifests: Iterable[str], result: str) -> list[str]:
+        named = [argument for manifest in manifests for argument in ("--manifest", manifest)]
+        return [*named, "--result", result, "--spec", json.dumps(self.spec)]
+
+    def _read(self, path: Any) -> StoredResult:
+        try:
+            return read_result(path)
+        except (OSError, ResultError) as error:
+            raise AirflowException(f"the job ended without an error, and its result cannot be read: {error}") from error
+
+    def _hand_on(self, line: str) -> str:
+        """Write a line of the job to the log; return what it says if it is the one that says why the job failed."""
+        level, _, text = line.partition(" ")
+        if level in ("ERROR", "CRITICAL"):
+            self.log.error("%s", text)
+        elif level == "WARNING":
+            self.log.warning("%s", text)
+        elif line:
+            self.log.info("%s", line.removeprefix("INFO "))
+        return line.removeprefix(_ERROR) if line.startswith(_ERROR) else ""
+
+    def _environment(self) -> dict[str, str]:
+        """What the job gets: the worker's environment without Airflow's own, and the connections asked for."""
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))
+        }
+        for name, conn_id in self.connections.items():
+            environment[name] = BaseHook.get_connection(conn_id).get_uri()
+        if self.aws_conn_id is not None:
+            environment |= _aws_environment(self.aws_conn_id)
+        return {**environment, "PYTHONUNBUFFERED": "1"}
+
+    def _not_held(self) -> str:
+        return (
+            f"none of the messages of {self.task_id!r} is held any more, so its work was stopped: they were settled or "
+            "lost. What was committed is in the table, and is not stored twice. Clear the sensor to receive again"
+        )
+
+
+def _aws_environment(conn_id: str) -> dict[str, str]:
+    hook: Any = AwsGenericHook(aws_conn_id=conn_id)
+    credentials = hook.get_credentials()
+    found = {
+        "AWS_ACCESS_KEY_ID": credentials.access_key,
+        "AWS_SECRET_ACCESS_KEY": credentials.secret_key,
+        "AWS_SESSION_TOKEN": credentials.token,
+        "AWS_DEFAULT_REGION": hook.region_name,
+        "AWS_ENDPOINT_URL": hook.conn_config.endpoint_url,
+    }
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,44 @@
+"""A result comes back from its file as it was, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sqs_lease.ingestion_result import ResultError, StoredResult
+
+RESULT = StoredResult(
+    batch_id="b",
+    received=3,
+    ingested=1,
+    empty=0,
+    duplicates=1,
+    rejected=1,
+    rows=1,
+    table_version=7,
+    rejects_stored=False,
+    batchItemFailures=[{"itemIdentifier": "m2", "reason": "no JSON"}],
+)
+
+
+def test_it_comes_back_as_it_was() -> None:
+    assert StoredResult.decode(RESULT.encode()) == RESULT
+
+
+def test_keys_of_a_later_release_are_ignored() -> None:
+    assert StoredResult.decode(json.dumps({**json.loads(RESULT.encode()), "later": 1})) == RESULT
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no result"),
+        ("[]", "no result"),
+        (json.dumps({**json.loads(RESULT.encode()), "version": 2}), "version 2, and this release reads 1"),
+        (json.dumps({"format": "sqs-lease-ingestion-result", "version": 1}), "it has no 'batch_id'"),
+    ],
+)
+def test_what_is_no_result_is_said(text: str, said: str) -> None:
+    with pytest.raises(ResultError, match=said):
+        StoredResult.decode(text)

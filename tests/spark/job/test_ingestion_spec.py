@@ -1,0 +1,118 @@
+"""A spec is checked without Spark, and says what is wrong with it where it is written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sqs_lease.ingestion_spec import SINKS, SOURCES, IngestionSpec, Part, SpecError, with_environment
+
+SPEC: dict[str, Any] = {
+    "version": 1,
+    "source": {"kind": "json", "schema": "id BIGINT"},
+    "sink": {"kind": "delta", "path": "/data/orders"},
+    "workspace": "/data/batches",
+}
+
+
+def with_(**changes: Any) -> dict[str, Any]:
+    return {**SPEC, **changes}
+
+
+def test_a_spec_becomes_its_parts() -> None:
+    spec = IngestionSpec.parse_json(json.dumps(with_(rejects={"kind": "parquet", "path": "/data/rejected"})))
+    assert spec.source == Part("json", {"schema": "id BIGINT"})
+    assert spec.sink == Part("delta", {"path": "/data/orders"})
+    assert spec.rejects == Part("parquet", {"path": "/data/rejected"})
+    assert (spec.workspace, spec.spark_conf) == ("/data/batches", {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ([], "the spec must be a mapping"),
+        ({**SPEC, "version": 2}, "version 2, and this release reads 1"),
+        ({"version": 1}, "no 'source'"),
+        (with_(sinks={}), "the spec does not take 'sinks'; did you mean 'sink'?"),
+        (with_(workspace=""), "workspace must be a directory"),
+        (with_(source={"kind": "jsn", "schema": "id INT"}), "source must have a 'kind' of json, .*did you mean 'json'"),
+        (with_(source={"schema": "id INT"}), "source must have a 'kind' of json"),
+        (with_(source="json"), "source must be a mapping with texts as its keys, not a str"),
+        (with_(source={"kind": "json"}), r"source \(json\) needs exactly one of 'schema', 'inferred_schema'"),
+        (with_(source={"kind": "json", "schema": "a INT", "inferred_schema": "/s"}), "exactly one of"),
+        (with_(source={"kind": "json", "schema": ""}), "source.schema must be a text"),
+        (with_(source={"kind": "json", "schema": "a INT", "new_fields": "ad"}), "'ad'; did you mean 'add'"),
+        (with_(source={"kind": "sns", "source": {"kind": "text", "colum": "a"}}), r"source \(text\) .*mean 'column'"),
+        (with_(source={"kind": "parser", "function": "parse", "schema": "a INT"}), "'package.module:function'"),
+        (with_(source={"kind": "s3-events", "format": "csv"}), r"source \(s3-events\) needs 'schema'"),
+        (with_(sink={"kind": "delta"}), r"sink \(delta\) needs 'path'"),
+        (with_(sink={"kind": "delta", "path": "/a", "partition": ["a"]}), "mean 'partition_by'"),
+        (with_(sink={"kind": "delta", "path": "/a", "partition_by": "a"}), "sink.partition_by must be a list of texts"),
+        (with_(sink={"kind": "delta", "path": "/a", "partition_by": [1]}), r"sink.partition_by\[0\] must be a text"),
+        (with_(rejects={"kind": "delta"}), r"rejects \(delta\) needs 'path'"),
+        (with_(spark_conf={"spark.jars": ["a.jar"]}), r"spark_conf\['spark.jars'\] must be a text, a number"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_said(spec: Any, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        IngestionSpec.parse(spec)
+
+
+def test_text_that_is_no_json_is_said() -> None:
+    with pytest.raises(SpecError, match="the spec is no JSON"):
+        IngestionSpec.parse_json("{")
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        with_(sink={"kind": "postgres", "url": f"postgresql://me:{SECRET}@host/db", "table": "orders"}),
+        with_(sink={"kind": "postgres", "url": f"host=db password={SECRET}", "table": "orders"}),
+        with_(sink={"kind": "delta", "path": "s3://a/b", "storage_options": {"AWS_SECRET_ACCESS_KEY": SECRET}}),
+        with_(spark_conf={"spark.hadoop.fs.s3a.access.key": SECRET}),
+        with_(spark_conf={"spark.datasource.url": f"jdbc:x://me:{SECRET}@host"}),
+    ],
+    ids=["a URL", "libpq's notation", "a storage option", "a setting", "a URL in a setting"],
+)
+def test_a_secret_in_plain_text_is_refused_and_not_repeated(spec: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="a spec is stored and shown") as refused:
+        IngestionSpec.parse(spec)
+    assert SECRET not in str(refused.value)
+
+
+def test_a_secret_is_taken_from_the_environment_at_any_depth() -> None:
+    sink = {
+        "kind": "delta",
+        "path": "s3://a/b",
+        "partition_by": ["day"],
+        "storage_options": {"AWS_SECRET_ACCESS_KEY": {"env": "LAKE_SECRET"}},
+    }
+    parameters = IngestionSpec.parse(with_(sink=sink)).sink.parameters
+    assert with_environment(parameters, {"LAKE_SECRET": SECRET}) == {
+        "path": "s3://a/b",
+        "partition_by": ["day"],
+        "storage_options": {"AWS_SECRET_ACCESS_KEY": SECRET},
+    }
+
+
+def test_a_variable_that_is_not_set_is_said() -> None:
+    with pytest.raises(SpecError, match="environment variable LAKE_SECRET, and it is not set"):
+        with_environment([{"env": "LAKE_SECRET"}], {})
+
+
+def test_templates_pass_where_only_their_content_could_be_wrong() -> None:
+    source = {"kind": "json", "schema": "{{ params.schema }}", "new_fields": "{{ params.new_fields }}"}
+    assert IngestionSpec.parse(with_(source=source)).source.parameters["new_fields"] == "{{ params.new_fields }}"
+
+
+@pytest.mark.parametrize(("kind", "parameters"), [*SOURCES.items(), *SINKS.items()], ids=lambda value: str(value)[:12])
+def test_every_kind_names_parameters_that_can_be_written(kind: str, parameters: Any) -> None:
+    names = {*parameters.required, *parameters.optional}
+    assert "kind" not in names
+    assert set(parameters.one_of) <= set(parameters.optional), kind
