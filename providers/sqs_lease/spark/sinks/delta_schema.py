@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Final
 
-from deltalake import Metadata, Schema
+from deltalake import Field, Metadata, Schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -27,12 +28,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError
 
 _PLAIN_TYPES: Final = (
     *(BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType),
     *(LongType, ShortType, StringType, TimestampNTZType, TimestampType),
 )
+_PARTITION_TYPES: Final = (BooleanType, ByteType, DateType, IntegerType, LongType, ShortType, StringType)
 # What the Delta protocol's readers refuse in a name unless the table maps its columns.
 _FORBIDDEN_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
 
@@ -52,24 +55,38 @@ def delta_schema(columns: StructType) -> Schema:
     return Schema.from_json(StructType(relaxed).json())
 
 
-def differences(table: Schema, columns: StructType) -> list[str]:
+def differences(table: Schema, columns: StructType, *, widen: bool = False) -> list[str]:
     """Say how a table's schema differs from the one that is to be written; nothing where it does not.
 
     The order of the columns does not matter. A column that may hold nulls in the table takes one that
     has none, but not the other way round.
+
+    Args:
+        table: The table's.
+        columns: What is to be written.
+        widen: Whether one may have nullable columns that the other lacks.
     """
     stored = StructType.fromJson(json.loads(table.to_json()))
     found = {field.name: field for field in stored.fields}
     given = {field.name: field for field in columns.fields}
-    said = [
-        f"the table has no column {name} {field.dataType.simpleString()}"
-        for name, field in given.items()
-        if name not in found
-    ]
+    lower = {name.lower(): name for name in found}
+    said = []
+    for name, field in given.items():
+        if name in found:
+            continue
+        if (other := lower.get(name.lower())) is not None:
+            said.append(f"column {name} is called {other} in the table")
+        elif not widen:
+            said.append(f"the table has no column {name} {field.dataType.simpleString()}")
+        elif not field.nullable:
+            said.append(
+                f"the table has no column {name} {field.dataType.simpleString()}, and it cannot be added because it "
+                "is NOT NULL and the table's rows have no value for it"
+            )
     said += [
         f"the schema has no column {name} {field.dataType.simpleString()}"
         for name, field in found.items()
-        if name not in given
+        if name not in given and not (widen and field.nullable)
     ]
     for name in given.keys() & found.keys():
         ours, theirs = given[name], found[name]
@@ -83,11 +100,37 @@ def differences(table: Schema, columns: StructType) -> list[str]:
     return sorted(said)
 
 
+def added_columns(table: Schema, columns: StructType) -> list[Field]:
+    """The columns that are to be added to a table, as Delta has them."""
+    found = {field.name for field in table.fields}
+    return [field for field in delta_schema(columns).fields if field.name not in found]
+
+
+def check_partitions(columns: StructType, partition_by: Sequence[str]) -> None:
+    """Refuse columns by which a table cannot be partitioned.
+
+    Raises:
+        SchemaError: One does not exist or is given twice, is of a type that
+            Delta's log has no single text for, or differs in every message.
+    """
+    found = {field.name: field.dataType for field in columns.fields}
+    for name in partition_by:
+        if name not in found:
+            raise SchemaError(f"partition_by: the schema has no column {name}; it has {', '.join(found)}")
+        if not isinstance(found[name], _PARTITION_TYPES):
+            raise SchemaError(
+                f"partition_by: column {name} is {found[name].simpleString()}; take columns of texts, whole numbers, "
+                "dates or booleans"
+            )
+    if len(set(partition_by)) < len(partition_by):
+        raise SchemaError(f"partition_by names a column twice: {', '.join(partition_by)}")
+    if MESSAGE_ID in partition_by:
+        raise SchemaError(f"partition_by: {MESSAGE_ID} differs in every message, so each would be a file")
+
+
 def unsupported(metadata: Metadata) -> list[str]:
     """Name what a table asks of its writers that plain Parquet files do not give."""
     asked = []
-    if metadata.partition_columns:
-        asked.append(f"it is partitioned by {', '.join(metadata.partition_columns)}")
     for name, value in metadata.configuration.items():
         if name == "delta.columnMapping.mode" and value != "none":
             asked.append(f"it maps its columns ({name} = {value})")

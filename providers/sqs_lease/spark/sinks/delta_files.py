@@ -1,0 +1,230 @@
+"""Files that wait to be taken into a Delta table: their listing, which stands beside them, and what it says of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.fs as pafs  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from deltalake.transaction import AddAction
+
+from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.sinks.delta_storage import TableStorage
+
+FILES: Final = "batches"
+"""The directory below the table for the files of all batches: ``batches/<batch>/<try>/``."""
+
+_LISTING: Final = "staged.json"
+# Delta's writers look at as many columns by default, and at so many characters of each.
+_COLUMNS_WITH_STATISTICS: Final = 32
+_SHOWN_CHARACTERS: Final = 32
+_LAST_CHARACTER: Final = "\U0010ffff"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One Parquet file.
+
+    Attributes:
+        path: Relative to the table.
+        size: Bytes.
+        rows: How many rows.
+        partition_values: Column -> value as Delta writes it, for a partitioned table.
+        statistics: What Delta keeps of a file so that readers may skip it.
+        modified_milliseconds: When it was written, in milliseconds since 1970.
+    """
+
+    path: str
+    size: int
+    rows: int
+    partition_values: Mapping[str, str | None]
+    statistics: Mapping[str, Any]
+    modified_milliseconds: int
+
+    def add_action(self) -> AddAction:
+        """What the table's log says of the file when the table takes it."""
+        return AddAction(
+            path=self.path,
+            size=self.size,
+            partition_values=dict(self.partition_values),
+            modification_time=self.modified_milliseconds,
+            data_change=True,
+            stats=json.dumps(self.statistics, ensure_ascii=False),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All files of one try of a batch, and what is to be done with them.
+
+    Attributes:
+        upsert_by: The key columns by which the rows replace older ones; empty where they are added.
+        files: The files.
+    """
+
+    upsert_by: Sequence[str]
+    files: Sequence[StagedFile]
+
+    def write(self, storage: TableStorage, directory: str) -> str:
+        """Write it beside the files, whole or not at all, and return its path relative to the table."""
+        content = {"upsert_by": list(self.upsert_by), "files": [asdict(file) for file in self.files]}
+        path = f"{directory}/{_LISTING}"
+        files = storage.file_system()
+        if storage.is_local:
+            files.create_dir(directory, recursive=True)
+        with files.open_output_stream(path) as stream:
+            stream.write(json.dumps(content, ensure_ascii=False).encode())
+        return path
+
+    @classmethod
+    def read(cls, storage: TableStorage, location: str) -> Listing:
+        """Read it again, in this or another process.
+
+        Raises:
+            TableError: It is not there, or is not a listing.
+        """
+        try:
+            with storage.file_system().open_input_file(location) as stream:
+                content = json.loads(stream.read())
+            return cls(content["upsert_by"], [StagedFile(**file) for file in content["files"]])
+        except FileNotFoundError as error:
+            raise TableError(
+                f"table {storage.uri}: {location} has gone, so an admitted batch cannot be completed. Files below "
+                f"{FILES}/ must only be removed by the table's own vacuum; restore it, or start a new table"
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TableError(
+                f"table {storage.uri}: {location} cannot be read ({type(error).__name__}), so an admitted batch "
+                "cannot be completed: check that this process may read it"
+            ) from error
+
+
+def directory_of(location: str) -> str:
+    """The directory of a try, by the path of its listing."""
+    return location.rpartition("/")[0]
+
+
+def tries_beside(storage: TableStorage, location: str) -> list[str]:
+    """The directories of the other tries of a batch."""
+    own = directory_of(location)
+    selector = pafs.FileSelector(own.rpartition("/")[0], allow_not_found=True)
+    return [
+        entry.path
+        for entry in storage.file_system().get_file_info(selector)
+        if entry.type == pafs.FileType.Directory and entry.path != own
+    ]
+
+
+def read_rows(storage: TableStorage, file: StagedFile, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+    """Read columns of a file, those by which the table is partitioned included, as the table has them.
+
+    Args:
+        storage: The table's place.
+        file: The file.
+        schema: The table's columns.
+        columns: Which of them; what neither the file nor its partition has is left out.
+    """
+    stored = [name for name in columns if name not in file.partition_values]
+    with storage.file_system().open_input_file(file.path) as source, pq.ParquetFile(source) as parquet:
+        found = parquet.read([name for name in stored if name in parquet.schema_arrow.names])
+    arrays, fields = [], []
+    for name in columns:
+        expected = schema.field(name)
+        if name in file.partition_values:
+            value = pa.scalar(file.partition_values[name], pa.string())
+            arrays.append(pc.cast(pa.repeat(value, file.rows), expected.type))
+        elif name in found.column_names:
+            arrays.append(found[name].cast(expected.type))
+        else:
+            continue
+        fields.append(expected)
+    return pa.table(arrays, schema=pa.schema(fields))
+
+
+def statistics_of(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """What Delta keeps of a file, from its Parquet footer: rows, nulls, and least and greatest values.
+
+    Values only of integers, texts, dates and times: floats may hide a NaN, which is greater than all, and the others
+    have no order in JSON that all readers agree on.
+    """
+    nulls: dict[str, Any] = {}
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    for index, path in enumerate(islice(_leaves(metadata.schema.to_arrow_schema()), _COLUMNS_WITH_STATISTICS)):
+        chunks = [metadata.row_group(group).column(index) for group in range(metadata.num_row_groups)]
+        found = [chunk.statistics for chunk in chunks]
+        # What is inside of arrays and maps is no column.
+        if path is None or not found or any(one is None or not one.has_null_count for one in found):
+            continue
+        _put(nulls, path, sum(one.null_count for one in found))
+        if bounds := _bounds(
+            [one for one, chunk in zip(found, chunks, strict=True) if one.null_count < chunk.num_values]
+        ):
+            _put(least, path, bounds[0])
+            _put(greatest, path, bounds[1])
+    return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+def _leaves(fields: Iterable[pa.Field], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...] | None]:
+    """The columns that a Parquet file has, in its order; None for one inside of an array or a map."""
+    for field in fields:
+        kind = field.type
+        if pa.types.is_struct(kind):
+            yield from _leaves(kind, (*above, field.name))
+        elif pa.types.is_list(kind):
+            yield from (None for _ in _leaves([kind.value_field]))
+        elif pa.types.is_map(kind):
+            yield from (None for _ in _leaves([kind.key_field, kind.item_field]))
+        else:
+            yield (*above, field.name)
+
+
+def _bounds(found: Sequence[pq.Statistics]) -> tuple[int | str, int | str] | None:
+    """The least and the greatest value of a column as Delta writes them; None where it has none."""
+    if not found or not all(one.has_min_max for one in found):
+        return None
+    try:
+        low = _shown(min(one.min for one in found), found[0])
+        high = _shown(max(one.max for one in found), found[0], up=True)
+    except (OverflowError, ValueError):
+        # A time that Python has no value for.
+        return None
+    return None if low is None or high is None else (low, high)
+
+
+def _put(target: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for name in path[:-1]:
+        target = target.setdefault(name, {})
+    target[path[-1]] = value
+
+
+def _shown(value: object, statistics: pq.Statistics, *, up: bool = False) -> int | str | None:
+    """A bound as Delta writes it; None where it has none. ``up`` where it may become greater, but not less."""
+    kind = json.loads(statistics.logical_type.to_json())
+    if isinstance(value, str):
+        if len(value) <= _SHOWN_CHARACTERS:
+            return value
+        if up and value[_SHOWN_CHARACTERS] == _LAST_CHARACTER:
+            return None
+        return value[:_SHOWN_CHARACTERS] + (_LAST_CHARACTER if up else "")
+    if isinstance(value, datetime):
+        # Parquet's times are in UTC, or belong to no time zone.
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return f"{text}Z" if kind.get("isAdjustedToUTC") else text
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, int) and not isinstance(value, bool) and kind["Type"] in {"Int", "None"}:
+        return value
+    return None
+
+
+def milliseconds(modified: datetime | None) -> int:
+    """A file's age as Delta's log has it; 0 where the storage does not say."""
+    return 0 if modified is None else int(modified.astimezone(UTC).timestamp() * 1000)

@@ -1,0 +1,127 @@
+"""Puts staged rows into a table by key: the newest message of each key wins, in whichever order messages arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from deltalake import CommitProperties, DeltaTable
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StructType,
+)
+
+from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
+from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.sinks.delta_files import StagedFile, read_rows
+from sqs_lease.spark.sinks.delta_storage import TableStorage
+
+_STAGED: Final = "staged"
+_STORED: Final = "stored"
+_ROW: Final = "_row"
+_BEFORE_ALL: Final = -(2**63)
+
+
+def check_keys(columns: StructType, keys: Sequence[str]) -> None:
+    """Refuse key columns by which rows cannot be told apart.
+
+    Raises:
+        SchemaError: One does not exist, may be null, or has a type without a plain equality.
+    """
+    found = {field.name: field for field in columns.fields}
+    for key in keys:
+        if key not in found:
+            raise SchemaError(f"upsert_by: the schema has no column {key}; it has {', '.join(found)}")
+        if found[key].nullable:
+            raise SchemaError(
+                f"upsert_by: column {key} may be null, and a row without a key has nothing to replace: make it "
+                f"NOT NULL in the schema, so that messages without it are rejected"
+            )
+        if isinstance(found[key].dataType, ArrayType | MapType | StructType | FloatType | DoubleType):
+            raise SchemaError(
+                f"upsert_by: column {key} is {found[key].dataType.simpleString()}, by which rows cannot be told "
+                "apart: take columns of numbers without fractions, texts, dates or times"
+            )
+
+
+def merge_newest(
+    table: DeltaTable,
+    storage: TableStorage,
+    files: Sequence[StagedFile],
+    keys: Sequence[str],
+    commit_properties: CommitProperties,
+) -> None:
+    """Replace rows by newer ones of the same keys, and add those whose keys the table does not have, in one commit.
+
+    A message sent later wins. Of messages sent at the same time, one that comes in a later batch wins, and within a
+    batch the one with the greater id; of the rows of one message the last one. One without a time is the oldest.
+
+    The newest rows of the batch are held in the driver while the table's files that have some of their keys are
+    written anew. Nothing is committed where all of them are older than what the table has.
+
+    Args:
+        table: The table, loaded.
+        storage: Its place.
+        files: The staged rows.
+        keys: Columns of the table.
+        commit_properties: Go into the commit.
+
+    Raises:
+        CommitFailedError: Somebody else committed meanwhile.
+    """
+    schema = pa.schema(table.schema().to_arrow())
+    newest = newest_rows(storage, files, schema, keys)
+    values = {_quoted(name): f"{_STAGED}.{_quoted(name)}" for name in newest.schema.names}
+    # The newest message replaces the whole row, also what it does not know of.
+    values |= {_quoted(name): "NULL" for name in schema.names if name not in newest.schema.names}
+    sent_at = _quoted(SENT_AT)
+    (
+        table.merge(
+            newest,
+            " AND ".join(f"{_STORED}.{_quoted(key)} = {_STAGED}.{_quoted(key)}" for key in keys),
+            source_alias=_STAGED,
+            target_alias=_STORED,
+            # Held as a whole, so that files of other keys are not read.
+            streamed_exec=False,
+            commit_properties=commit_properties,
+        )
+        .when_matched_update(
+            values, predicate=f"{_STORED}.{sent_at} IS NULL OR {_STAGED}.{sent_at} >= {_STORED}.{sent_at}"
+        )
+        .when_not_matched_insert(values)
+        .execute()
+    )
+
+
+def newest_rows(storage: TableStorage, files: Sequence[StagedFile], schema: pa.Schema, keys: Sequence[str]) -> pa.Table:
+    """The newest row of each key among staged ones; of all columns, only what is needed to find them is read first."""
+    deciding = list(dict.fromkeys((*keys, SENT_AT, MESSAGE_ID)))
+    found = pa.concat_tables([read_rows(storage, file, schema, deciding) for file in files])
+    sent_at = pc.fill_null(found[SENT_AT].cast(pa.int64()), _BEFORE_ALL)
+    rows = pa.array(range(len(found)), pa.int64())
+    order = pc.sort_indices(
+        pa.table({"sent_at": sent_at, "message_id": found[MESSAGE_ID], "row": rows}),
+        sort_keys=[("sent_at", "ascending"), ("message_id", "ascending"), ("row", "ascending")],
+    )
+    ordered = found.select(list(keys)).append_column(_ROW, rows).take(order)
+    newest = ordered.group_by(list(keys), use_threads=False).aggregate([(_ROW, "last")])[f"{_ROW}_last"]
+    wins = pc.is_in(rows, newest.combine_chunks())
+    return pa.concat_tables(_winners(storage, files, schema, wins))
+
+
+def _winners(storage: TableStorage, files: Sequence[StagedFile], schema: pa.Schema, wins: pa.Array) -> Iterator[Any]:
+    start = 0
+    for file in files:
+        rows = read_rows(storage, file, schema, schema.names)
+        yield rows.filter(wins.slice(start, len(rows)))
+        start += len(rows)
+
+
+def _quoted(name: str) -> str:
+    doubled = name.replace("`", "``")
+    return f"`{doubled}`"

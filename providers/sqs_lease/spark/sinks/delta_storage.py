@@ -1,0 +1,181 @@
+"""Where a Delta table lies: a directory, or a prefix of an S3 bucket, read and written by the same calls."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.fs as pafs  # type: ignore[import-untyped]
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+
+from sqs_lease.spark.errors import TableError
+
+logger = logging.getLogger(__name__)
+
+LOG: Final = "_delta_log"
+OURS: Final = "_sqs_lease"
+"""The directory below the table for what is not its data; the underscore keeps vacuum away from it."""
+
+_S3: Final = "s3://"
+_OFF: Final = frozenset({"", "0", "false", "no", "off", "n", "f"})
+
+
+@dataclass(frozen=True, slots=True)
+class TableStorage:
+    """Says where one table lies, in the driver as in the executors.
+
+    Attributes:
+        uri: An absolute path, or ``s3://bucket/prefix``.
+        options: What ``deltalake`` calls storage options. They may hold credentials, so they are never shown.
+    """
+
+    uri: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, path: str | Path, options: Mapping[str, str] | None = None) -> TableStorage:
+        """Take what a user wrote.
+
+        Raises:
+            TableError: It is an address of another kind, or options would let two drivers overwrite each other.
+        """
+        uri = str(path)
+        if uri.startswith(_S3):
+            given = {str(name): str(value) for name, value in (options or {}).items()}
+            _require_safe(given)
+            return cls(uri.rstrip("/"), given)
+        if "://" in uri:
+            raise TableError(
+                f"{uri} is neither a directory nor an address on S3: give the path of a directory on a file system "
+                "that the driver and all executors share, or s3://bucket/prefix"
+            )
+        if options:
+            raise TableError(f"{uri} is a directory, and storage_options are for tables on S3: leave them out")
+        root = str(Path(uri).absolute())
+        if "%" in root:
+            raise TableError(f"{root} has a % in it, which delta-rs takes for an escape: use another path")
+        return cls(root)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory."""
+        return not self.uri.startswith(_S3)
+
+    def file_system(self) -> Any:
+        """A ``pyarrow.fs.FileSystem`` whose paths are relative to the table."""
+        if self.is_local:
+            return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
+        return pafs.PyFileSystem(_ObjectStore(self.uri, dict(self.options)))
+
+    def load(self) -> DeltaTable | None:
+        """The table as it is now; None where there is none.
+
+        Raises:
+            TableError: It cannot be read.
+        """
+        try:
+            return DeltaTable(self.uri, storage_options=dict(self.options) or None)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise self.unusable("cannot be read", error) from error
+
+    def require_empty(self) -> None:
+        """Refuse to make a table where something else is.
+
+        Raises:
+            TableError: There are files, or the place cannot be looked at.
+        """
+        if self.is_local and Path(self.uri).exists() and not Path(self.uri).is_dir():
+            raise TableError(f"{self.uri} is a file: give the path of a directory for the table")
+        try:
+            found = self.file_system().get_file_info(pafs.FileSelector("", allow_not_found=True))
+        except (DeltaError, OSError) as error:
+            raise self.unusable("cannot be looked at", error) from error
+        # Another driver may be creating the table at this moment.
+        if any(entry.base_name not in {LOG, OURS} for entry in found):
+            raise TableError(
+                f"{self.uri} has files in it, but is no Delta table: give the path of a table, or of a "
+                "directory that is empty or does not exist"
+            )
+
+    def unusable(self, what: str, error: Exception) -> TableError:
+        """The error that says what is wrong with the table, and what to look at."""
+        reached = (
+            "that its log is whole, and that this process may write there"
+            if self.is_local
+            else "that the bucket exists, that its region and endpoint are right (storage_options or the environment), "
+            "and that this process has credentials for it"
+        )
+        return TableError(f"table {self.uri} {what} ({error}): check {reached}")
+
+    def remove(self, directory: str) -> None:
+        """Remove files that no table has. They do no harm where that fails, so it must not fail the batch."""
+        files = self.file_system()
+        try:
+            files.delete_dir(directory)
+        except FileNotFoundError:
+            # Nothing was written yet, or another try of the same batch was committed and has tidied up.
+            return
+        except OSError as error:
+            logger.warning("left over, and not part of the table: %s/%s (%s)", self.uri, directory, error)
+            return
+        if self.is_local:
+            # The batch's directory stays while other tries have theirs in it.
+            try:
+                (Path(self.uri) / directory).parent.rmdir()
+            except OSError:
+                return
+
+
+class _ObjectStore(DeltaStorageHandler):
+    """The object store as delta-rs sees it: same options, same credentials, same errors."""
+
+    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> Any:
+        return pa.PythonFile(_ByteStream(self._handler.open_output_stream(path, metadata)), mode="w")
+
+
+class _ByteStream:
+    """Hands on bytes: Arrow writes large pieces as buffers, which delta-rs's streams do not take."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._stream.closed)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return int(self._stream.write(bytes(data)))
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _require_safe(options: Mapping[str, str]) -> None:
+    """Refuse settings by which S3 would take a commit over an existing one."""
+    inherited = [(name, value) for name, value in os.environ.items() if name.startswith("AWS_")]
+    for name, value in [*inherited, *options.items()]:
+        plain = name.lower().removeprefix("aws_")
+        if plain in {"s3_allow_unsafe_rename", "allow_unsafe_rename"} and value.lower() not in _OFF:
+            raise TableError(f"{name} is set, with which two drivers can overwrite each other's commits: remove it")
+        if plain == "conditional_put" and value.lower() != "etag":
+            raise TableError(
+                f"{name} is set to something else than etag, and a commit could then overwrite another: remove it"
+            )
