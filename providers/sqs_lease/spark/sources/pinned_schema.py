@@ -1,0 +1,133 @@
+"""A schema that is inferred once and then stays: a JSON file, as Spark writes schemas, that several drivers share."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from pyspark.sql.types import StructField, StructType
+
+from sqs_lease.spark.errors import SchemaError
+
+_REMEDY: Final = "put it right, or remove it and the next batch infers the schema again"
+
+
+@dataclass(frozen=True)
+class InferredSchema:
+    """Take the schema from the first batch that comes, and keep it.
+
+    The file holds what ``StructType.json()`` gives, so it may also be written by hand beforehand, for example to give
+    some columns their types and ``NOT NULL``, and leave others to be added.
+
+    Attributes:
+        path: A file in a directory of a file system that all drivers of the table share; the directory is created.
+            Drivers that change it at once wait for one another with a lock on ``<path>.lock``.
+    """
+
+    path: str | Path
+
+    @property
+    def file(self) -> Path:
+        """The file, by its absolute path."""
+        return Path(self.path).absolute()
+
+    def load(self) -> StructType | None:
+        """Read the schema; None where nothing is pinned yet.
+
+        Raises:
+            SchemaError: There is a file that holds no schema, or cannot be read.
+        """
+        try:
+            text = self.file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SchemaError(f"the schema {self.file} cannot be read ({error.strerror or error})") from error
+        try:
+            return StructType.fromJson(json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SchemaError(f"{self.file} is not a Spark schema in JSON: {_REMEDY}") from error
+
+    def pin(self, schema: StructType) -> StructType:
+        """Keep a schema, unless there is one.
+
+        Returns:
+            The schema that is pinned now: this one, or the one that another driver was faster with.
+
+        Raises:
+            SchemaError: The file cannot be written.
+        """
+        with self._locked():
+            pinned = self.load()
+            if pinned is None:
+                self._write(schema)
+            return pinned or schema
+
+    def widen(self, fields: Sequence[StructField]) -> StructType:
+        """Add columns at the end, of those fields that are not there yet.
+
+        Returns:
+            The schema that is pinned now; of a column that another driver added meanwhile, with that driver's type.
+
+        Raises:
+            SchemaError: The file is gone or cannot be written, or another driver added a column whose name differs
+                in upper and lower case only.
+        """
+        with self._locked():
+            pinned = self.load()
+            if pinned is None:
+                raise SchemaError(f"the schema {self.file} was removed while a batch used it: run the batch again")
+            names = {name.lower(): name for name in pinned.names}
+            for field in fields:
+                if names.get(field.name.lower(), field.name) != field.name:
+                    raise SchemaError(
+                        f"another driver has just added the column {names[field.name.lower()]} to {self.file}, and "
+                        f"this batch was about to add {field.name}: run the batch again"
+                    )
+            added = [field for field in fields if field.name not in names.values()]
+            if added:
+                pinned = StructType([*pinned.fields, *added])
+                self._write(pinned)
+            return pinned
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other drivers out; the system ends the lock of a process that dies."""
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            lock = self.file.with_name(f"{self.file.name}.lock").open("a")
+        except OSError as error:
+            raise self._not_writable(error) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                raise self._not_writable(error) from error
+            yield
+
+    def _write(self, schema: StructType) -> None:
+        """Replace the file, which readers see as it was before or as it is after."""
+        partial = self.file.with_name(f".{self.file.name}.{uuid4().hex}")
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(schema.jsonValue(), indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.file)
+        except OSError as error:
+            raise self._not_writable(error) from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _not_writable(self, error: OSError) -> SchemaError:
+        return SchemaError(
+            f"the schema cannot be pinned in {self.file} ({error.strerror or error}): give a path in a directory that "
+            "this process can write, on a file system that has locks"
+        )

@@ -1,0 +1,107 @@
+"""Which objects a message from S3 tells of, in each of the shapes in which it may arrive. Without Spark and S3.
+
+- S3 itself sends ``{"Records": [...]}``, with the keys URL-encoded as in a form: ``+`` for a space, ``%XX``.
+- With SNS in between, that text is the ``Message`` of an SNS envelope.
+- EventBridge sends one event a message, with a ``detail``, and the key as it is.
+- When a notification is configured, S3 sends an ``s3:TestEvent``.
+
+Fields: "Event message structure" and "Using EventBridge" in the Amazon S3 User Guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote_plus
+
+from sqs_lease.spark.sources.json_syntax import decode_object
+from sqs_lease.spark.sources.sns_envelope import NotANotificationError, is_envelope, published
+
+_NOT_S3: Final = "not an S3 notification: neither Records of S3, nor an EventBridge event of aws.s3, nor a test event"
+
+
+@dataclass(frozen=True, slots=True)
+class S3Object:
+    """One object that was created.
+
+    Attributes:
+        bucket: The bucket.
+        key: The key, decoded.
+        version_id: The version that the notification tells of; None in a bucket without versions.
+    """
+
+    bucket: str
+    key: str
+    version_id: str | None = None
+
+    def __str__(self) -> str:
+        version = f" (version {self.version_id})" if self.version_id else ""
+        return f"s3://{self.bucket}/{self.key}{version}"
+
+
+def created_objects(body: str) -> tuple[S3Object, ...]:
+    """Find out which objects a message says were created.
+
+    Returns:
+        Each object once, in the order of the message; none for test events, and for events of other kinds (an object
+        was removed, restored, tagged, ...).
+
+    Raises:
+        NotANotificationError: The message is none from S3, or names no object where it should.
+        sqs_lease.spark.sources.json_syntax.NotJsonError: It is no JSON object, or a wrapped one is none.
+    """
+    event = decode_object(body)
+    if is_envelope(event):
+        event = decode_object(published(event))
+    if "Records" in event:
+        found = _from_records(event["Records"])
+    elif "detail" in event:
+        found = _from_event_bridge(event)
+    elif event.get("Event") == "s3:TestEvent":
+        found = []
+    else:
+        raise NotANotificationError(_NOT_S3)
+    # S3 delivers at least once, and says so of the records in one message too.
+    return tuple(dict.fromkeys(found))
+
+
+def _from_records(records: Any) -> list[S3Object]:
+    if not isinstance(records, list):
+        raise NotANotificationError(_NOT_S3)
+    found = []
+    for position, record in enumerate(records, 1):
+        # Other servers that speak S3 call themselves "minio:s3" or "ceph:s3".
+        if not isinstance(record, dict) or not str(record.get("eventSource")).endswith(":s3"):
+            raise NotANotificationError(_NOT_S3)
+        if not str(record.get("eventName")).removeprefix("s3:").startswith("ObjectCreated"):
+            continue
+        described = _mapping(record.get("s3"))
+        named = _object(described, "versionId", position)
+        try:
+            key = unquote_plus(named.key, errors="strict")
+        except UnicodeDecodeError:
+            raise NotANotificationError(f"the key of object {position} is not UTF-8") from None
+        found.append(S3Object(named.bucket, key, named.version_id))
+    return found
+
+
+def _from_event_bridge(event: Mapping[str, Any]) -> list[S3Object]:
+    if event.get("source") != "aws.s3":
+        raise NotANotificationError(_NOT_S3)
+    if event.get("detail-type") != "Object Created":
+        return []
+    return [_object(_mapping(event["detail"]), "version-id", 1)]
+
+
+def _object(described: Mapping[str, Any], version_name: str, position: int) -> S3Object:
+    bucket = _mapping(described.get("bucket")).get("name")
+    its = _mapping(described.get("object"))
+    key, version_id = its.get("key"), its.get(version_name)
+    if not (isinstance(bucket, str) and bucket and isinstance(key, str) and key):
+        raise NotANotificationError(f"object {position} of the S3 notification has no bucket or no key")
+    return S3Object(bucket, key, version_id if isinstance(version_id, str) and version_id else None)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,202 @@
+"""A schema that is inferred is pinned by the first batch, and grows only where that is wanted."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
+
+from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.sources.json_checker import MOST_COLUMNS, OpenChecker
+from sqs_lease.spark.sources.json_inference import can_be_inferred
+from sqs_lease.spark.sources.json_source import JsonSource
+from sqs_lease.spark.sources.pinned_schema import InferredSchema
+from tests.spark.sources.parsing import messages_of, parsed
+
+
+@pytest.fixture
+def pin(tmp_path: Path) -> InferredSchema:
+    return InferredSchema(tmp_path / "schemas" / "orders.json")
+
+
+def pinned(pin: InferredSchema) -> str:
+    schema = pin.load()
+    assert schema is not None
+    return schema.simpleString()
+
+
+ID = StructType([StructField("id", LongType())])
+
+
+@pytest.mark.processes
+class TestOnSpark:
+    def test_the_first_batch_pins_what_its_records_have_and_later_ones_keep_to_it(
+        self, spark: SparkSession, pin: InferredSchema
+    ) -> None:
+        source = JsonSource(pin)
+        first = {"m1": '{"id": 1, "at": {"x": 1.5}}', "m2": '{"id": 2, "tags": ["a"]}', "bad": "{'id': \"x\"}"}
+
+        assert parsed(spark, source, first).records["m1"] == [{"id": 1, "at": {"x": 1.5}, "tags": None}]
+
+        assert pinned(pin) == "struct<at:struct<x:double>,id:bigint,tags:array<string>>"
+        later = parsed(spark, JsonSource(pin), {"m3": '{"id": "three"}', "m4": '{"id": 4, "size": 1}'})
+        assert later.rejected == {"m3": "not of the type in the schema: id"}
+        assert later.records == {"m4": [{"id": 4, "at": None, "tags": None}]}
+        assert "size" not in pinned(pin)
+
+    def test_what_has_no_type_yet_or_no_name_for_a_column_is_not_inferred(
+        self, spark: SparkSession, pin: InferredSchema
+    ) -> None:
+        body = {
+            "id": 1,
+            **{"nothing": None, "none": [], "no_fields": {}, "two words": 1, "_batch_id": 1, "ID": 2},
+            "odd": {"a b": 1},
+            "twice": [{"x": 1, "X": 2}],
+        }
+
+        outcome = parsed(spark, JsonSource(pin), {"m1": json.dumps(body)})
+
+        assert pinned(pin) == "struct<ID:bigint,odd:string,twice:array<string>>"
+        assert outcome.records["m1"] == [{"ID": 2, "odd": '{"a b":1}', "twice": ['{"x":1,"X":2}']}]
+
+    def test_a_batch_without_a_field_pins_nothing(self, spark: SparkSession, pin: InferredSchema) -> None:
+        with pytest.raises(SchemaError, match="no message of this batch has a field"):
+            parsed(spark, JsonSource(pin), {"m1": "{}"})
+
+        assert pin.load() is None
+
+    def test_new_fields_are_rejected_by_name(self, spark: SparkSession, pin: InferredSchema) -> None:
+        pin.pin(ID)
+
+        outcome = parsed(spark, JsonSource(pin, new_fields="reject"), {"m1": '{"id": 1}', "m2": '{"id": 1, "x": 1}'})
+
+        assert outcome.records == {"m1": [{"id": 1}]}
+        assert outcome.rejected == {"m2": "not in the schema: x"}
+
+    def test_new_fields_become_columns_when_they_have_a_value(self, spark: SparkSession, pin: InferredSchema) -> None:
+        pin.pin(StructType([StructField("id", LongType(), nullable=False)]))
+        source = JsonSource(pin, new_fields="add")
+        bodies = {"m1": '{"id": 1, "x": 1}', "m2": '{"id": 2, "x": 2.5, "y": {"z": ["a"]}, "n": null, "e": [{}]}'}
+
+        outcome = parsed(spark, source, bodies)
+
+        assert source.widens
+        assert pinned(pin) == "struct<id:bigint,x:double,y:struct<z:array<string>>>"
+        assert outcome.records["m1"] == [{"id": 1, "x": 1.0, "y": None}]
+        assert outcome.records["m2"] == [{"id": 2, "x": 2.5, "y": {"z": ["a"]}}]
+        # The next batch finds them, also in another process.
+        again = parsed(spark, JsonSource(InferredSchema(str(pin.path)), new_fields="add"), {"m3": '{"id": 3}'})
+        assert again.records == {"m3": [{"id": 3, "x": None, "y": None}]}
+        assert not again.columns["id"].nullable
+
+    def test_of_two_drivers_that_add_the_same_field_the_second_takes_the_firsts_type(
+        self, spark: SparkSession, pin: InferredSchema
+    ) -> None:
+        pin.pin(ID)
+        mine, theirs = (JsonSource(pin, new_fields="add") for _ in range(2))
+        checkers = mine.checker(), theirs.checker()
+        bodies = {"m1": '{"id": 1, "x": 1, "mine": 1}'}, {"m2": '{"id": 2, "x": "a", "theirs": 1}'}
+        for checker, its in zip(checkers, bodies, strict=True):
+            assert checker.reasons(list(its.values())) == [None]
+
+        mine.columns(messages_of(spark, bodies[0]), checkers[0])
+        found = theirs.columns(messages_of(spark, bodies[1]), checkers[1])
+
+        assert found.simpleString() == pinned(pin) == "struct<id:bigint,mine:bigint,x:bigint,theirs:bigint>"
+
+
+def test_drivers_that_pin_at_once_end_with_one_schema(pin: InferredSchema) -> None:
+    schemas = [StructType([StructField(f"x{number}", LongType())]) for number in range(16)]
+
+    with ThreadPoolExecutor(8) as drivers:
+        results = list(drivers.map(InferredSchema(pin.path).pin, schemas))
+
+    assert len({schema.json() for schema in results}) == 1
+    assert pin.load() == results[0]
+
+
+def test_drivers_that_widen_at_once_lose_no_column(pin: InferredSchema) -> None:
+    pin.pin(ID)
+
+    with ThreadPoolExecutor(8) as drivers:
+        list(drivers.map(pin.widen, [[StructField(f"x{number}", DoubleType())] for number in range(16)]))
+
+    schema = pin.load()
+    assert schema is not None
+    assert set(schema.names) == {"id", *(f"x{number}" for number in range(16))}
+    assert [path.name for path in pin.file.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_column_that_another_driver_just_added_in_other_letters_stops_the_batch(pin: InferredSchema) -> None:
+    pin.pin(ID)
+    pin.widen([StructField("Size", LongType())])
+
+    with pytest.raises(SchemaError, match="run the batch again"):
+        pin.widen([StructField("size", LongType())])
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "id INT", '{"type": "struct"}', '"long"'])
+def test_a_file_that_is_no_schema_is_named(pin: InferredSchema, content: str) -> None:
+    pin.file.parent.mkdir()
+    pin.file.write_text(content)
+
+    with pytest.raises(SchemaError, match=r"orders\.json is not a Spark schema"):
+        pin.load()
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(SchemaError, match="cannot be pinned in .*file/orders.json"):
+        InferredSchema(tmp_path / "file" / "orders.json").pin(ID)
+
+
+@pytest.mark.parametrize(
+    ("bodies", "says"),
+    [
+        (['{"two words": 1}'], "a name that no column can have"),
+        (['{"_message_id": 1}'], "a name that no column can have"),
+        (['{"' + "x" * 64 + '": 1}'], "a name that no column can have"),
+        (['{"": 1}'], "a name that no column can have"),
+        (['{"ID": 1}'], "the field ID differs from the column id in upper and lower case only"),
+        (['{"new": 1}', '{"NEW": 1}'], "the field NEW differs from the column new"),
+        ([json.dumps({f"x{number}": 1 for number in range(MOST_COLUMNS)})], "wider than 1000 columns"),
+    ],
+)
+def test_a_field_that_can_be_no_column_has_its_message_rejected(bodies: list[str], says: str) -> None:
+    checker = OpenChecker(["id"], can_be_inferred)
+
+    *taken, reason = checker.reasons(bodies)
+
+    assert taken == [None] * (len(bodies) - 1)
+    assert says in str(reason)
+    assert len(checker.new_fields) == len(taken)
+
+
+def test_a_field_without_a_value_may_have_any_name() -> None:
+    checker = OpenChecker(["id"], can_be_inferred)
+
+    assert checker.reasons(['{"id": 1, "two words": null, "ID": [], "x": {"y": [null]}}']) == [None]
+    assert checker.new_fields == set()
+
+
+def test_a_pinned_column_keeps_its_name_whatever_it_is() -> None:
+    assert OpenChecker(["two words"], can_be_inferred).reasons(['{"two words": 1}']) == [None]
+
+
+def test_a_pinned_type_that_spark_misreads_is_refused(pin: InferredSchema) -> None:
+    pin.file.parent.mkdir()
+    pin.file.write_text('{"type": "struct", "fields": [{"name":"x","type":"byte","nullable":true,"metadata":{}}]}')
+
+    with pytest.raises(SchemaError, match="use SMALLINT"):
+        JsonSource(pin).checker()
+
+
+def test_what_is_pinned_is_read_back_as_it_was(pin: InferredSchema) -> None:
+    schema = StructType([StructField("a", ArrayType(StringType(), containsNull=False), nullable=False)])
+
+    assert pin.pin(schema) == schema == pin.load()

@@ -1,0 +1,190 @@
+"""JSON bodies are records or rejects with a reason; nothing is lost or changed in silence."""
+
+from __future__ import annotations
+
+from datetime import UTC, date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import IntegerType, StructField, StructType
+
+from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.settings import session_settings
+from sqs_lease.spark.sources.json_source import JsonSource
+from sqs_lease.spark.sources.pinned_schema import InferredSchema
+from tests.spark.sources.parsing import Parsed, parsed
+
+pytestmark = pytest.mark.processes
+
+SCHEMA = """
+    id BIGINT NOT NULL, name STRING, small SMALLINT, amount DECIMAL(6,2), ratio DOUBLE, ok BOOLEAN,
+    day DATE, moment TIMESTAMP, raw BINARY, tags ARRAY<STRING>, counts MAP<STRING, INT>,
+    trip STRUCT<miles: INT NOT NULL, stops: ARRAY<STRUCT<at: STRING NOT NULL>>>
+"""
+
+# (the body, the reason)
+NOT_A_RECORD = {
+    "a required field is missing": ("{}", "required, but missing or null: id"),
+    "a required field is null": ('{"id": null}', "required, but missing or null: id"),
+    "a name in other letters": ('{"ID": 1}', "required, but missing or null: id"),
+    "a required field inside": (
+        '{"id": 1, "trip": {"stops": []}}',
+        "required, but missing or null: trip.miles",
+    ),
+    "a required field inside an array": (
+        '{"id": 1, "trip": {"miles": 1, "stops": [{"at": "A"}, {}]}}',
+        "required, but missing or null: trip.stops[]",
+    ),
+    "two required fields": ('{"trip": {}}', "required, but missing or null: id, trip.miles"),
+    "a required field of the wrong type": ('{"id": "1"}', "not of the type in the schema: id"),
+    "a fraction for an integer": ('{"id": 1.5}', "not of the type in the schema: id"),
+    "an object for a number": ('{"id": {"x": 1}}', "not of the type in the schema: id"),
+    "an integer out of range": ('{"id": 9223372036854775808}', "not of the type in the schema: id"),
+    "an optional field out of range": ('{"id": 1, "small": 32768}', "not of the type in the schema: small"),
+    "a decimal out of range": ('{"id": 1, "amount": 10000.00}', "not of the type in the schema: amount"),
+    "NaN in quotes": ('{"id": 1, "ratio": "NaN"}', "not of the type in the schema: ratio"),
+    "a word for a boolean": ('{"id": 1, "ok": "true"}', "not of the type in the schema: ok"),
+    "a date that is none": ('{"id": 1, "day": "2013-02-30"}', "not of the type in the schema: day"),
+    "a date and more": ('{"id": 1, "day": "2013-01-02 or so"}', "not of the type in the schema: day"),
+    "a date without dashes": ('{"id": 1, "day": "20130102"}', "not of the type in the schema: day"),
+    "a time that is none": ('{"id": 1, "moment": "soon"}', "not of the type in the schema: moment"),
+    "no base 64": ('{"id": 1, "raw": "?"}', "not of the type in the schema: raw"),
+    "an object for an array": ('{"id": 1, "tags": {}}', "not of the type in the schema: tags"),
+    "a word in a map of numbers": ('{"id": 1, "counts": {"a": "x"}}', "not of the type in the schema: counts"),
+    "an array for an object": ('{"id": 1, "trip": []}', "not of the type in the schema: trip"),
+    "a longer number than Spark reads": (
+        '{"id": 1, "more": 0.' + "0" * 1200 + "1}",
+        "has a name of more than 50 000 characters, or a number of more than 1000",
+    ),
+    "several": ('{"id": "x", "ok": 1, "day": 3}', "not of the type in the schema: id, ok, day"),
+}
+# (the body, what of it is in the record beside id 1)
+RECORDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "white space around it": (' \n{"id": 1}\t', {"name": None}),
+    "a field that the schema does not name": ('{"id": 1, "more": {"x": []}}', {"name": None}),
+    "null for what may be null": ('{"id": 1, "name": null, "trip": null}', {"name": None, "trip": None}),
+    "any language": ('{"id": 1, "name": "Zürich \\ud83d\\ude00 日本"}', {"name": "Zürich 😀 日本"}),
+    "a null character": ('{"id": 1, "name": "a\\u0000b"}', {"name": "a\0b"}),
+    "a number for a string": ('{"id": 1, "name": 7}', {"name": "7"}),
+    "an object for a string": ('{"id": 1, "name": {"x": [1]}}', {"name": '{"x":[1]}'}),
+    "nested values": (
+        '{"id": 1, "tags": ["a", null], "trip": {"miles": 3, "stops": [{"at": "B"}]}}',
+        {"tags": ["a", None], "trip": {"miles": 3, "stops": [{"at": "B"}]}},
+    ),
+    "a map": ('{"id": 1, "counts": {"a": 1, "b": null}}', {"counts": {"a": 1, "b": None}}),
+}
+
+
+@pytest.fixture(scope="module")
+def outcome(spark: SparkSession) -> Parsed:
+    """All cases in one batch, as they come in life."""
+    cases = {name: body for name, (body, _) in {**NOT_A_RECORD, **RECORDS}.items()}
+    return parsed(spark, JsonSource(SCHEMA), {**cases, "no JSON": "{'id': 1}"})
+
+
+@pytest.mark.parametrize("case", NOT_A_RECORD)
+def test_a_body_that_is_no_record_is_rejected_with_the_reason(outcome: Parsed, case: str) -> None:
+    assert outcome.rejected[case] == NOT_A_RECORD[case][1]
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_a_body_that_is_a_record_is_taken_as_it_is(outcome: Parsed, case: str) -> None:
+    (record,) = outcome.records[case]
+
+    assert record.items() >= {"id": 1, **RECORDS[case][1]}.items()
+
+
+def test_what_is_no_json_does_not_reach_spark(outcome: Parsed) -> None:
+    assert outcome.rejected["no JSON"].startswith("not valid JSON")
+
+
+def test_a_nested_value_of_the_wrong_type_is_rejected_even_if_spark_keeps_the_rest(spark: SparkSession) -> None:
+    source = JsonSource("id BIGINT NOT NULL, trip STRUCT<miles: INT, to: STRING>")
+
+    outcome = parsed(spark, source, {"bad": '{"id": 1, "trip": {"miles": "far", "to": "B"}}'})
+
+    assert outcome.rejected == {"bad": "a nested value is not of the type in the schema"}
+
+
+def test_a_timestamp_without_a_zone_is_in_utc_whatever_the_sessions_zone(spark: SparkSession) -> None:
+    bodies = {"m1": '{"at": "2013-01-01T05:00:00"}', "m2": '{"at": "2013-01-01T05:00:00+02:00"}'}
+
+    with session_settings(spark, {"spark.sql.session.timeZone": "America/New_York"}):
+        outcome = parsed(spark, JsonSource("at TIMESTAMP"), bodies)
+
+    # PySpark hands out local times, without a zone.
+    assert [outcome.records[name][0]["at"].astimezone(UTC).hour for name in bodies] == [5, 3]
+
+
+@pytest.mark.parametrize("policy", ["LEGACY", "EXCEPTION"])
+def test_the_session_cannot_bring_back_lenient_parsing_or_errors_that_quote_values(
+    spark: SparkSession, policy: str
+) -> None:
+    bodies = {"bad": '{"day": "2013-02-30"}', "m1": '{"day": "1066-10-14"}'}
+
+    with session_settings(spark, {"spark.sql.legacy.timeParserPolicy": policy}):
+        outcome = parsed(spark, JsonSource("day DATE"), bodies)
+
+    assert outcome.rejected == {"bad": "not of the type in the schema: day"}
+    assert outcome.records == {"m1": [{"day": date(1066, 10, 14)}]}
+
+
+def test_the_schema_may_be_a_struct_type(spark: SparkSession) -> None:
+    schema = StructType([StructField("id", IntegerType(), nullable=False)])
+
+    outcome = parsed(spark, JsonSource(schema), {"m1": '{"id": 1}', "bad": "{}"})
+
+    assert (set(outcome.records), set(outcome.rejected)) == ({"m1"}, {"bad"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        pytest.param("id BIGGINT", "is not Spark DDL", id="an unknown type"),
+        pytest.param("INT", "names no columns", id="a type alone"),
+        pytest.param("a ARRAY<STRUCT<x: TINYINT>>", "use SMALLINT", id="a type that Spark misreads"),
+        pytest.param(None, "must be a DDL string or a StructType", id="none"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused_before_a_body_is_looked_at(
+    spark: SparkSession, schema: Any, says: str
+) -> None:
+    with pytest.raises(SchemaError, match=says):
+        JsonSource(schema).checker()
+
+
+def test_a_new_field_is_ignored_by_default_and_rejected_by_name_on_request(spark: SparkSession) -> None:
+    bodies = {"old": '{"id": 1}', "new": '{"id": 2, "size": null, "id2": 1}'}
+
+    ignoring = parsed(spark, JsonSource("id INT"), bodies)
+    rejecting = parsed(spark, JsonSource("id INT", new_fields="reject"), bodies)
+
+    assert ignoring.records == {"old": [{"id": 1}], "new": [{"id": 2}]}
+    assert rejecting.records == {"old": [{"id": 1}]}
+    assert rejecting.rejected == {"new": "not in the schema: size, id2"}
+
+
+def test_a_given_schema_cannot_grow() -> None:
+    with pytest.raises(SchemaError, match="needs schema=InferredSchema"):
+        JsonSource("id INT", new_fields="add")
+
+
+def test_an_unknown_choice_for_new_fields_is_refused() -> None:
+    with pytest.raises(ValueError, match="one of ignore, reject, add"):
+        JsonSource("id INT", new_fields="keep")  # type: ignore[arg-type]
+
+
+def test_the_identity_tells_sources_apart_that_decide_differently(tmp_path: Path) -> None:
+    sources = [
+        JsonSource("id INT"),
+        JsonSource("id BIGINT"),
+        JsonSource("id INT", new_fields="reject"),
+        JsonSource(StructType([StructField("id", IntegerType())])),
+        JsonSource(InferredSchema(tmp_path / "a")),
+        JsonSource(InferredSchema(tmp_path / "b")),
+    ]
+
+    assert len({source.identity for source in sources}) == len(sources)
+    assert JsonSource("id INT").identity == sources[0].identity
