@@ -230,7 +230,7 @@ def test_with_payload_more_messages_are_allowed_but_no_task_is_mapped_over_them(
 
 def test_batches_from_before_and_after_payload_was_set_are_not_mixed(store: ScriptedAssets) -> None:
     put_on_desk({"a": RUN, "b": RUN})
-    reference = {"sqs_lease_manifests": ["file:///b.jsonl"], "messages": 1}
+    reference = {"sqs_lease_manifests": ["file:///b.parquet"], "messages": 1}
     TaskAssetState(PLACE.asset).put(PLACE.messages("b"), reference)
     run = Run("a", "b")
     assert run.execute(dag_of(watched())) == reference

@@ -82,7 +82,7 @@ def test_nothing_cannot_be_merged() -> None:
 
 def test_stored_leases_must_be_read_and_not_only_decoded() -> None:
     stored = HandedLease("x", QUEUE, Growing(visibility=30.0), AwsConnection(), []).encode_stored(
-        manifest_uri="/x.jsonl", leases_uri="/x.leases"
+        manifest_uri="/x.parquet", leases_uri="/x.leases"
     )
     with pytest.raises(ValueError, match="stored elsewhere"):
         HandedLease.decode(stored)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from airflow.models.trigger import Trigger
 from airflow.sdk import DAG, task
@@ -102,7 +103,9 @@ def test_no_receipt_handle_is_in_airflow_nor_readable_in_the_files(world: Leased
     world.run(scenario)
     handles = [entry.handle for entry in world.events(AuditKind.RECEIVED)]
     assert len(handles) == 3
-    everywhere = repr(world.supervisor.xcoms) + "".join(path.read_text() for path in tmp_path.iterdir())
+    (leases,), (manifest,) = tmp_path.glob("*.leases"), tmp_path.glob("*.parquet")
+    table = pq.read_table(manifest)
+    everywhere = f"{world.supervisor.xcoms} {leases.read_text()} {table.to_pylist()} {table.schema.metadata}"
     assert not any(handle in everywhere for handle in handles)
     assert "sealed_leases" not in published(world.supervisor, LEASE_KEY)
 
@@ -113,7 +116,7 @@ def test_the_directory_is_made_where_it_is_missing(world: LeasedMessages, tmp_pa
         await world.receive(world.triggerer(), payload=f"{scheme}{tmp_path}/deep/down/")
 
     world.run(scenario)
-    assert {path.suffix for path in (tmp_path / "deep" / "down").iterdir()} == {".jsonl", ".leases"}
+    assert {path.suffix for path in (tmp_path / "deep" / "down").iterdir()} == {".parquet", ".leases"}
     assert len(read_messages(published(world.supervisor, "return_value"))) == 3
 
 
@@ -296,13 +299,13 @@ def test_messages_from_xcom_are_read_as_they_are() -> None:
 
 def test_a_manifest_that_was_removed_is_said_to_be_settled(tmp_path: Path) -> None:
     with pytest.raises(PayloadError, match="the keeper removes it when every message was settled"):
-        read_messages({"sqs_lease_manifests": [str(tmp_path / "gone.jsonl")], "messages": 1})
+        read_messages({"sqs_lease_manifests": [str(tmp_path / "gone.parquet")], "messages": 1})
 
 
 def test_a_broken_manifest_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "broken.jsonl").write_text("")
-    with pytest.raises(PayloadError, match=r"broken\.jsonl is not a manifest"):
-        read_messages({"sqs_lease_manifests": [str(tmp_path / "broken.jsonl")], "messages": 1})
+    (tmp_path / "broken.parquet").write_text("")
+    with pytest.raises(PayloadError, match=r"broken\.parquet is not a manifest"):
+        read_messages({"sqs_lease_manifests": [str(tmp_path / "broken.parquet")], "messages": 1})
 
 
 @pytest.mark.parametrize("value", ["text", 3, {"other": "mapping"}], ids=repr)
@@ -314,7 +317,7 @@ def test_something_else_than_the_value_of_a_lease_is_an_error(value: Any) -> Non
 def test_several_batches_are_read_one_after_the_other(tmp_path: Path) -> None:
     references = []
     for name in ("a", "b"):
-        path = tmp_path / f"{name}.jsonl"
+        path = tmp_path / f"{name}.parquet"
         write_manifest(path, batch_id=name, queue_url="q", messages=[Message(Receipt(name, ""), name)])
         references.append({"sqs_lease_manifests": [str(path)], "messages": 1})
     merged = merge_messages(references)

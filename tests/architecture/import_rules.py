@@ -64,11 +64,13 @@ LAYERS: Final = {
     "sqs": Layer(layers=frozenset({"core", "clock"}), distributions=BOTO),
     "keeper": Layer(layers=BASE),
     "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
+    "json_syntax": Layer(distributions=frozenset({"jiter"})),
+    "manifest": Layer(layers=BASE | {"json_syntax"}, distributions=frozenset({"pyarrow"})),
     PACKAGE: Layer(layers=BASE | {"blocking"}),
-    "airflow": Layer(layers=BASE, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}),
+    "airflow": Layer(layers=BASE | {"manifest"}, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}),
     "dagster": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"dagster"})),
     "spark": Layer(
-        layers=BASE | {"blocking"},
+        layers=BASE | {"blocking", "json_syntax", "manifest"},
         distributions=frozenset(
             {"boto3", "botocore", "deltalake", "jiter", "msgspec", "psycopg", "pyarrow", "pyspark"}
         ),

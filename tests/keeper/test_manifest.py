@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.manifest import ManifestError, read_manifest, write_manifest
+from sqs_lease.manifest import METADATA_KEY, ROW_GROUP_MESSAGES, SCHEMA, ManifestError, read_manifest, write_manifest
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 HANDLE = "AQEB-handle"
@@ -16,21 +19,25 @@ MESSAGES = [
     Message(
         Receipt("m0", HANDLE),
         "first\nline",
-        {"ApproximateReceiveCount": "2", "MessageGroupId": "g"},
+        {"ApproximateReceiveCount": "2", "MessageGroupId": "g", "SentTimestamp": "1767225600123"},
         {
             "kind": {"DataType": "String", "StringValue": "order"},
             "raw": {"DataType": "Binary", "BinaryValue": b"\0\xff"},
         },
     ),
-    Message(Receipt("m1", HANDLE), "half a pair \ud800, ünïcode \u2028", {}, {}),
+    Message(Receipt("m1", HANDLE), '{"name": "ünïcode \u2028"}', {}, {}),
 ]
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    path = tmp_path / "batch.jsonl"
+    path = tmp_path / "batch.parquet"
     write_manifest(path, batch_id="batch", queue_url=QUEUE, messages=MESSAGES)
     return path
+
+
+def write_again(path: Path, table: Any, header: Any) -> None:
+    pq.write_table(table.replace_schema_metadata({METADATA_KEY: json.dumps(header).encode()}), path)
 
 
 def test_what_is_written_is_read_again_in_order(written: Path) -> None:
@@ -40,20 +47,26 @@ def test_what_is_written_is_read_again_in_order(written: Path) -> None:
 
 
 def test_no_receipt_handle_is_written(written: Path) -> None:
-    assert HANDLE not in written.read_text()
+    assert HANDLE.encode() not in written.read_bytes()
+    assert HANDLE not in str(pq.read_table(written).to_pylist())
     assert all(message.receipt.handle == "" for message in read_manifest(written).messages)
 
 
-def test_the_file_is_one_header_and_one_line_of_json_a_message(written: Path) -> None:
-    header, *lines = [json.loads(line) for line in written.read_bytes().splitlines()]
-    assert header == {
-        "format": "sqs-lease-manifest",
-        "version": 1,
-        "batch_id": "batch",
-        "queue_url": QUEUE,
-        "messages": 2,
-    }
-    assert [line["MessageId"] for line in lines] == ["m0", "m1"]
+def test_other_programs_read_it_as_a_table_with_what_they_need_of_each_message(written: Path) -> None:
+    table = pq.read_table(written)
+    first, second = table.to_pylist()
+
+    assert table.schema.equals(SCHEMA)
+    assert (first["message_id"], first["receive_count"]) == ("m0", 2)
+    assert first["not_json"].startswith("not valid JSON: ")
+    assert first["sent_at"].isoformat() == "2026-01-01T00:00:00.123000+00:00"
+    assert json.loads(first["attributes"])["MessageGroupId"] == "g"
+    assert (second["sent_at"], second["message_attributes"], second["not_json"]) == (None, None, None)
+
+
+def test_half_a_surrogate_pair_is_replaced_and_its_message_kept(tmp_path: Path) -> None:
+    write_manifest(tmp_path / "m", batch_id="b", queue_url=QUEUE, messages=[Message(Receipt("m", ""), "half \ud800")])
+    assert [message.body for message in read_manifest(tmp_path / "m").messages] == ["half ?"]
 
 
 def test_a_message_attribute_that_is_called_base64_stays_one(tmp_path: Path) -> None:
@@ -63,41 +76,53 @@ def test_a_message_attribute_that_is_called_base64_stays_one(tmp_path: Path) -> 
     assert read_manifest(tmp_path / "m").messages[0].message_attributes == attributes
 
 
-def test_an_empty_batch_is_a_header(tmp_path: Path) -> None:
+def test_an_empty_batch_is_a_file_without_rows(tmp_path: Path) -> None:
     write_manifest(tmp_path / "m", batch_id="b", queue_url=QUEUE, messages=[])
     assert read_manifest(tmp_path / "m").messages == ()
 
 
-def test_a_reader_ignores_keys_that_it_does_not_know(written: Path) -> None:
-    header, *lines = written.read_text().splitlines()
-    written.write_text("\n".join([json.dumps({**json.loads(header), "later": True}), *lines]) + "\n")
+def test_a_large_batch_has_row_groups_that_can_be_read_side_by_side(tmp_path: Path) -> None:
+    messages = [Message(Receipt(f"m{number}", ""), "{}") for number in range(ROW_GROUP_MESSAGES + 1)]
+    write_manifest(tmp_path / "m", batch_id="b", queue_url=QUEUE, messages=messages)
+    assert pq.ParquetFile(tmp_path / "m").num_row_groups == 2
+    assert [message.message_id for message in read_manifest(tmp_path / "m").messages] == [
+        m.message_id for m in messages
+    ]
+
+
+def test_a_reader_ignores_what_it_does_not_know(written: Path) -> None:
+    table = pq.read_table(written)
+    more = table.append_column("later", pa.array([1, 2]))
+    write_again(written, more, {"version": 1, "batch_id": "b", "queue_url": QUEUE, "later": True})
     assert len(read_manifest(written).messages) == 2
 
 
-@pytest.mark.parametrize("kept_lines", [1, 2])
-def test_a_file_that_ends_early_is_refused(written: Path, kept_lines: int) -> None:
-    lines = written.read_bytes().splitlines(keepends=True)
-    written.write_bytes(b"".join(lines[:kept_lines]))
-    with pytest.raises(ManifestError, match="of its 2 messages"):
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+def test_a_file_that_ends_early_is_refused(written: Path, kept: float) -> None:
+    content = written.read_bytes()
+    written.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(ManifestError, match="not written to its end"):
         read_manifest(written)
 
 
-def test_a_file_that_ends_within_a_line_is_refused_without_quoting_it(written: Path) -> None:
-    written.write_bytes(written.read_bytes()[:-20])
-    with pytest.raises(ManifestError, match="a line that is no message") as refused:
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello\n")
+    pq.write_table(pa.table({"message_id": ["m"]}), tmp_path / "other")
+    for name in ("text", "other"):
+        with pytest.raises(ManifestError, match="is not a manifest"):
+            read_manifest(tmp_path / name)
+
+
+def test_a_row_that_is_no_message_is_refused_without_quoting_it(written: Path) -> None:
+    table = pq.read_table(written).set_column(4, "attributes", pa.array(["{}", "private {"]))
+    write_again(written, table, {"version": 1})
+    with pytest.raises(ManifestError, match="a row that is no message") as refused:
         read_manifest(written)
-    assert "half a pair" not in str(refused.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"hello\n", b"[]\n", b'{"format": "other"}\n', b"\xff\xfe\n"])
-def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "m").write_bytes(content)
-    with pytest.raises(ManifestError, match="is not a manifest"):
-        read_manifest(tmp_path / "m")
+    assert "private" not in str(refused.value)
 
 
 def test_a_newer_version_is_refused_with_the_remedy(written: Path) -> None:
-    written.write_bytes(written.read_bytes().replace(b'"version":1', b'"version":2'))
+    write_again(written, pq.read_table(written), {"version": 2})
     with pytest.raises(ManifestError, match=r"version 2.*a newer one"):
         read_manifest(written)
 

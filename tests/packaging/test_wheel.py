@@ -23,24 +23,30 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIST_INFO = f"sqs_lease-{PROJECT['version']}.dist-info"
 
-EXTRAS = ["", "airflow", "dagster", "spark"]
+EXTRAS = ["", "airflow", "dagster", "manifest", "postgres", "spark"]
 
 INSTALLED = {
     "": {"boto3", "msgspec"},
     "airflow": {"boto3", "apache-airflow-core", "apache-airflow-providers-amazon", "aiobotocore"},
     "dagster": {"boto3", "dagster"},
-    "spark": {"boto3", "pyspark", "deltalake", "pyarrow"},
+    "manifest": {"boto3", "jiter", "pyarrow"},
+    "postgres": {"boto3", "psycopg"},
+    "spark": {"boto3", "jiter", "pyspark", "deltalake", "pyarrow"},
 }
 NOT_INSTALLED = {
-    "": {"apache-airflow-core", "aiobotocore", "dagster", "pyspark", "deltalake", "pyarrow"},
+    "": {"apache-airflow-core", "aiobotocore", "dagster", "jiter", "psycopg", "pyspark", "deltalake", "pyarrow"},
     "airflow": {"dagster", "pyspark", "deltalake"},
     "dagster": {"apache-airflow-core", "aiobotocore", "pyspark", "deltalake"},
+    "manifest": {"apache-airflow-core", "dagster", "pyspark", "deltalake"},
+    "postgres": {"apache-airflow-core", "dagster", "pyspark", "pyarrow"},
     "spark": {"apache-airflow-core", "aiobotocore", "dagster"},
 }
 NEEDS = {
     "sqs_lease.airflow": ("airflow", {"airflow", "aiobotocore"}),
     "sqs_lease.dagster": ("dagster", {"dagster"}),
-    "sqs_lease.spark": ("spark", {"pyspark", "deltalake", "pyarrow"}),
+    "sqs_lease.json_syntax": ("manifest", {"jiter"}),
+    "sqs_lease.manifest": ("manifest", {"jiter", "pyarrow"}),
+    "sqs_lease.spark": ("spark", {"pyspark", "deltalake", "pyarrow", "jiter", "psycopg"}),
 }
 """The packages that only an extra makes usable, and what they may miss without it. All else is the base."""
 
@@ -119,7 +125,7 @@ def test_the_wheel_says_what_it_is_and_what_it_needs(wheel: Path) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.json["description"] == (ROOT / "README.md").read_text()
-    assert metadata.get_all("Provides-Extra") == ["airflow", "dagster", "spark"]
+    assert metadata.get_all("Provides-Extra") == ["airflow", "dagster", "manifest", "postgres", "spark"]
     base = [requirement for requirement in distribution.requires or [] if "extra ==" not in requirement]
     assert base == PROJECT["dependencies"]
     (provider,) = distribution.entry_points.select(group="apache_airflow_provider")
@@ -173,7 +179,7 @@ def test_a_module_of_an_extra_that_is_not_installed_names_what_is_missing(
     others = [module for module in modules if needs_of(module)[0]]
     missing = installed("").missing_modules(*others)
 
-    assert {needs_of(module)[0] for module in missing} == {"airflow", "spark"}
+    assert {needs_of(module)[0] for module in missing} == {"airflow", "manifest", "spark"}
     assert {module: name for module, name in missing.items() if name not in needs_of(module)[1]} == {}
 
 

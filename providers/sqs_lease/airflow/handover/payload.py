@@ -2,7 +2,7 @@
 
 For a batch ``b`` of ``payload="s3://aws_default@bucket/leases"`` the files are
 
-- ``s3://aws_default@bucket/leases/b.jsonl``: the messages, a manifest (``sqs_lease/manifest.py``);
+- ``s3://aws_default@bucket/leases/b.parquet``: the messages, a manifest (``sqs_lease/manifest.py``);
 - ``s3://aws_default@bucket/leases/b.leases``: the leases, encrypted with Airflow's Fernet key.
 
 They are written before anything refers to them, and removed by the keeper once everything was settled. The
@@ -17,13 +17,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Final, TypeAlias, TypeVar
 
 from airflow.sdk import ObjectStoragePath
 
 from sqs_lease.airflow.handover.handed_lease import LEASES_URI, MANIFEST_URI, HandedLease, seal_leases
 from sqs_lease.core.messages import Message
-from sqs_lease.manifest import ManifestError, read_manifest, write_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ def check_payload(payload: object, task_id: str) -> None:
     Raises:
         TypeError: It is no text.
         ValueError: It is neither a URI nor an absolute path.
+        ModuleNotFoundError: What manifests are written with is not installed.
     """
     if not isinstance(payload, str):
         raise TypeError(f"payload of {task_id!r} must be a text, a URI or an absolute path, not {payload!r}")
@@ -61,6 +62,13 @@ def check_payload(payload: object, task_id: str) -> None:
             f"payload of {task_id!r} must be a URI (s3://connection@bucket/prefix, file:///directory) or an absolute "
             f"path that all workers and triggerers share, not {payload!r}"
         )
+    for module in ("jiter", "pyarrow"):
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(
+                f"payload of {task_id!r} needs {module} wherever Airflow runs: "
+                'pip install "sqs-lease[airflow,manifest]", or leave payload out',
+                name=module,
+            )
 
 
 async def publishable(
@@ -97,8 +105,11 @@ def write_batch(
     Raises:
         PayloadError: They cannot be written; what was written of them is removed.
     """
+    # Only with payload: without it nothing of this needs pyarrow.
+    from sqs_lease.manifest import write_manifest
+
     stem = f"{payload.rstrip('/')}/{handed.batch_id}"
-    lease = handed.encode_stored(manifest_uri=f"{stem}.jsonl", leases_uri=f"{stem}.leases")
+    lease = handed.encode_stored(manifest_uri=f"{stem}.parquet", leases_uri=f"{stem}.leases")
     try:
         manifest = _path(lease[MANIFEST_URI])
         if manifest.protocol in ("", "file"):
@@ -167,6 +178,8 @@ def read_messages(messages: BatchValue) -> list[dict[str, Any]]:
 
 
 def _stored_messages(reference: Mapping[str, Any]) -> Iterator[Message]:
+    from sqs_lease.manifest import ManifestError, read_manifest
+
     if MANIFESTS not in reference:
         raise TypeError("read_messages() takes the value of a lease (sqs_lease(...) as value), not another mapping")
     for uri in reference[MANIFESTS]:
