@@ -27,13 +27,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
-from urllib.parse import urlsplit
 
 VERSION: Final = 1
 """The version of the format that is read."""
 
 _TEMPLATE: Final = "{{"
 _SECRET_NAME: Final = re.compile(r"secret|password|passwd|token|access[._-]?key$|account[._-]?key$", re.IGNORECASE)
+# In an address, or in libpq's other notation: "host=... password=...".
+_PASSWORD: Final = re.compile(r"//[^/\s:@]*:[^/\s]+@|\bpassword\s*=", re.IGNORECASE)
 _FUNCTION: Final = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 _NAMES: Final = ("version", "source", "sink", "rejects", "workspace", "spark_conf")
 
@@ -288,11 +289,7 @@ def _is_reference(value: Any) -> bool:
 
 
 def _has_password(text: str) -> bool:
-    try:
-        # libpq's other notation: "host=... password=...".
-        return urlsplit(text).password is not None or re.search(r"\bpassword\s*=", text, re.IGNORECASE) is not None
-    except ValueError:
-        return False
+    return _PASSWORD.search(text) is not None
 
 
 def _nearest(name: object, known: Sequence[str] | Mapping[str, Any]) -> str:
