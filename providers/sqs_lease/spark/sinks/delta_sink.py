@@ -1,173 +1,236 @@
-"""A Delta table on a file system: executors write Parquet files, the driver adds them in one commit, without jars."""
+"""A Delta table on a file system or on S3: executors write Parquet files, the driver commits them, without jars."""
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch import directory_name
-from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.paths import write_path
-from sqs_lease.spark.sinks.delta_schema import delta_schema, differences, unsupported
+from sqs_lease.spark.sinks.delta_files import FILES, Listing, directory_of, tries_beside
+from sqs_lease.spark.sinks.delta_maintenance import Optimized, optimize, vacuum
+from sqs_lease.spark.sinks.delta_merge import check_keys, merge_newest
+from sqs_lease.spark.sinks.delta_schema import (
+    added_columns,
+    check_partitions,
+    delta_schema,
+    differences,
+    unsupported,
+)
+from sqs_lease.spark.sinks.delta_staging import write_by_spark, write_by_tasks
+from sqs_lease.spark.sinks.delta_storage import OURS, TableStorage
 from sqs_lease.spark.sinks.ledger import Ledger
-from sqs_lease.spark.sinks.sink import Staged
+from sqs_lease.spark.sinks.sink import LOOKED_UP, Staged
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
 
 logger = logging.getLogger(__name__)
 
-_FILES: Final = "batches"
-_LOG: Final = "_delta_log"
-_LEDGER: Final = "_sqs_lease/ledger"
-# Every refusal means that somebody else's commit went through.
+# Every refusal means that somebody else's commit went through; so many in a row, and something is wrong.
 _COMMIT_TRIES: Final = 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """A Delta table in a directory, with its ledger inside of it.
+    """A Delta table, with its ledger inside of it.
 
     Attributes:
-        path: The table's directory, which the driver and all executors reach by this path; it is created
-            where it does not exist.
+        path: The table's directory, which the driver and all executors reach by this path, or
+            ``s3://bucket/prefix``. It is created where it does not exist.
+        partition_by: Columns of the record by which the table is partitioned: texts, whole numbers, dates or
+            booleans with few values. A null and an empty text are the same partition, as Delta has it.
+        upsert_by: Key columns. Empty, the default, adds every record. Otherwise the table has one row a key, that of
+            the message that was sent last, in whichever order messages arrive; key columns must be NOT NULL.
+        storage_options: For S3, what ``deltalake`` calls storage options, for example ``AWS_REGION``. What is not
+            in here comes from the environment, in the driver as in the executors; leave credentials there.
     """
 
     path: str | Path
+    partition_by: Sequence[str] = ()
+    upsert_by: Sequence[str] = ()
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.partition_by, str) or isinstance(self.upsert_by, str):
+            raise TypeError("partition_by and upsert_by are lists of columns: put brackets around the one")
+        # Refuses what can never be a table.
+        TableStorage.of(self.path, self.storage_options)
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`.sink.Sink.open`."""
-        sink = WriteAheadSink(DeltaTarget(self.path), Ledger(Path(self.path) / _LEDGER))
-        return sink.open(spark, columns, widen=widen)
+        target = DeltaTarget(self.path, self.partition_by, self.upsert_by, self.storage_options)
+        return WriteAheadSink(target, self._ledger).open(spark, columns, widen=widen)
+
+    def optimize(
+        self, *, z_order_by: Sequence[str] = (), target_file_bytes: int | None = None, max_tasks: int | None = None
+    ) -> Optimized:
+        """Rewrite the table's many small files as few large ones; call it from a maintenance task now and then.
+
+        It needs no Spark, and changes no row. Batches may be ingested meanwhile: they are never lost or doubled. If
+        an upsert replaces rows of the files that are being rewritten, this starts again. The files that it replaces
+        stay for readers of earlier versions, until :meth:`vacuum`.
+
+        Args:
+            z_order_by: Sort rows by these columns together, so that readers that filter by one of them open few
+                files; all files are then rewritten. Empty, the default, puts small files together as they are.
+            target_file_bytes: How large files become; None takes the table's own setting, or deltalake's default.
+            max_tasks: How many files are rewritten at once; None takes as many as there are processors.
+
+        Raises:
+            TableError: There is no table, it cannot be written, or others changed it again and again.
+        """
+        return optimize(self._storage, z_order_by=z_order_by, target_file_bytes=target_file_bytes, max_tasks=max_tasks)
+
+    def vacuum(self, *, older_than: timedelta = timedelta(days=7)) -> list[str]:
+        """Remove files that the table does not have: replaced ones, and those that killed processes left behind.
+
+        It needs no Spark. A batch that was admitted and not yet added is added first, so that its files are not taken
+        for left over.
+
+        Args:
+            older_than: Files that are younger stay: a batch may be being written, or a reader may read an earlier
+                version. At least as long as the table's own setting ``delta.deletedFileRetentionDuration``, which is
+                7 days unless somebody changed it.
+
+        Returns:
+            The removed files.
+
+        Raises:
+            TableError: There is no table, or it cannot be written.
+        """
+        if self._storage.load() is None:
+            raise TableError(f"there is no table at {self._storage.uri}")
+        WriteAheadTable(OpenDelta(self._storage), self._ledger.open()).look_up(LOOKED_UP.empty_table())
+        return vacuum(self._storage, older_than=older_than)
+
+    @property
+    def _storage(self) -> TableStorage:
+        return TableStorage.of(self.path, self.storage_options)
+
+    @property
+    def _ledger(self) -> Ledger:
+        return Ledger(f"{self._storage.uri}/{OURS}/ledger", self._storage.options or None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeltaTarget:
-    """A Delta table in a directory, which is appended to.
+    """The table without its ledger: see :class:`.write_ahead.Target`.
 
-    Every try of a batch writes into a directory of its own, ``batches/<batch>/<try>``. Files there that no
-    commit names belong to nobody's table: a try that fails removes its own. What remains after a kill goes with
-    ``DeltaTable(path).vacuum(full=True, dry_run=False)``.
+    Every try of a batch writes into a directory of its own, ``batches/<batch>/<try>``. Files there that no commit
+    names belong to nobody's table: a try that fails removes its own, and when a batch is added, what killed tries of
+    the same batch left behind goes with it. The rest goes with :meth:`DeltaSink.vacuum`.
 
     Attributes:
-        path: The table's directory, which the driver and all executors reach by this path; it is created
-            where it does not exist.
+        path: As of :class:`DeltaSink`, and so are the others.
     """
 
     path: str | Path
-
-    def __post_init__(self) -> None:
-        if "://" in str(self.path):
-            raise TableError(
-                f"{self.path} is not a directory: give the path of one on a file system that the driver and "
-                "all executors share"
-            )
+    partition_by: Sequence[str] = ()
+    upsert_by: Sequence[str] = ()
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> OpenDelta:
         """See :meth:`.write_ahead.Target.open`."""
-        table = OpenDelta(Path(self.path).absolute())
-        table.prepare(columns)
+        storage = TableStorage.of(self.path, self.storage_options)
+        check_partitions(columns, self.partition_by)
+        check_keys(columns, self.upsert_by)
+        table = OpenDelta(storage, delta_schema(columns).to_arrow(), tuple(self.partition_by), tuple(self.upsert_by))
+        table.prepare(columns, widen=widen)
         return table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OpenDelta:
-    """The table in a directory: see :class:`.write_ahead.TargetTable`."""
+    """The open table: see :class:`.write_ahead.TargetTable`.
 
-    root: Path
+    Attributes:
+        storage: Its place.
+        columns: What is written into it, as Arrow has it.
+        partition_by: The columns that its files are partitioned by.
+        upsert_by: The key columns.
+    """
 
-    def prepare(self, columns: StructType) -> None:
-        """Create the table where there is none, and check that it takes these columns."""
-        schema = delta_schema(columns)
-        self._check_path()
-        table = self._load()
+    storage: TableStorage
+    columns: pa.Schema | None = None
+    partition_by: Sequence[str] = ()
+    upsert_by: Sequence[str] = ()
+
+    def prepare(self, columns: StructType, *, widen: bool) -> None:
+        """Create the table where there is none, and make sure that it takes these columns."""
+        table = self.storage.load()
         if table is None:
-            self._require_empty()
-            try:
-                # Without retries: with them two drivers that create the table at once both succeed, the
-                # second on top of the first.
-                DeltaTable.create(
-                    str(self.root),
-                    schema,
-                    mode="ignore",
-                    commit_properties=CommitProperties(max_commit_retries=0),
-                )
-            except CommitFailedError:
-                logger.info("table %s was created by somebody else at this moment", self.root)
-            except (DeltaError, OSError) as error:
-                raise self._unusable("cannot be created", error) from error
+            self._create(columns)
             table = self._existing()
-        if asked := unsupported(table.metadata()):
-            raise TableError(f"table {self.root} cannot be written: {'; '.join(asked)}. Ingest into another one")
-        if differs := differences(table.schema(), columns):
-            raise SchemaError(
-                f"the schema does not fit table {self.root}: {'; '.join(differs)}. Change the schema or the "
-                "table, or ingest into another one"
-            )
+        self._check(table)
+        for _ in range(_COMMIT_TRIES):
+            if differs := differences(table.schema(), columns, widen=widen):
+                raise SchemaError(
+                    f"the schema does not fit table {self.storage.uri}: {'; '.join(differs)}. Change the schema or "
+                    "the table, or ingest into another one"
+                )
+            added = added_columns(table.schema(), columns)
+            if not added:
+                return
+            try:
+                table.alter.add_columns(added, commit_properties=CommitProperties(max_commit_retries=0))
+                logger.info("table %s has new columns: %s", self.storage.uri, ", ".join(one.name for one in added))
+            except CommitFailedError:
+                logger.info("table %s changed while columns were to be added, looking again", self.storage.uri)
+            except (DeltaError, OSError) as error:
+                raise self.storage.unusable("cannot be given columns", error) from error
+            table = self._existing()
+        raise self._too_busy("its columns were to be added")
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.write_ahead.TargetTable.stage`."""
-        location = f"{_FILES}/{directory_name(batch_id)}/{uuid4().hex}"
-        directory = self.root / location
+        directory = f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}"
         try:
-            rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
-                write_path(directory)
-            )
-            message_ids = [
-                chunk
-                for file in _written(directory)
-                for chunk in pq.read_table(file, columns=[MESSAGE_ID])[MESSAGE_ID].chunks
-            ]
+            if self.storage.is_local:
+                files, message_ids = write_by_spark(rows, self.storage, directory, self.partition_by)
+            else:
+                files, message_ids = write_by_tasks(
+                    rows, self.storage, directory, self.partition_by, pa.schema(self.columns)
+                )
+            location = Listing(self.upsert_by, files).write(self.storage, directory)
         except BaseException:
-            _remove(directory)
+            self.storage.remove(directory)
             raise
-        return Staged(location, pa.chunked_array(message_ids, pa.string()))
+        return Staged(location, message_ids)
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
-        transaction = f"sqs-lease:{application.ledger_id}"
-        actions = None
         for _ in range(_COMMIT_TRIES):
             table = self._existing()
-            taken = table.transaction_version(transaction)
-            if taken is not None and taken >= application.number:
+            if _has(table, application):
                 return table.version()
-            if actions is None:
-                actions = self._add_actions(location)
             try:
-                table.create_write_transaction(
-                    actions,
-                    "append",
-                    table.schema(),
-                    commit_properties=CommitProperties(
-                        # With retries, delta-rs would accept the same application a second time.
-                        max_commit_retries=0,
-                        app_transactions=[Transaction(transaction, application.number)],
-                    ),
-                )
-            except CommitFailedError:
-                logger.info("table %s changed meanwhile, looking again", self.root)
-            except (DeltaError, OSError) as error:
-                raise self._unusable("cannot be written", error) from error
+                listing = Listing.read(self.storage, location)
+                tries = tries_beside(self.storage, location)
+                self._commit(table, listing, application)
+            except (DeltaError, OSError, TableError) as error:
+                now = self._existing()
+                if _has(now, application):
+                    # By somebody else, who has tidied up what we looked for; or the answer to our commit was lost.
+                    return now.version()
+                if isinstance(error, TableError):
+                    raise
+                if not isinstance(error, CommitFailedError) or now.version() == table.version():
+                    raise self.storage.unusable("cannot be written", error) from error
+                logger.info("table %s changed meanwhile, looking again", self.storage.uri)
             else:
-                return table.version() + 1
-        raise TableError(
-            f"table {self.root} changed {_COMMIT_TRIES} times while batch {application.batch_id} was to be added: "
-            "let fewer processes write it at once. The batch is added when the next one is looked up"
-        )
+                self._tidy(location, listing, tries)
+                return self._existing().version()
+        raise self._too_busy(f"batch {application.batch_id} was to be added, which the next look-up tries again")
 
     def version(self) -> int | None:
         """See :meth:`.write_ahead.TargetTable.version`."""
@@ -175,82 +238,88 @@ class OpenDelta:
 
     def discard(self, location: str) -> None:
         """See :meth:`.write_ahead.TargetTable.discard`."""
-        _remove(self.root / location)
+        self.storage.remove(directory_of(location))
 
-    def _add_actions(self, location: str) -> list[AddAction | RemoveAction]:
+    def _commit(self, table: DeltaTable, listing: Listing, application: Application) -> None:
+        properties = CommitProperties(
+            # With retries, delta-rs would accept a commit that was prepared for an older version, and so the same
+            # application twice.
+            max_commit_retries=0,
+            app_transactions=[Transaction(_name(application), application.number)],
+        )
+        if listing.upsert_by:
+            merge_newest(table, self.storage, listing.files, listing.upsert_by, properties)
+            if _has(table, application):
+                return
+            # Nothing was newer than what the table has, and without a change there was no commit to remember it by.
+        table.create_write_transaction(
+            [] if listing.upsert_by else [file.add_action() for file in listing.files],
+            "append",
+            table.schema(),
+            partition_by=table.metadata().partition_columns,
+            commit_properties=properties,
+        )
+
+    def _tidy(self, location: str, listing: Listing, tries: Sequence[str]) -> None:
+        """Remove what other tries of a batch wrote, once this one was added.
+
+        They were there before it was, so none of them can be added any more: its messages are in the ledger now.
+        """
+        if listing.upsert_by:
+            # The rows were written anew.
+            self.storage.remove(directory_of(location))
+        if tries:
+            # One may have been added earlier: messages that were rejected then came again in the same batch.
+            taken = {path.rpartition("/batches/")[2] for path in self._existing().file_uris()}
+            for other in tries:
+                if not any(file.startswith(f"{other.removeprefix(f'{FILES}/')}/") for file in taken):
+                    self.storage.remove(other)
+
+    def _create(self, columns: StructType) -> None:
+        self.storage.require_empty()
         try:
-            files = [(file, _row_count(file)) for file in _written(self.root / location)]
-        except OSError as error:
-            raise self._unusable("cannot be written", error) from error
-        if not files:
-            raise TableError(f"table {self.root}: the rows of an admitted batch have gone from {location}")
-        return [_add_action(file, count, self.root) for file, count in files if count]
+            DeltaTable.create(
+                self.storage.uri,
+                delta_schema(columns),
+                mode="ignore",
+                partition_by=list(self.partition_by),
+                storage_options=dict(self.storage.options) or None,
+                # Without retries: with them two drivers that create the table at once both succeed, the second on
+                # top of the first.
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError:
+            logger.info("table %s was created by somebody else at this moment", self.storage.uri)
+        except (DeltaError, OSError) as error:
+            raise self.storage.unusable("cannot be created", error) from error
+
+    def _check(self, table: DeltaTable) -> None:
+        metadata = table.metadata()
+        asked = unsupported(metadata)
+        if metadata.partition_columns != list(self.partition_by):
+            are = ", ".join(metadata.partition_columns) or "no column"
+            asked.append(f"it is partitioned by {are}, and partition_by says {', '.join(self.partition_by) or 'none'}")
+        if self.upsert_by and metadata.configuration.get("delta.appendOnly") == "true":
+            asked.append("its rows must not be changed (delta.appendOnly), which upsert_by does")
+        if asked:
+            raise TableError(f"table {self.storage.uri} cannot be written: {'; '.join(asked)}. Ingest into another one")
 
     def _existing(self) -> DeltaTable:
-        table = self._load()
+        table = self.storage.load()
         if table is None:
-            raise TableError(f"table {self.root} is gone: somebody removed it while it was used")
+            raise TableError(f"table {self.storage.uri} is gone: somebody removed it while it was used")
         return table
 
-    def _load(self) -> DeltaTable | None:
-        try:
-            return DeltaTable(str(self.root))
-        except TableNotFoundError:
-            return None
-        except (DeltaError, OSError) as error:
-            raise self._unusable("cannot be read", error) from error
-
-    def _check_path(self) -> None:
-        if "%" in str(self.root):
-            raise TableError(f"{self.root} has a % in it, which delta-rs takes for an escape: use another path")
-        if self.root.exists() and not self.root.is_dir():
-            raise TableError(f"{self.root} is a file: give the path of a directory for the table")
-
-    def _require_empty(self) -> None:
-        # Another driver may be creating the table at this moment.
-        if self.root.is_dir() and any(entry.name != _LOG for entry in self.root.iterdir()):
-            raise TableError(
-                f"{self.root} has files in it, but is no Delta table: give the path of a table, or of a "
-                "directory that is empty or does not exist"
-            )
-
-    def _unusable(self, what: str, error: Exception) -> TableError:
+    def _too_busy(self, what: str) -> TableError:
         return TableError(
-            f"table {self.root} {what}: {error}. Check that this process may read and write the directory, "
-            "and that the disk is not full"
+            f"table {self.storage.uri} changed {_COMMIT_TRIES} times while {what}: let fewer processes write it at once"
         )
 
 
-def _written(directory: Path) -> list[Path]:
-    return sorted(directory.rglob("part-*.parquet"))
+def _name(application: Application) -> str:
+    return f"sqs-lease:{application.ledger_id}"
 
 
-def _row_count(file: Path) -> int:
-    count: int = pq.read_metadata(file).num_rows
-    return count
-
-
-def _add_action(file: Path, rows: int, root: Path) -> AddAction:
-    status = file.stat()
-    return AddAction(
-        path=file.relative_to(root).as_posix(),
-        size=status.st_size,
-        partition_values={},
-        modification_time=int(status.st_mtime * 1000),
-        data_change=True,
-        stats=json.dumps({"numRecords": rows}),
-    )
-
-
-def _remove(directory: Path) -> None:
-    """Remove a try's files, which no table has. They do no harm where that fails, so it must not fail the batch."""
-    try:
-        shutil.rmtree(directory)
-    except FileNotFoundError:
-        # Nothing was written yet, or another try of the same batch was committed and has tidied up.
-        pass
-    except OSError as error:
-        logger.warning("left over, and not part of the table: %s (%s)", directory, error)
-    # The batch's directory stays while other tries have theirs in it.
-    with suppress(OSError):
-        directory.parent.rmdir()
+def _has(table: DeltaTable, application: Application) -> bool:
+    taken = table.transaction_version(_name(application))
+    return taken is not None and taken >= application.number
