@@ -74,7 +74,7 @@ class Place:
         return self.root / "batches"
 
     def ingest(
-        self, messages: Iterable[Message | dict[str, Any]], *, sink: Sink | None = None, **options: Any
+        self, messages: Iterable[Message | dict[str, Any]] | Path, *, sink: Sink | None = None, **options: Any
     ) -> IngestResult:
         return ingest(
             self.spark,

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from sqs_lease.core.messages import Message
+from sqs_lease.manifest import write_manifest
 from sqs_lease.spark import (
     BatchIdReusedError,
     DeltaSink,
     IngestResult,
     JsonSource,
     ReconciliationError,
-    Staged,
     TableError,
     WorkspaceError,
 )
-from sqs_lease.spark.sinks.delta_sink import DeltaSnapshot
+from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
+from sqs_lease.spark.sinks.sink import Admission
+from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 from tests.spark.samples import (
     SCHEMA,
     InterruptedSink,
@@ -45,7 +47,17 @@ pytestmark = pytest.mark.processes
 def test_records_are_stored_with_their_message_id_the_time_they_were_sent_and_the_batch(place: Place) -> None:
     result = place.ingest(good([1, 2]))
 
-    assert result == IngestResult(result.batch_id, 2, 2, 0, {}, table_version=1)
+    assert result == IngestResult(
+        result.batch_id,
+        received=2,
+        ingested=2,
+        empty=0,
+        duplicates=0,
+        rejected={},
+        rows=2,
+        table_version=1,
+        rejects_stored=False,
+    )
     first, second = rows(place.table)
     assert {name: first[name] for name in ("id", "name", "_message_id", "_batch_id")} == {
         "id": 1,
@@ -83,8 +95,8 @@ def test_a_batch_handed_over_again_commits_nothing_and_reports_the_same(place: P
 
     again = place.ingest(batch)
 
-    assert again == first
-    assert (again.ingested, again.table_version, set(again.rejected)) == (2, 1, {"bad", "worse"})
+    assert again == replace(first, rows=0, table_version=2)
+    assert (again.ingested, set(again.rejected)) == (2, {"bad", "worse"})
     assert DeltaTable(str(place.table)).version() == 2
     assert stored_ids(place.table) == ["m1", "m2", "m3"]
     assert staged_files(place.table) == named_files(place.table)
@@ -140,10 +152,8 @@ def test_a_batch_of_nothing_but_rejects_leaves_no_files(place: Place, batch: lis
     result = place.ingest(batch)
 
     assert (result.ingested, set(result.rejected)) == (0, {"bad", "worse"})
-    assert [path for path in place.table.rglob("*") if "_delta_log" not in path.parts] in (
-        [],
-        [place.table / "batches"],
-    )
+    assert staged_files(place.table) == set()
+    assert DeltaTable(str(place.table)).version() == 0
 
 
 def test_a_corrected_schema_gives_rejected_messages_another_chance(place: Place) -> None:
@@ -196,7 +206,7 @@ def test_the_same_batch_twice_at_once_is_stored_once_and_reported_alike(place: P
     result = place.ingest(good([1, 2]), sink=sink)
 
     assert sink.calls == ["commit", "overtaken"]
-    assert result == twins[0]
+    assert result == replace(twins[0], rows=0)
     assert stored_ids(place.table) == ["m1", "m2"]
     assert staged_files(place.table) == named_files(place.table)
 
@@ -208,7 +218,6 @@ def test_a_batch_id_of_ones_own_is_recorded(place: Place) -> None:
 
     assert result.batch_id == batch_id
     assert [row["_batch_id"] for row in rows(place.table)] == [batch_id]
-    assert DeltaTable(str(place.table)).transaction_version(batch_id) == 1
 
 
 def test_a_batch_id_cannot_stand_for_other_messages(place: Place) -> None:
@@ -216,17 +225,16 @@ def test_a_batch_id_cannot_stand_for_other_messages(place: Place) -> None:
 
     with pytest.raises(BatchIdReusedError, match="batch id mine stands for other messages"):
         place.ingest(good([2]), batch_id="mine")
+    assert staged_files(place.table) == named_files(place.table)
     assert stored_ids(place.table) == ["m1"]
 
 
-def test_rows_deleted_after_the_commit_are_not_brought_back_by_the_same_batch(place: Place) -> None:
-    place.ingest(good([1, 2]), batch_id="mine")
+def test_rows_deleted_after_the_commit_are_not_brought_back_by_a_redelivery(place: Place) -> None:
+    place.ingest(good([1, 2]))
     DeltaTable(str(place.table)).delete("id = 1")
 
-    with pytest.raises(BatchIdReusedError, match="1 of its messages are not there"):
-        place.ingest(good([1, 2]), batch_id="mine")
+    assert place.ingest(good([1, 2], receive_count=2)).duplicates == 2
     assert stored_ids(place.table) == ["m2"]
-    assert place.ingest(good([1, 2])).ingested == 1
 
 
 def test_a_compacted_table_still_knows_its_messages(place: Place) -> None:
@@ -246,24 +254,21 @@ class BrokenSource(JsonSource):
 
     fault: Callable[[DataFrame], DataFrame] = lambda parsed: parsed
 
-    def parse(self, manifest: DataFrame, columns: StructType) -> DataFrame:
-        return self.fault(super().parse(manifest, columns))
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        return self.fault(super().parse(messages, columns))
 
 
 @pytest.mark.parametrize(
     "fault",
     [
         pytest.param(lambda rows: rows.where("_message_id != 'm2'"), id="a message is lost"),
-        pytest.param(lambda rows: rows.union(rows.where("_message_id = 'm2'")), id="a message is stored twice"),
         pytest.param(
             lambda rows: rows.withColumn("_message_id", F.concat("_message_id", F.lit("x"))),
             id="the right number of wrong messages",
         ),
         pytest.param(
-            lambda rows: rows.union(
-                rows.where("_message_id = 'm2'").withColumn("_rejected", F.lit("both stored and rejected"))
-            ),
-            id="a message is stored and rejected",
+            lambda rows: rows.union(rows.where("_message_id = 'm2'").withColumn("_rejected", F.lit(NOTHING_TO_STORE))),
+            id="a message is stored and empty",
         ),
         pytest.param(
             lambda rows: rows.where("_message_id = 'm1'").union(rows.where("_message_id = 'm1'")),
@@ -275,7 +280,7 @@ def test_a_batch_that_does_not_add_up_is_not_committed(place: Place, fault: Call
     place.ingest(good([7]))
 
     with pytest.raises(ReconciliationError, match="does not add up, so nothing of it was committed"):
-        place.ingest(good([1, 2]), source=BrokenSource(SCHEMA, fault))
+        place.ingest(good([1, 2]), source=BrokenSource(SCHEMA, fault=fault))
 
     assert stored_ids(place.table) == ["m7"]
     assert staged_files(place.table) == named_files(place.table)
@@ -283,11 +288,15 @@ def test_a_batch_that_does_not_add_up_is_not_committed(place: Place, fault: Call
 
 
 def test_a_commit_that_went_through_although_it_seemed_to_fail_is_not_undone(place: Place) -> None:
-    @dataclass(frozen=True)
-    class DeafSink(DeltaSink):
-        def commit(self, snapshot: DeltaSnapshot, staged: Staged, batch_id: str) -> int:
-            super().commit(snapshot, staged, batch_id)
+    class DeafTable(WriteAheadTable):
+        def commit(self, looked_up: WriteAheadLookUp, admission: Admission) -> int | None:
+            super().commit(looked_up, admission)
             raise TableError("no answer")
+
+    class DeafSink(DeltaSink):
+        def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> DeafTable:
+            table = super().open(spark, columns, widen=widen)
+            return DeafTable(table.target, table.ledger)
 
     with pytest.raises(TableError, match="no answer"):
         place.ingest(good([1, 2]), sink=DeafSink(place.table))
@@ -297,7 +306,7 @@ def test_a_commit_that_went_through_although_it_seemed_to_fail_is_not_undone(pla
 
 
 def test_a_job_that_fails_in_spark_leaves_no_files(place: Place) -> None:
-    source = BrokenSource(SCHEMA, lambda rows: rows.withColumn("name", F.raise_error(F.lit("disk on fire"))))
+    source = BrokenSource(SCHEMA, fault=lambda rows: rows.withColumn("name", F.raise_error(F.lit("disk on fire"))))
 
     with pytest.raises(Exception, match="disk on fire"):
         place.ingest(good([1, 2]), source=source)
@@ -372,24 +381,120 @@ def test_a_workspace_that_cannot_be_written_is_named(place: Place) -> None:
         place.ingest(good([1]))
 
 
-def test_a_manifest_that_cannot_be_read_is_named(place: Place) -> None:
-    place.ingest(good([1]), batch_id="mine")
-    (manifest,) = place.workspace.rglob("manifest.parquet")
-    manifest.write_bytes(b"not Parquet")
+@dataclass(frozen=True)
+class ListSource(JsonSource):
+    """Each message is ``{"rows": [...]}``: a row for each string, a reject for each null, nothing to store for none."""
 
-    with pytest.raises(WorkspaceError, match=f"{manifest} is not a manifest that can be read: remove it"):
-        place.ingest(good([1]), batch_id="mine")
+    def columns(self, _messages: DataFrame, _checker: Any) -> StructType:
+        return StructType([StructField("name", StringType())])
+
+    def parse(self, messages: DataFrame, _columns: StructType) -> DataFrame:
+        parsed = F.from_json("body", "rows ARRAY<STRING>")["rows"]
+        names = F.when(F.size(parsed) == 0, F.lit([NOTHING_TO_STORE]).cast(ArrayType(StringType()))).otherwise(parsed)
+        exploded = messages.select("message_id", "sent_at", F.explode(names).alias("name"))
+        reason = F.when(F.col("name").isNull(), F.lit("no name")).when(
+            F.col("name") == NOTHING_TO_STORE, F.lit(NOTHING_TO_STORE)
+        )
+        return exploded.select(
+            "name", F.col("message_id").alias(MESSAGE_ID), F.col("sent_at").alias(SENT_AT), reason.alias(REASON)
+        )
 
 
-def test_the_manifest_is_the_record_of_the_whole_batch(place: Place) -> None:
-    place.ingest([*good([1], receive_count=3), message("bad", "{'a': 1}")])
+LISTS = ListSource("name STRING")
 
-    (manifest,) = place.workspace.rglob("manifest.parquet")
-    first, second = pq.read_table(manifest).to_pylist()
-    assert first["message_id"] == "m1"
-    assert first["body"] == '{"id": 1, "name": "n1"}'
-    assert first["receive_count"] == 3
-    assert first["sent_at"].isoformat() == "2023-11-14T22:13:20.123000+00:00"
-    assert first["rejected"] is None
-    assert (second["message_id"], second["body"]) == ("bad", "{'a': 1}")
-    assert second["rejected"].startswith("not valid JSON")
+
+def lists(**bodies: list[str | None]) -> list[Message]:
+    return [message(message_id, json.dumps({"rows": rows})) for message_id, rows in bodies.items()]
+
+
+def test_messages_give_no_one_or_many_rows_and_are_known_all_the_same(place: Place) -> None:
+    batch = lists(none=[], one=["a"], many=["b", "b", "c"])
+    result = place.ingest(batch, source=LISTS)
+
+    assert (result.ingested, result.empty, result.rows, result.rejected) == (2, 1, 4, {})
+    assert [(row["_message_id"], row["name"]) for row in rows(place.table)] == [
+        ("many", "b"),
+        ("many", "b"),
+        ("many", "c"),
+        ("one", "a"),
+    ]
+    assert place.ingest(batch, source=LISTS) == replace(result, rows=0)
+    later = place.ingest([*batch, *lists(other=["d"])], source=LISTS)
+    assert (later.ingested, later.empty, later.duplicates) == (1, 0, 3)
+
+
+def test_a_batch_of_nothing_but_empty_messages_is_done_and_adds_no_files(place: Place) -> None:
+    batch = lists(a=[], b=[])
+
+    assert place.ingest(batch, source=LISTS).empty == 2
+    assert place.ingest(lists(a=[]), source=LISTS).duplicates == 1
+    assert staged_files(place.table) == set()
+
+
+def test_a_message_with_records_and_a_reject_is_rejected_as_a_whole(place: Place) -> None:
+    batch = lists(torn=["a", None], good=["b"], bad=[None, None], none=[])
+
+    result = place.ingest(batch, source=LISTS)
+
+    assert result.rejected == {"torn": "no name", "bad": "no name"}
+    assert (result.ingested, result.empty, result.rows) == (1, 1, 1)
+    assert stored_ids(place.table) == ["good"]
+    assert staged_files(place.table) == named_files(place.table)
+
+
+def test_rejects_are_stored_once_with_body_and_reason_and_are_done_then(place: Place) -> None:
+    batch = [*good([1]), message("driver", "[]"), message("spark", '{"name": "x"}')]
+    rejects = place.root / "rejects"
+
+    def store(messages: list[Message]) -> IngestResult:
+        return place.ingest(messages, rejects=DeltaSink(rejects))
+
+    result = store(batch)
+
+    assert set(result.rejected) == {"driver", "spark"}
+    assert (result.ingested, result.rejects_stored) == (1, True)
+    assert result.partial_batch_response() == {"batchItemFailures": []}
+    stored = [(row["_message_id"], row["body"], row["reason"], row["_batch_id"]) for row in rows(rejects)]
+    assert stored == [
+        ("driver", "[]", result.rejected["driver"], result.batch_id),
+        ("spark", '{"name": "x"}', "required, but missing or null: id", result.batch_id),
+    ]
+    assert store(batch) == replace(result, rows=0)
+    assert store([message("driver", "[]", receive_count=2)]).duplicates == 1
+    assert len(rows(rejects)) == 2
+
+
+def test_rejects_that_were_stored_by_a_try_that_died_then_are_not_stored_twice(place: Place) -> None:
+    batch = [*good([1]), message("bad", "[]")]
+    rejects = DeltaSink(place.root / "rejects")
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        place.ingest(batch, sink=InterruptedSink(place.table, before_commit=die), rejects=rejects)
+    assert stored_ids(place.table) == []
+    assert staged_files(place.table) == set()
+
+    result = place.ingest(batch, rejects=rejects)
+
+    assert (result.ingested, set(result.rejected)) == (1, {"bad"})
+    assert stored_ids(Path(rejects.path)) == ["bad"]
+    assert stored_ids(place.table) == ["m1"]
+
+
+def test_a_batch_comes_as_the_path_of_its_manifest_too(place: Place) -> None:
+    manifest = place.root / "manifest"
+    write_manifest(manifest, batch_id="b", queue_url="q", messages=[*good([1, 2]), message("bad", "{"), *good([1])])
+
+    result = place.ingest(manifest)
+
+    assert (result.received, result.ingested, result.duplicates, set(result.rejected)) == (4, 2, 1, {"bad"})
+    assert result.batch_id == place.ingest([*good([2, 1]), message("bad", "{")]).batch_id
+    assert stored_ids(place.table) == ["m1", "m2"]
+
+
+def test_nothing_of_the_batch_is_left_in_the_workspace(place: Place) -> None:
+    place.ingest([*good([1]), message("bad", "{}")])
+
+    assert list(place.workspace.iterdir()) == []

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 
 from sqs_lease.spark import columns
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.message_groups import Group, Messages, groups_of
+from sqs_lease.spark.message_groups import MESSAGES, Group, Messages, groups_of
 from sqs_lease.spark.paths import read_path
 from sqs_lease.spark.sinks.sink import LOOKED_UP
 from sqs_lease.spark.sources.source import Checker
@@ -34,16 +34,7 @@ MESSAGE_ATTRIBUTES: Final = "message_attributes"
 REJECTED: Final = "rejected"
 """Why the driver rejected the message; null for one that Spark is to parse."""
 
-_SCHEMA: Final = pa.schema(
-    [
-        pa.field(MESSAGE_ID, pa.string(), nullable=False),
-        pa.field(BODY, pa.string(), nullable=False),
-        pa.field(SENT_AT, pa.timestamp("us", tz="UTC")),
-        pa.field(RECEIVE_COUNT, pa.int32(), nullable=False),
-        pa.field(MESSAGE_ATTRIBUTES, pa.string()),
-        pa.field(REJECTED, pa.string()),
-    ]
-)
+_SCHEMA: Final = MESSAGES.append(pa.field(REJECTED, pa.string()))
 _SPARK_SCHEMA: Final = (
     f"{MESSAGE_ID} STRING, {BODY} STRING, {SENT_AT} TIMESTAMP, {RECEIVE_COUNT} INT, {MESSAGE_ATTRIBUTES} STRING, "
     f"{REJECTED} STRING"
@@ -170,7 +161,8 @@ def _write(path: Path, groups: Iterator[Group], checker: Checker) -> BatchFile:
     kept = []
     with _writer(path) as writer:
         for group in groups:
-            table = _table(group, checker)
+            reasons = pa.array(checker.reasons(group.bodies), pa.string())
+            table = group.messages.append_column(_SCHEMA.field(REJECTED), reasons)
             writer.write_table(table)
             kept.append(table.select(_KEPT))
     messages = pa.concat_tables(kept)
@@ -185,28 +177,6 @@ def _writer(path: Path) -> pq.ParquetWriter:
     # The file lives for minutes: what counts is how fast it is written, and read once. Spark reads row groups in
     # parallel, never parts of one: each is a group of messages.
     return pq.ParquetWriter(path, _SCHEMA, compression="none", use_dictionary=[REJECTED], write_statistics=False)
-
-
-def _table(group: Group, checker: Checker) -> pa.Table:
-    return pa.table(
-        [
-            _texts(group.message_ids),
-            _texts(group.bodies),
-            group.sent_at,
-            group.receive_counts,
-            pa.array(group.message_attributes, pa.string()),
-            pa.array(checker.reasons(group.bodies), pa.string()),
-        ],
-        schema=_SCHEMA,
-    )
-
-
-def _texts(texts: Any) -> pa.Array:
-    try:
-        return pa.array(texts, pa.string())
-    except UnicodeEncodeError:
-        # Python's strings may hold half a surrogate pair, which no file in UTF-8 can.
-        return pa.array([text.encode("utf-8", "replace") for text in texts], pa.string())
 
 
 def _latest(messages: pa.Table) -> pa.ChunkedArray:

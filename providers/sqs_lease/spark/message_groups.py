@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from sqs_lease.core.messages import Message
-from sqs_lease.manifest import FORMAT, VERSION, ManifestError, ManifestPath
+from sqs_lease.manifest import ManifestError, ManifestPath, manifest_header
 
 Messages: TypeAlias = Iterable[Message | Mapping[str, Any]] | str | os.PathLike[str] | ManifestPath
 """A batch: :class:`Message` values, dicts in the shape of the SQS API, or the manifest that they are in."""
@@ -23,24 +23,30 @@ _GROUP_MESSAGES: Final = 10_000
 _GROUP_CHARACTERS: Final = 16 * 1024 * 1024
 
 
+MESSAGES: Final = pa.schema(
+    [
+        pa.field("message_id", pa.string(), nullable=False),
+        pa.field("body", pa.string(), nullable=False),
+        pa.field("sent_at", pa.timestamp("us", tz="UTC")),
+        pa.field("receive_count", pa.int32(), nullable=False),
+        pa.field("message_attributes", pa.string()),
+    ]
+)
+"""Messages as columns, called as in a manifest: see :mod:`sqs_lease.manifest`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Some messages of a batch, column by column, in their order.
+    """Some messages of a batch, in their order.
 
     Attributes:
-        message_ids: Their ids, none of them empty.
-        bodies: Their bodies.
-        sent_at: When each was sent (``timestamp[us, UTC]``); null where the service did not say.
-        receive_counts: How often each was received (``int32``); 1 where the service did not say.
-        message_attributes: The sender's attributes of each in the shape of the SQS API, as JSON text in which bytes
-            are ``{"base64": "..."}``; None for a message that has none.
+        messages: As :data:`MESSAGES`. The time is null where the service did not say, and the receive count is 1 then;
+            half a surrogate pair in a body, which no file in UTF-8 can hold, is a ``?``.
+        bodies: Their bodies as they came.
     """
 
-    message_ids: Sequence[str]
+    messages: pa.Table
     bodies: Sequence[str]
-    sent_at: pa.Array
-    receive_counts: pa.Array
-    message_attributes: Sequence[str | None]
 
 
 def groups_of(messages: Messages) -> Iterator[Group]:
@@ -101,13 +107,24 @@ def _fields(message: object, position: int) -> tuple[str, str, Mapping[str, Any]
 
 def _group(given: Sequence[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]) -> Group:
     message_ids, bodies, attributes, message_attributes = zip(*given, strict=True)
-    return Group(
-        message_ids,
-        bodies,
-        _times(message_ids, [of_one.get("SentTimestamp") for of_one in attributes]),
-        _counts(message_ids, [of_one.get("ApproximateReceiveCount", "1") for of_one in attributes]),
-        [_json(of_one) if of_one else None for of_one in message_attributes],
+    table = pa.Table.from_arrays(
+        [
+            pa.array(message_ids, pa.string()),
+            _texts(bodies),
+            _times(message_ids, [of_one.get("SentTimestamp") for of_one in attributes]),
+            _counts(message_ids, [of_one.get("ApproximateReceiveCount", "1") for of_one in attributes]),
+            pa.array([_json(of_one) if of_one else None for of_one in message_attributes], pa.string()),
+        ],
+        schema=MESSAGES,
     )
+    return Group(table, bodies)
+
+
+def _texts(texts: Sequence[str]) -> pa.Array:
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:
+        return pa.array([text.encode("utf-8", "replace") for text in texts], pa.string())
 
 
 def _json(message_attributes: Mapping[str, Any]) -> str:
@@ -122,84 +139,19 @@ def _plain(value: object) -> object:
     raise TypeError(f"a message attribute cannot be a {type(value).__name__}")
 
 
-class _Attributes(msgspec.Struct, gc=False):
-    """Those of the service's attributes that are used here."""
-
-    SentTimestamp: str | None = None
-    ApproximateReceiveCount: str = "1"
-
-
-class _Line(msgspec.Struct, gc=False):
-    """One message of a manifest; names as the SQS API has them."""
-
-    MessageId: str
-    Body: str
-    Attributes: _Attributes | None = None
-    MessageAttributes: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class _Header(msgspec.Struct):
-    """The first line of a manifest."""
-
-    format: str
-    version: int
-    messages: int
-
-
-_NO_ATTRIBUTES: Final = _Attributes()
-_NOTHING: Final = frozenset({b"{}", b"null"})
-_BLOCK_BYTES: Final = 16 * 1024 * 1024
-
-
 def _manifest_groups(path: ManifestPath) -> Iterator[Group]:
-    decoder = msgspec.json.Decoder(_Line)
-    read = 0
-    with path.open("rb") as file:
-        expected = _expected(path, file.readline())
-        # Whole lines: a block, and what its last line lacks.
-        while block := file.read(_BLOCK_BYTES):
-            block += file.readline()
-            try:
-                lines = decoder.decode_lines(block)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                # Not the error itself: it may quote a body.
-                raise ManifestError(f"{path} has a line that is no message: receive the batch again") from None
-            read += len(lines)
-            yield _manifest_group(path, lines)
-    if read != expected:
-        raise ManifestError(
-            f"{path} has {read} of its {expected} messages: it was not written to its end, or was cut off; receive "
-            "the batch again"
-        )
-
-
-def _expected(path: ManifestPath, line: bytes) -> int:
-    try:
-        header = msgspec.json.decode(line, type=_Header)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        header = None
-    if header is None or header.format != FORMAT:
-        raise ManifestError(f"{path} is not a manifest of sqs-lease: its first line must be a header of {FORMAT!r}")
-    if header.version != VERSION:
-        raise ManifestError(
-            f"{path} is a manifest of version {header.version}, and this release of sqs-lease reads version {VERSION}: "
-            "read it with the release that wrote it, or a newer one"
-        )
-    return header.messages
-
-
-def _manifest_group(path: ManifestPath, lines: Sequence[_Line]) -> Group:
-    message_ids = [line.MessageId for line in lines]
-    if not all(message_ids):
-        raise ManifestError(f"{path} has a message with an empty id: receive the batch again")
-    attributes = [line.Attributes or _NO_ATTRIBUTES for line in lines]
-    return Group(
-        message_ids,
-        [line.Body for line in lines],
-        _times(message_ids, [of_one.SentTimestamp for of_one in attributes]),
-        _counts(message_ids, [of_one.ApproximateReceiveCount for of_one in attributes]),
-        [None if (raw := bytes(line.MessageAttributes)) in _NOTHING else raw.decode() for line in lines],
-    )
+    with path.open("rb") as opened:
+        try:
+            file = pq.ParquetFile(opened)
+        except pa.ArrowInvalid as error:
+            raise ManifestError(
+                f"{path} is not a manifest of sqs-lease, was not written to its end, or was cut off: receive the batch "
+                "again"
+            ) from error
+        manifest_header(path, file.schema_arrow.metadata)
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number, columns=MESSAGES.names).select(MESSAGES.names).cast(MESSAGES)
+            yield Group(table, table["body"].to_pylist())
 
 
 def _times(message_ids: Sequence[str], milliseconds: list[Any]) -> pa.Array:
