@@ -32,6 +32,7 @@ from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_groups import Messages
 from sqs_lease.spark.parsing import MessageParser, RejectParser
+from sqs_lease.spark.progress import StillHeld, watched_jobs
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.settings import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
@@ -51,6 +52,7 @@ def ingest(
     workspace: str | Path,
     batch_id: str | None = None,
     rejects: Sink | None = None,
+    still_held: StillHeld | None = None,
 ) -> IngestResult:
     """Store a batch of messages, each exactly once.
 
@@ -69,12 +71,15 @@ def ingest(
         rejects: Where rejected messages go, for example ``DeltaSink("/data/orders-rejected")``: a table of ``body``
             and ``reason``, beside the columns that every table has. They are done then. None, the default: they are
             reported, and are the caller's.
+        still_held: Says by a true value that the messages are still held; asked every few seconds in a thread of its
+            own, and right before a commit. Once it says no, the Spark jobs are cancelled and nothing more is committed.
 
     Returns:
         What became of the messages; for a batch that was committed before, what was reported then.
 
     Raises:
         BatchIdReusedError: The batch id was committed with other messages.
+        LeaseLostError: The messages are held no longer.
         ManifestError: The manifest cannot be used.
         ReconciliationError: Not every message is accounted for; nothing was committed.
         SchemaError: The schema cannot be used, or does not fit the table.
@@ -92,16 +97,19 @@ def ingest(
             return IngestResult(batch_id, 0, 0, 0, 0, {}, 0, None, rejects is not None)
         message_ids = batch.messages[MESSAGE_ID]
         batch_id = batch_id or default_id(source.identity, message_ids, batch.messages[RECEIVE_COUNT])
-        record = source.columns(batch.accepted(spark), checker)
-        # Before anything is parsed: a table that cannot be used is the likeliest mistake.
-        table = sink.open(spark, table_columns(record), widen=source.widens)
-        store_rejects = None
-        if rejects is not None:
-            rejects_table = rejects.open(spark, table_columns(REJECT), widen=False)
-            store_rejects = partial(_store_rejects, rejects_table, spark, batch, batch_id)
-        loaded = Loading(table, batch_id, batch.looked_up, message_ids).load(
-            MessageParser(spark, batch, lambda messages: source.parse(messages, record)), store_rejects=store_rejects
-        )
+        with watched_jobs(spark, f"batch {batch_id}", still_held) as watch:
+            record = source.columns(batch.accepted(spark), checker)
+            # Before anything is parsed: a table that cannot be used is the likeliest mistake.
+            table = sink.open(spark, table_columns(record), widen=source.widens)
+            store_rejects = None
+            if rejects is not None:
+                rejects_table = rejects.open(spark, table_columns(REJECT), widen=False)
+                store_rejects = partial(_store_rejects, rejects_table, spark, batch, batch_id)
+            loaded = Loading(table, batch_id, batch.looked_up, message_ids).load(
+                MessageParser(spark, batch, lambda messages: source.parse(messages, record)),
+                store_rejects=store_rejects,
+                before_commit=watch.require_held,
+            )
     result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None)
     _report(result)
     return result

@@ -58,7 +58,13 @@ class Loading:
     messages: pa.Table
     expected: pa.ChunkedArray
 
-    def load(self, parser: Parser, *, store_rejects: Callable[[pa.Table], object] | None = None) -> Loaded:
+    def load(
+        self,
+        parser: Parser,
+        *,
+        store_rejects: Callable[[pa.Table], object] | None = None,
+        before_commit: Callable[[], object] = lambda: None,
+    ) -> Loaded:
         """Load the batch.
 
         Whatever ends it, nothing that was staged and not committed is left.
@@ -66,6 +72,7 @@ class Loading:
         Args:
             parser: Parses and stages its messages.
             store_rejects: Stores rejects elsewhere, durably, so that they are done; None where nobody does.
+            before_commit: Called right before anything is committed; prevents it by an error.
 
         Raises:
             BatchIdReusedError, ReconciliationError, TableError: See :func:`.ingestion.ingest`.
@@ -88,10 +95,12 @@ class Loading:
                 fates.require_each_once(self.expected, self.batch_id)
                 entries = fates.entries(self.messages)
                 if store_rejects is not None and rejected.num_rows:
+                    before_commit()
                     store_rejects(rejected)
                     entries = pa.concat_tables([entries, reject_entries(self.messages, rejected)])
                 version = looked_up.version
                 if entries.num_rows:
+                    before_commit()
                     try:
                         version = self.table.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
                     except Overtaken:
