@@ -16,6 +16,7 @@ from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook
 from airflow.sdk import BaseHook, BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from sqs_lease.airflow.handover.payload import require_manifests
 from sqs_lease.airflow.held_guard import any_held, keeper_of_work
 from sqs_lease.airflow.ingesting.files import local_manifests, read_result, shared_manifests, shared_path
 from sqs_lease.airflow.ingesting.held_watch import ending_when_lost
@@ -44,8 +45,9 @@ class SqsToSparkOperator(BaseOperator):
                 },
             )
 
-    It runs ``python -m sqs_lease.spark.job`` in a process of its own, or submits that, and neither imports Spark nor
-    needs it beside Airflow. Its log has the job's output, with the progress of the Spark jobs.
+    It runs ``python -m sqs_lease.spark.job`` in a process of its own, or submits that. It does not import Spark, which
+    may be in another environment (``python=``); beside Airflow it needs ``sqs-lease[airflow,manifest]``. Its log has
+    the job's output, with the progress of the Spark jobs.
 
     It succeeds when the batch is in the table, and names messages that are no records in its return value
     (``batchItemFailures``, each with its ``reason``): the keeper settles those by ``on_failure``. With ``rejects`` in
@@ -75,6 +77,7 @@ class SqsToSparkOperator(BaseOperator):
         kwargs: As for any operator.
 
     Raises:
+        ModuleNotFoundError: What manifests are written with is not installed.
         SpecError: The spec cannot be used.
         TypeError: ``messages`` comes from no task.
         ValueError: Arguments contradict one another.
@@ -109,6 +112,7 @@ class SqsToSparkOperator(BaseOperator):
                 f"{self.task_id!r} is submitted to a cluster, where connections= and aws_conn_id= would be arguments "
                 "of a command and show in logs: give the cluster its secrets in its own way"
             )
+        require_manifests(f"the ingestion {self.task_id!r}", "call ingest() in a task of your own")
         IngestionSpec.parse(spec)
         self.messages = messages
         self.spec = dict(spec)

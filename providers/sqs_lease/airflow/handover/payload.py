@@ -62,11 +62,24 @@ def check_payload(payload: object, task_id: str) -> None:
             f"payload of {task_id!r} must be a URI (s3://connection@bucket/prefix, file:///directory) or an absolute "
             f"path that all workers and triggerers share, not {payload!r}"
         )
+    require_manifests(f"payload of {task_id!r}", "leave payload out")
+
+
+def require_manifests(who: str, otherwise: str) -> None:
+    """Check that what manifests are written with is installed.
+
+    Args:
+        who: What needs it, for the error.
+        otherwise: What to do without it, for the error.
+
+    Raises:
+        ModuleNotFoundError: It is not.
+    """
     for module in ("jiter", "pyarrow"):
         if find_spec(module) is None:
             raise ModuleNotFoundError(
-                f"payload of {task_id!r} needs {module} wherever Airflow runs: "
-                'pip install "sqs-lease[airflow,manifest]", or leave payload out',
+                f"{who} needs {module} wherever Airflow runs: "
+                f'pip install "sqs-lease[airflow,manifest]", or {otherwise}',
                 name=module,
             )
 

@@ -14,7 +14,6 @@ from airflow.sdk import ObjectStoragePath
 from sqs_lease.airflow.handover.payload import MANIFESTS, BatchValue
 from sqs_lease.core.messages import Message
 from sqs_lease.ingestion_result import StoredResult
-from sqs_lease.manifest import write_manifest
 
 
 def manifests_of(messages: BatchValue) -> list[str] | None:
@@ -47,12 +46,12 @@ def local_manifests(messages: BatchValue, directory: Path, name: str) -> list[Pa
     """
     stored = manifests_of(messages)
     if stored is None:
-        path = directory / "messages.jsonl"
+        path = directory / "messages.parquet"
         _write(path, messages, name)
         return [path]
     paths = []
     for number, uri in enumerate(stored):
-        paths.append(directory / f"messages-{number}.jsonl")
+        paths.append(directory / f"messages-{number}.parquet")
         stored_at: Any = ObjectStoragePath(uri)
         with stored_at.open("rb") as source, paths[-1].open("wb") as copy:
             copyfileobj(source, copy)
@@ -79,7 +78,7 @@ def shared_manifests(messages: BatchValue, workspace: str, name: str) -> Iterato
     if stored is not None:
         yield stored
         return
-    uri = f"{workspace.rstrip('/')}/manifests/{uuid4().hex}.jsonl"
+    uri = f"{workspace.rstrip('/')}/manifests/{uuid4().hex}.parquet"
     path = shared_path(uri)
     _write(path, messages, name)
     try:
@@ -108,4 +107,7 @@ def read_result(path: Any) -> StoredResult:
 
 
 def _write(path: Any, messages: Any, name: str) -> None:
+    # Not needed to parse a DAG, and it takes pyarrow.
+    from sqs_lease.manifest import write_manifest
+
     write_manifest(path, batch_id=name, queue_url="", messages=[Message.from_api(message) for message in messages])

@@ -15,9 +15,7 @@ LOOK_SECONDS: Final = 10.0
 
 
 @contextmanager
-def ending_when_lost(
-    any_held: Callable[[], bool], end: Callable[[], object], look_seconds: float = LOOK_SECONDS
-) -> Iterator[Event]:
+def ending_when_lost(any_held: Callable[[], bool], end: Callable[[], object]) -> Iterator[Event]:
     """In the block, end a job when the messages are held no longer.
 
     An answer that cannot be had is none: the job goes on.
@@ -25,7 +23,6 @@ def ending_when_lost(
     Args:
         any_held: Says whether any message is still held; it is called in a thread of its own.
         end: Ends the job; called again until the block ends.
-        look_seconds: How often to ask.
 
     Yields:
         An event that is set when the messages are held no longer.
@@ -33,7 +30,7 @@ def ending_when_lost(
     lost, stop = Event(), Event()
 
     def watch() -> None:
-        while not stop.wait(look_seconds):
+        while not stop.wait(LOOK_SECONDS):
             try:
                 held = not lost.is_set() and any_held()
             except Exception as error:  # noqa: BLE001 - Airflow's client has errors of many kinds, and the work goes on
