@@ -1,0 +1,239 @@
+"""The tables in PostgreSQL: that of the user, made or checked, and those that ingestion keeps beside it.
+
+Ours stand in the schema ``sqs_lease`` of the same database, so that one transaction reaches both:
+
+- ``entries_<hash>``, one for each table: a row for each message that it knows;
+- ``batches``: how many messages each commit of a batch brought;
+- ``staging``: the staging tables, which are called ``staging_<random>``, with the attempts whose rows count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from pyspark.sql.types import StructType
+
+from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.sinks.postgres_types import postgres_type, takes
+
+SCHEMA: Final = "sqs_lease"
+STAGING: Final = sql.Identifier(SCHEMA, "staging")
+BATCHES: Final = sql.Identifier(SCHEMA, "batches")
+
+_LONGEST_NAME_BYTES: Final = 63
+_DEFAULT_SCHEMA: Final = "public"
+
+Cursor = psycopg.Cursor[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table of the user.
+
+    Attributes:
+        schema: Its schema.
+        name: Its name in that, in upper and lower case as it stands here.
+    """
+
+    schema: str
+    name: str
+
+    @classmethod
+    def of(cls, text: str) -> TableName:
+        """Take ``name`` or ``schema.name`` apart.
+
+        Raises:
+            TableError: It is neither.
+        """
+        schema, dot, name = text.rpartition(".")
+        parts = (schema if dot else _DEFAULT_SCHEMA, name)
+        if any(not part or "\0" in part or len(part.encode()) > _LONGEST_NAME_BYTES or "." in part for part in parts):
+            raise TableError(
+                f"{text!r} is not the name of a PostgreSQL table: write name or schema.name, each of at most "
+                f"{_LONGEST_NAME_BYTES} bytes and without dots or quotes of its own"
+            )
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def quoted(self) -> sql.Identifier:
+        """As it stands in a statement."""
+        return sql.Identifier(self.schema, self.name)
+
+    @property
+    def entries(self) -> sql.Identifier:
+        """Its table of message ids."""
+        return sql.Identifier(SCHEMA, f"entries_{hashlib.sha256(str(self).encode()).hexdigest()[:16]}")
+
+
+def require_columns(columns: StructType, upsert_by: Sequence[str]) -> None:
+    """Check what needs no server.
+
+    Raises:
+        SchemaError: PostgreSQL cannot have these columns, or these keys.
+    """
+    for field in columns.fields:
+        postgres_type(field.name, field.dataType)
+        if "\0" in field.name or len(field.name.encode()) > _LONGEST_NAME_BYTES:
+            raise SchemaError(
+                f"column {field.name!r}: PostgreSQL cuts names after {_LONGEST_NAME_BYTES} bytes: rename it"
+            )
+    for key in upsert_by:
+        if key not in columns.names:
+            raise SchemaError(f"there is no column {key!r} to upsert by: the columns are {', '.join(columns.names)}")
+        if columns[key].nullable:
+            raise SchemaError(f"column {key} is a key, and may be null: declare it NOT NULL, or upsert by another one")
+
+
+def prepare(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Sequence[str], *, widen: bool) -> None:
+    """Have the table and ours beside it, inside of one transaction.
+
+    Raises:
+        SchemaError: The table has other columns, or lacks the unique index to upsert by.
+        TableError: It is no table.
+    """
+    _make_ours(cursor)
+    # Of two drivers that make or widen it at once, one waits for the other.
+    cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"{SCHEMA} {table}"])
+    found = cursor.execute(
+        "SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s",
+        [table.schema, table.name],
+    ).fetchone()
+    if found is None:
+        _make(cursor, table, columns, upsert_by)
+    elif found[1] not in ("r", "p"):
+        raise TableError(f"{table} is no table of its own (a view, for example): ingest into one")
+    else:
+        _check(cursor, found[0], table, columns, widen=widen)
+        _require_unique(cursor, found[0], table, upsert_by)
+    _make_entries(cursor, table)
+
+
+def _make_entries(cursor: Cursor, table: TableName) -> None:
+    # Looked for first, because CREATE INDEX waits for all who write, even where there is nothing to create.
+    if cursor.execute("SELECT to_regclass(%s)", [table.entries.as_string()]).fetchone() != (None,):
+        return
+    cursor.execute(
+        sql.SQL(
+            "CREATE TABLE {} (message_id text PRIMARY KEY, batch_id text NOT NULL, sent_at timestamptz, "
+            "outcome text NOT NULL, reason text, admitted_at timestamptz NOT NULL DEFAULT now())"
+        ).format(table.entries)
+    )
+    cursor.execute(sql.SQL("CREATE INDEX ON {} (admitted_at)").format(table.entries))
+    cursor.execute(
+        sql.SQL("COMMENT ON TABLE {} IS {}").format(
+            table.entries, sql.Literal(f"messages that sqs-lease brought into {table}")
+        )
+    )
+
+
+def _make_ours(cursor: Cursor) -> None:
+    if cursor.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.batches"]).fetchone() != (None,):
+        return
+    cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [SCHEMA])
+    # IF NOT EXISTS alone asks for the right to create schemas even where there is nothing to create.
+    if cursor.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [SCHEMA]).fetchone() is None:
+        cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(SCHEMA)))
+    cursor.execute(
+        sql.SQL(
+            "CREATE TABLE IF NOT EXISTS {} (name text PRIMARY KEY, target text NOT NULL, batch_id text NOT NULL, "
+            "created_at timestamptz NOT NULL DEFAULT now(), attempts bigint[], rows bigint)"
+        ).format(STAGING)
+    )
+    cursor.execute(
+        sql.SQL(
+            "CREATE TABLE IF NOT EXISTS {} (target text NOT NULL, batch_id text NOT NULL, "
+            "admitted_at timestamptz NOT NULL DEFAULT now(), messages bigint NOT NULL)"
+        ).format(BATCHES)
+    )
+    cursor.execute(sql.SQL("CREATE INDEX IF NOT EXISTS batches_by_name ON {} (target, batch_id)").format(BATCHES))
+
+
+def _make(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Sequence[str]) -> None:
+    parts = [
+        sql.SQL("{} {}{}").format(
+            sql.Identifier(field.name),
+            sql.SQL(postgres_type(field.name, field.dataType)),  # of our own table
+            sql.SQL("" if field.nullable else " NOT NULL"),
+        )
+        for field in columns.fields
+    ]
+    if upsert_by:
+        parts.append(sql.SQL("PRIMARY KEY ({})").format(_names(upsert_by)))
+    cursor.execute(sql.SQL("CREATE TABLE {} ({})").format(table.quoted, sql.SQL(", ").join(parts)))
+    # What an earlier table of this name knew went with its rows.
+    cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table.entries))
+    cursor.execute(sql.SQL("DELETE FROM {} WHERE target = %s").format(BATCHES), [str(table)])
+
+
+def _check(cursor: Cursor, oid: int, table: TableName, columns: StructType, *, widen: bool) -> None:
+    cursor.execute(
+        "SELECT attname, format_type(atttypid, atttypmod), attnotnull, "
+        "atthasdef OR attidentity <> '', attgenerated <> '' OR attidentity = 'a' "
+        "FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
+        [oid],
+    )
+    stored = {name: (kind, required, filled, ours) for name, kind, required, filled, ours in cursor.fetchall()}
+    wrong, lacking = [], []
+    for field in columns.fields:
+        if field.name not in stored:
+            lacking.append(field)
+            continue
+        kind, required, _, generated = stored[field.name]
+        if generated:
+            wrong.append(f"column {field.name} is generated by the table")
+        elif not takes(kind, field.dataType):
+            wrong.append(
+                f"column {field.name} is {kind} in the table and {field.dataType.simpleString()} in the schema"
+            )
+        elif required and field.nullable:
+            wrong.append(f"column {field.name} is NOT NULL in the table, and may be null in the schema")
+    for name, (kind, required, filled, _) in stored.items():
+        if name not in columns.names and required and not filled:
+            wrong.append(f"the schema has no column {name} {kind}, which is NOT NULL in the table and has no default")
+    for field in lacking:
+        if not widen:
+            wrong.append(f"the table has no column {field.name} {field.dataType.simpleString()}")
+        elif not field.nullable:
+            wrong.append(f"column {field.name} would be added to the table, and must be nullable for that")
+    if wrong:
+        raise SchemaError(
+            f"the schema does not fit table {table}: {'; '.join(sorted(wrong))}. Change the schema or the table, or "
+            "ingest into another one"
+        )
+    for field in lacking:
+        cursor.execute(
+            sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(
+                table.quoted,
+                sql.Identifier(field.name),
+                sql.SQL(postgres_type(field.name, field.dataType)),  # of our own table
+            )
+        )
+
+
+def _require_unique(cursor: Cursor, oid: int, table: TableName, upsert_by: Sequence[str]) -> None:
+    if not upsert_by:
+        return
+    cursor.execute(
+        "SELECT array(SELECT attname::text FROM pg_attribute WHERE attrelid = i.indrelid "
+        "AND attnum = ANY ((i.indkey::int2[])[0 : i.indnkeyatts - 1])) FROM pg_index i "
+        "WHERE indrelid = %s AND indisunique AND indisvalid AND indimmediate AND indpred IS NULL AND indexprs IS NULL",
+        [oid],
+    )
+    if not any(set(names) == set(upsert_by) for (names,) in cursor.fetchall()):
+        raise SchemaError(
+            f"table {table} cannot be upserted by {', '.join(upsert_by)}: it has no unique index of just these. "
+            "Make one: CREATE UNIQUE INDEX ON ..."
+        )
+
+
+def _names(names: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))

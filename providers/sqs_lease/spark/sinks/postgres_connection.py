@@ -1,0 +1,85 @@
+"""Connections to PostgreSQL, and what may be said of its errors: no password, and no value of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from sqs_lease.spark.errors import TableError
+
+Parameters = Mapping[str, Any]
+"""What a connection is made with, as libpq names it; with the password, if there is one."""
+
+_CONNECT_SECONDS: Final = 30
+# Of these classes of SQLSTATE, the server's own words may quote a value: data exceptions, and what triggers raise.
+_QUOTING_CLASSES: Final = ("22", "P0")
+
+
+def parameters_of(url: str) -> dict[str, Any]:
+    """Take an address apart.
+
+    Raises:
+        TableError: It is none; the error does not repeat it, because a password may be in it.
+    """
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.Error:
+        given = None
+    if given is None:
+        raise TableError(
+            "the url of the PostgreSQL server cannot be read: write postgresql://user@host:5432/database, or host=... "
+            "dbname=... as libpq has it"
+        )
+    return {"connect_timeout": _CONNECT_SECONDS, "application_name": "sqs-lease", **given}
+
+
+def place_of(parameters: Parameters) -> str:
+    """Say which server and database, without user and password."""
+    host, port = parameters.get("host", "the default host"), parameters.get("port", "the default port")
+    return f"{parameters.get('dbname', 'the default database')} on {host}, port {port}"
+
+
+def connect(parameters: Parameters) -> psycopg.Connection[tuple[Any, ...]]:
+    """Connect; the block of a ``with`` is one transaction.
+
+    Raises:
+        psycopg.Error: The server cannot be reached, or lets nobody in.
+    """
+    # Prepared statements would not outlive a transaction behind a pooler.
+    return psycopg.connect(**{**parameters, "client_encoding": "UTF8"}, prepare_threshold=None)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Have errors of PostgreSQL in the block say what failed.
+
+    Args:
+        what: What failed, as the beginning of a sentence.
+
+    Raises:
+        TableError: Instead of what psycopg raised.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        reason = reason_of(error)
+    else:
+        return
+    # Without the cause: its text would quote rows.
+    raise TableError(f"{what}: {reason}")
+
+
+def reason_of(error: psycopg.Error) -> str:
+    """What an error of PostgreSQL says, apart from the values of rows."""
+    if error.sqlstate is None:
+        # Of the connection, not of rows.
+        return str(error).strip()
+    name = f"{type(error).__name__} ({error.sqlstate})"
+    if error.sqlstate.startswith(_QUOTING_CLASSES):
+        column = error.diag.column_name
+        return f"{name}{f' in column {column}' if column else ''}"
+    return f"{error.diag.message_primary}, {name}"

@@ -1,0 +1,377 @@
+"""A table in PostgreSQL: Spark's tasks COPY their rows into a staging table, one transaction takes them over.
+
+The transaction writes the batch's entries first. Their primary key is the message id, so of two batches that share a
+message one waits for the other's end, and is overtaken if that was a commit. Batches that share none do not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+from uuid import uuid4
+
+import psycopg
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
+from sqs_lease.spark.errors import BatchIdReusedError, SchemaError, TableError
+from sqs_lease.spark.sinks.postgres_catalog import (
+    BATCHES,
+    SCHEMA,
+    STAGING,
+    Cursor,
+    TableName,
+    prepare,
+    require_columns,
+)
+from sqs_lease.spark.sinks.postgres_connection import Parameters, connect, explained, parameters_of, place_of, reason_of
+from sqs_lease.spark.sinks.postgres_copy import ATTEMPT, COPIED_DDL, CopyRows, copy_in, copy_out
+from sqs_lease.spark.sinks.postgres_types import written
+from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Overtaken, Staged
+
+logger = logging.getLogger(__name__)
+
+KEPT: Final = timedelta(days=15)
+"""How long entries are kept: SQS keeps a message for at most 14 days."""
+
+STAGING_KEPT: Final = timedelta(days=2)
+"""When a staging table is taken for one that a killed try left behind: SQS lets no lease last longer than 12 hours."""
+
+_LOCK_MILLISECONDS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresLookUp:
+    """What the table knew at one moment.
+
+    Attributes:
+        messages: What was asked.
+        known: The answer.
+    """
+
+    messages: pa.Table
+    known: pa.Table
+
+    @property
+    def version(self) -> int | None:
+        """None: a table in PostgreSQL has no versions."""
+        return None
+
+
+@dataclass(frozen=True)
+class PostgresSink:
+    """A table in PostgreSQL 14 or newer, and beside it the schema ``sqs_lease``, where ingestion keeps its own tables.
+
+    The role needs the rights to create that schema (or it exists and is the role's), to create the table (or to insert
+    into it, with ``upsert_by`` also to select and update) and to make temporary tables. Every Spark task that writes
+    holds one connection. The driver and the executors need the extra ``postgres``.
+
+    Attributes:
+        url: The server and database, as libpq takes them: ``postgresql://user@host:5432/database``. A password in it
+            travels to the executors inside of the pickled function and stands in no plan, log or error. Without one,
+            each process uses what libpq finds where it runs (``PGPASSWORD``, ``PGPASSFILE``, ``~/.pgpass``).
+        table: ``name`` or ``schema.name``; without a schema it is in ``public``. It is made where it does not exist,
+            with the types of :mod:`.postgres_types`. One that is there may have further columns, if they are nullable
+            or have defaults.
+        upsert_by: Columns, each ``NOT NULL``, that together name a row; a table that is there must have a unique index
+            of them. A row whose key is there replaces that one, unless its message was sent earlier. Of messages sent
+            at the same time the later batch wins, and within a batch the higher message id. Empty, the default:
+            rows are only added.
+    """
+
+    url: str = field(repr=False)
+    table: str
+    upsert_by: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        parameters_of(self.url)
+        TableName.of(self.table)
+        if isinstance(self.upsert_by, str) or len(set(self.upsert_by)) != len(self.upsert_by):
+            raise SchemaError("upsert_by is a sequence of columns, each once: upsert_by=('order_id',)")
+
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> PostgresTable:
+        """See :meth:`.sink.Sink.open`."""
+        name, parameters = TableName.of(self.table), parameters_of(self.url)
+        require_columns(columns, self.upsert_by)
+        table = PostgresTable(name, parameters, columns, tuple(self.upsert_by))
+        with table.transaction("cannot be opened") as cursor:
+            prepare(cursor, name, columns, self.upsert_by, widen=widen)
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresTable:
+    """The open table. Every verb has a connection of its own, so nothing is held while Spark works."""
+
+    name: TableName
+    parameters: Parameters = field(repr=False)
+    columns: StructType
+    upsert_by: tuple[str, ...]
+
+    def look_up(self, messages: pa.Table) -> PostgresLookUp:
+        """See :meth:`.sink.Table.look_up`."""
+        with self.transaction("cannot be read") as cursor:
+            return PostgresLookUp(messages, self._known(cursor, messages))
+
+    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
+        """See :meth:`.sink.Table.stage`."""
+        name = f"staging_{uuid4().hex}"
+        self._drop_left_over("created_at < now() - %s", [STAGING_KEPT])
+        try:
+            return Staged(name, self._fill(name, rows, batch_id))
+        except BaseException:
+            self._drop([name])
+            raise
+
+    def commit(self, looked_up: PostgresLookUp, admission: Admission) -> int | None:
+        """See :meth:`.sink.Table.commit`.
+
+        It is overtaken if a message of the admission has an entry, by now or when the other transaction that is
+        writing one ends; also if the server ended the transaction because of another one.
+        """
+        with self.transaction("cannot be written") as cursor:
+            try:
+                self._admit(cursor, looked_up, admission)
+                if admission.staged is not None:
+                    self._take(cursor, admission.staged)
+                cursor.connection.commit()
+            except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
+                raise Overtaken from None
+        self._tidy(admission)
+        return None
+
+    def discard(self, staged: Staged) -> None:
+        """See :meth:`.sink.Table.discard`. What a commit took is in the table itself."""
+        self._drop([staged.location])
+
+    @contextmanager
+    def transaction(self, what: str) -> Iterator[Cursor]:
+        """A connection and a transaction for one block, with errors that say what failed.
+
+        Raises:
+            TableError: The server raised an error.
+        """
+        with (
+            explained(f"table {self._place} {what}"),
+            connect(self.parameters) as connection,
+            connection.cursor() as cursor,
+        ):
+            yield cursor
+
+    @property
+    def _place(self) -> str:
+        return f"{self.name} in {place_of(self.parameters)}"
+
+    def _fill(self, name: str, rows: DataFrame, batch_id: str) -> pa.ChunkedArray:
+        """Make a staging table and have Spark write it.
+
+        Returns:
+            The message ids in it.
+        """
+        staging = sql.Identifier(SCHEMA, name)
+        with self.transaction("cannot be written") as cursor:
+            # Without a log: should the server crash, the rows are gone, and the commit says so.
+            cursor.execute(
+                sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT {}, 0::bigint AS {} FROM {} WITH NO DATA").format(
+                    staging, self._names(), sql.Identifier(ATTEMPT), self.name.quoted
+                )
+            )
+            cursor.execute(
+                sql.SQL("INSERT INTO {} (name, target, batch_id) VALUES (%s, %s, %s)").format(STAGING),
+                [name, str(self.name), batch_id],
+            )
+        statement = sql.SQL("COPY {} ({}, {}) FROM STDIN (FORMAT csv)").format(
+            staging, self._names(), sql.Identifier(ATTEMPT)
+        )
+        copy = CopyRows(self.parameters, statement.as_string(), self._place)
+        texts = rows.select(*(written(column.name, column.dataType) for column in self.columns.fields))
+        copied = texts.mapInArrow(copy, COPIED_DDL).toArrow()
+        attempts, count = copied["attempt"].to_pylist(), pc.sum(copied["rows"], min_count=0).as_py()
+        with self.transaction("cannot be written") as cursor:
+            cursor.execute(
+                sql.SQL("UPDATE {} SET attempts = %s, rows = %s WHERE name = %s").format(STAGING),
+                [attempts, count, name],
+            )
+            query = sql.SQL("COPY (SELECT {} FROM {} WHERE {} = ANY ({}::bigint[])) TO STDOUT (FORMAT csv)").format(
+                sql.Identifier(MESSAGE_ID), staging, sql.Identifier(ATTEMPT), sql.Literal(attempts)
+            )
+            message_ids = copy_out(cursor, query, pa.schema([(MESSAGE_ID, pa.string())]))[MESSAGE_ID]
+        if len(message_ids) != count:
+            raise TableError(
+                f"table {self._place}: {count} rows were staged, and {len(message_ids)} are there; the server was "
+                "restarted, or somebody else has tidied up. Run the batch again"
+            )
+        return message_ids
+
+    def _known(self, cursor: Cursor, messages: pa.Table) -> pa.Table:
+        cursor.execute("CREATE TEMPORARY TABLE sqs_lease_asked (message_id text) ON COMMIT DROP")
+        copy_in(cursor, "COPY pg_temp.sqs_lease_asked FROM STDIN (FORMAT csv)", messages.select([LOOKED_UP.names[0]]))
+        cursor.execute("ANALYZE pg_temp.sqs_lease_asked")
+        query = sql.SQL(
+            "COPY (SELECT e.message_id, e.batch_id, e.outcome, e.reason FROM {} e "
+            "JOIN pg_temp.sqs_lease_asked USING (message_id)) TO STDOUT (FORMAT csv)"
+        ).format(self.name.entries)
+        return copy_out(cursor, query, KNOWN)
+
+    def _admit(self, cursor: Cursor, looked_up: PostgresLookUp, admission: Admission) -> None:
+        # What is reported as committed must outlive a crash of the server, whatever the role's default is.
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+        )
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", [f"{self.name} {admission.batch_id}"])
+        cursor.execute(
+            "CREATE TEMPORARY TABLE sqs_lease_admitted "
+            "(message_id text, sent_at timestamptz, outcome text, reason text) ON COMMIT DROP"
+        )
+        copy_in(
+            cursor,
+            "COPY pg_temp.sqs_lease_admitted (message_id, sent_at, outcome, reason) FROM STDIN (FORMAT csv)",
+            admission.entries.select(ENTRIES.names),
+        )
+        # In order, so that two batches wait for one another in one direction only.
+        cursor.execute(
+            sql.SQL(
+                "INSERT INTO {} (message_id, batch_id, sent_at, outcome, reason) "
+                "SELECT message_id, %s, sent_at, outcome, reason FROM pg_temp.sqs_lease_admitted ORDER BY message_id "
+                "ON CONFLICT (message_id) DO NOTHING"
+            ).format(self.name.entries),
+            [admission.batch_id],
+        )
+        if cursor.rowcount != admission.entries.num_rows:
+            raise Overtaken
+        self._require_batch(cursor, looked_up, admission)
+        cursor.execute(
+            sql.SQL("INSERT INTO {} (target, batch_id, messages) VALUES (%s, %s, %s)").format(BATCHES),
+            [str(self.name), admission.batch_id, admission.entries.num_rows],
+        )
+
+    def _require_batch(self, cursor: Cursor, looked_up: PostgresLookUp, admission: Admission) -> None:
+        """Refuse a batch id under which the table has messages that were not among those looked up."""
+        (stored,) = cursor.execute(
+            sql.SQL("SELECT coalesce(sum(messages), 0)::bigint FROM {} WHERE target = %s AND batch_id = %s").format(
+                BATCHES
+            ),
+            [str(self.name), admission.batch_id],
+        ).fetchone() or (0,)
+        brought = _brought_by(looked_up.known, admission.batch_id)
+        if stored == brought:
+            return
+        others = looked_up.messages.filter(
+            pc.invert(pc.is_in(looked_up.messages["message_id"], value_set=admission.entries["message_id"]))
+        )
+        if _brought_by(self._known(cursor, others), admission.batch_id) != brought:
+            # Another try of this batch committed a part of it meanwhile.
+            raise Overtaken
+        raise BatchIdReusedError(
+            f"batch id {admission.batch_id} stands for other messages already: table {self._place} has {stored} under "
+            f"it, of which {brought} are in this batch. Leave batch_id out, or give every batch an id of its own"
+        )
+
+    def _take(self, cursor: Cursor, staged: Staged) -> None:
+        found = cursor.execute(
+            sql.SQL("SELECT attempts, rows FROM {} WHERE name = %s").format(STAGING), [staged.location]
+        ).fetchone()
+        if found is None:
+            raise TableError(
+                f"the rows staged for table {self._place} are gone: another try of the batch was committed, or this "
+                f"one took longer than {STAGING_KEPT.days} days. Run the batch again"
+            )
+        attempts, expected = found
+        rows = sql.SQL("FROM {} WHERE {} = ANY (%(attempts)s::bigint[])").format(
+            sql.Identifier(SCHEMA, staged.location), sql.Identifier(ATTEMPT)
+        )
+        if self.upsert_by:
+            counted = cursor.execute(sql.SQL("SELECT count(*) {}").format(rows), {"attempts": attempts}).fetchone()
+            taken = counted[0] if counted else 0
+            cursor.execute(self._upsert(rows), {"attempts": attempts})
+        else:
+            cursor.execute(
+                sql.SQL("INSERT INTO {} ({}) SELECT {} {}").format(
+                    self.name.quoted, self._names(), self._names(), rows
+                ),
+                {"attempts": attempts},
+            )
+            taken = cursor.rowcount
+        if taken != expected:
+            raise TableError(
+                f"of {expected} rows staged for table {self._place}, {taken} were there at the commit: the server was "
+                "restarted, or the table has a trigger or rule that keeps rows out. Nothing was committed; run the "
+                "batch again"
+            )
+
+    def _upsert(self, rows: sql.Composed) -> sql.Composed:
+        keys = sql.SQL(", ").join(map(sql.Identifier, self.upsert_by))
+        changes = sql.SQL(", ").join(
+            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
+            for name in self.columns.names
+            if name not in self.upsert_by
+        )
+        return sql.SQL(
+            "INSERT INTO {table} AS stored ({names}) SELECT DISTINCT ON ({keys}) {names} {rows} "
+            "ORDER BY {keys}, {sent_at} DESC NULLS LAST, {message_id} DESC "
+            "ON CONFLICT ({keys}) DO UPDATE SET {changes} "
+            "WHERE stored.{sent_at} IS NULL OR excluded.{sent_at} >= stored.{sent_at}"
+        ).format(
+            table=self.name.quoted,
+            names=self._names(),
+            keys=keys,
+            rows=rows,
+            sent_at=sql.Identifier(SENT_AT),
+            message_id=sql.Identifier(MESSAGE_ID),
+            changes=changes,
+        )
+
+    def _tidy(self, admission: Admission) -> None:
+        """Remove the staging tables of the batch, and entries of messages that cannot come any more."""
+        self._drop_left_over("batch_id = %s", [admission.batch_id])
+        try:
+            with connect(self.parameters) as connection:
+                connection.execute(
+                    sql.SQL("DELETE FROM {} WHERE admitted_at < now() - %s").format(self.name.entries), [KEPT]
+                )
+                connection.execute(
+                    sql.SQL("DELETE FROM {} WHERE target = %s AND admitted_at < now() - %s").format(BATCHES),
+                    [str(self.name), KEPT],
+                )
+        except psycopg.Error as error:
+            logger.warning("old entries of %s were not removed: %s", self._place, reason_of(error))
+
+    def _drop_left_over(self, condition: Any, values: list[object]) -> None:
+        try:
+            with connect(self.parameters) as connection:
+                found = connection.execute(
+                    sql.SQL("SELECT name FROM {} WHERE target = %s AND {}").format(STAGING, sql.SQL(condition)),
+                    [str(self.name), *values],
+                ).fetchall()
+        except psycopg.Error as error:
+            logger.warning("staging tables of %s were not looked for: %s", self._place, reason_of(error))
+        else:
+            self._drop([name for (name,) in found])
+
+    def _drop(self, names: Sequence[str]) -> None:
+        """Drop staging tables. They do no harm where that fails, so it must not fail the batch."""
+        for name in names:
+            try:
+                with connect(self.parameters) as connection:
+                    # A task that nobody waits for any more may still be writing.
+                    connection.execute("SELECT set_config('lock_timeout', %s, true)", [str(_LOCK_MILLISECONDS)])
+                    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
+                    connection.execute(sql.SQL("DELETE FROM {} WHERE name = %s").format(STAGING), [name])
+            except psycopg.Error as error:
+                logger.warning("left over, and not part of %s: %s.%s (%s)", self._place, SCHEMA, name, reason_of(error))
+
+    def _names(self) -> sql.Composed:
+        return sql.SQL(", ").join(map(sql.Identifier, self.columns.names))
+
+
+def _brought_by(known: pa.Table, batch_id: str) -> int:
+    count: int = pc.sum(pc.equal(known["batch_id"], batch_id), min_count=0).as_py()
+    return count

@@ -1,0 +1,44 @@
+"""PostgreSQL keeps the contract of sinks, on a real server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import DayTimeIntervalType, VarcharType
+
+from sqs_lease.spark.sinks.postgres_sink import PostgresSink, PostgresTable
+from sqs_lease.testing.sink_contract import SinkContract, Subject, interrupted
+from sqs_lease.testing.upsert_contract import UpsertContract
+from tests.spark.sinks.conftest import Database
+
+pytestmark = pytest.mark.processes
+
+
+def subject_of(spark: SparkSession, database: Database, **options: Any) -> Subject:
+    return Subject(
+        spark=spark,
+        new_sink=lambda: PostgresSink(database.url, "orders", **options),
+        read_rows=lambda: database.read("SELECT * FROM orders"),
+        leftovers=database.staging_tables,
+        interruptions={
+            "before the entries": lambda: interrupted(PostgresTable, "_admit", "before"),
+            "after the entries": lambda: interrupted(PostgresTable, "_admit", "after"),
+            "after the rows": lambda: interrupted(PostgresTable, "_take", "after"),
+            "after the commit": lambda: interrupted(PostgresTable, "_tidy", "before"),
+        },
+        refused_types=[DayTimeIntervalType(), VarcharType(3)],
+    )
+
+
+class TestPostgresSink(SinkContract):
+    @pytest.fixture
+    def subject(self, spark: SparkSession, database: Database) -> Subject:
+        return subject_of(spark, database)
+
+
+class TestUpsertingPostgresSink(UpsertContract):
+    @pytest.fixture
+    def subject(self, spark: SparkSession, database: Database) -> Subject:
+        return subject_of(spark, database, upsert_by=("id",))
