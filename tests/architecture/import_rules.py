@@ -72,7 +72,7 @@ LAYERS: Final = {
     "spark": Layer(
         layers=BASE | {"blocking", "json_syntax", "manifest"},
         distributions=frozenset(
-            {"boto3", "botocore", "deltalake", "jiter", "msgspec", "psycopg", "pyarrow", "pyspark"}
+            {"boto3", "botocore", "deltalake", "jiter", "msgspec", "psycopg", "py4j", "pyarrow", "pyspark"}
         ),
     ),
     "testing": Layer(

@@ -1,0 +1,318 @@
+"""Iceberg tables, written by Spark with Iceberg's jar: each batch on a branch of its own, which then becomes the table.
+
+Iceberg has no notion of a write that must happen once: it repeats appends that collide with others, so two processes
+that complete the same batch would both succeed. Therefore a batch is written in four steps:
+
+1. Look at the newest snapshot of the table, and whether a snapshot up to it says that it has the batch.
+2. Make a branch at that very snapshot.
+3. Write the batch to the branch; the snapshot carries the number of the batch as a property.
+4. Fast-forward the table to the branch. Iceberg refuses if the table is not at the snapshot of step 1 any more; then
+   the branch is dropped, and all begins again.
+
+Readers of the table see nothing of a branch. That of a killed process is removed by ``expire_snapshots`` after a week.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from deltalake import Schema
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.sinks.delta_schema import differences
+from sqs_lease.spark.sinks.ledger import Ledger
+from sqs_lease.spark.sinks.sink import Staged
+from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, gone
+from sqs_lease.spark.sinks.table_sql import (
+    add_columns,
+    check_keys,
+    create_table,
+    literal,
+    partition,
+    quoted,
+    write,
+)
+from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
+
+logger = logging.getLogger(__name__)
+
+_TRIES: Final = 20
+_PLAIN_TYPES: Final = (
+    *(BinaryType, BooleanType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType),
+    *(StringType, TimestampNTZType, TimestampType),
+)
+# Iceberg's only types for them.
+_WIDER: Final[Mapping[type[DataType], DataType]] = {ByteType: IntegerType(), ShortType: IntegerType()}
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSink:
+    """An Iceberg table, written with Iceberg's own jar (see :mod:`.jars`).
+
+    Each batch is one snapshot of the table, whose summary names it (``sqs-lease.batch``).
+
+    Attributes:
+        table: The table's name with its catalog and namespace: ``"lake.sales.orders"``. The namespace must exist, the
+            table is created where there is none.
+        ledger: Where the ids of the messages are kept, and where rows wait: a directory that all drivers and executors
+            reach by this path, or an address on S3, see :class:`.ledger.Ledger`. It belongs to this table alone.
+        partition_by: How a table that is created is partitioned: columns, or transforms of columns such as
+            ``days(_sent_at)`` or ``bucket(16, customer)``; a table that is there stays as it is.
+        upsert_by: The key's columns. None, the default, adds every record; with a key, a record replaces the one with
+            the same key, unless that is of a message sent later; sent at the same time, the later batch wins.
+    """
+
+    table: str
+    ledger: Ledger | str | Path
+    partition_by: Sequence[str] = ()
+    upsert_by: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.table.count(".") < 2:
+            raise TableError(f"table {self.table} needs its catalog and its namespace: for example lake.sales.orders")
+
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
+        """See :meth:`.sink.Sink.open`."""
+        check_keys(columns, self.upsert_by)
+        ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
+        catalog, *names = self.table.split(".")
+        table = IcebergTable(
+            spark,
+            quoted(catalog),
+            ".".join(map(quoted, names)),
+            tuple(self.upsert_by),
+            StagedRows.beside(ledger, spark),
+        )
+        table.prepare(columns, self.partition_by, widen=widen)
+        return WriteAheadTable(table, ledger.open())
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergTable:
+    """See :class:`.write_ahead.TargetTable`.
+
+    Attributes:
+        spark: The session.
+        catalog: The table's catalog, quoted.
+        identifier: Its name there, quoted.
+        upsert_by: The key's columns; none to append.
+        staged: Where rows wait.
+    """
+
+    spark: SparkSession
+    catalog: str
+    identifier: str
+    upsert_by: tuple[str, ...]
+    staged: StagedRows
+
+    @property
+    def name(self) -> str:
+        """The table's full name, quoted."""
+        return f"{self.catalog}.{self.identifier}"
+
+    def prepare(self, columns: StructType, partition_by: Sequence[str], *, widen: bool) -> None:
+        """Create the table where there is none, compare its columns, and add those that it lacks.
+
+        Raises:
+            SchemaError: The table has other columns, or cannot have these.
+            TableError: The table cannot be used.
+        """
+        wanted = _as_iceberg(columns)
+        stored = self._columns_or_none()
+        if stored is None:
+            partitions = [partition(text, columns) for text in partition_by]
+            statement = create_table(self.name, wanted, using="iceberg", partition_by=partitions)
+            try:
+                self.spark.sql(statement).collect()
+            except SPARK_ERRORS as error:
+                # Somebody else may be creating it at this moment.
+                stored = self._columns_or_none()
+                if stored is None:
+                    raise self._unusable("cannot be created", error) from error
+            stored = self._columns()
+        if differs := differences(Schema.from_json(stored.json()), wanted, widen=widen):
+            raise SchemaError(
+                f"the schema does not fit table {self.name}: {'; '.join(differs)}. Change the schema or the table, or "
+                "ingest into another one"
+            )
+        missing = [field for field in wanted.fields if field.name not in stored.names]
+        if missing:
+            try:
+                self.spark.sql(add_columns(self.name, StructType(missing))).collect()
+            except SPARK_ERRORS as error:
+                if not set(wanted.names) <= set(self._columns().names):
+                    raise self._unusable("cannot take more columns", error) from error
+
+    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
+        """See :meth:`.write_ahead.TargetTable.stage`."""
+        return self.staged.write(rows, batch_id)
+
+    def apply(self, location: str, application: Application) -> int | None:
+        """See :meth:`.write_ahead.TargetTable.apply`."""
+        for _ in range(_TRIES):
+            if self.staged.is_applied(application):
+                break
+            before = None
+            try:
+                columns = self._columns()
+                before = self._newest_snapshot()
+                if before is None:
+                    # A branch of a table without snapshots is not bound to anything.
+                    self._make_first_snapshot()
+                    continue
+                if not self._has(application):
+                    rows = self.staged.read(location, columns)
+                    if rows is None:
+                        if self.staged.is_applied(application):
+                            break
+                        raise gone(self.name, location, application)
+                    self._take(rows, before, application)
+            except SPARK_ERRORS as error:
+                if not _collided(error) and self.version() == before:
+                    raise self._unusable("cannot be written", error) from error
+                logger.info("table %s changed while batch %s was written: again", self.name, application.batch_id)
+                continue
+            self.staged.mark_applied(application)
+            break
+        else:
+            raise TableError(
+                f"table {self.name}: batch {application.batch_id} was not written, as the table changed {_TRIES} times "
+                "meanwhile: let less write it at the same time; the next ingestion completes the batch"
+            )
+        self.staged.remove(location)
+        return self.version()
+
+    def version(self) -> int | None:
+        """The id of the table's newest snapshot."""
+        self._refresh()
+        return self._newest_snapshot()
+
+    def discard(self, location: str) -> None:
+        """See :meth:`.write_ahead.TargetTable.discard`."""
+        self.staged.remove(location)
+
+    def _take(self, rows: DataFrame, before: int, application: Application) -> None:
+        """Steps 2 to 4."""
+        with self._branch(before, application) as branch:
+            self._write(rows, f"{self.name}.{quoted(f'branch_{branch}')}", application)
+            self.spark.sql(
+                f"CALL {self.catalog}.system.fast_forward("
+                f"table => {literal(self.name)}, branch => 'main', to => {literal(branch)})"
+            ).collect()
+
+    @contextmanager
+    def _branch(self, snapshot: int, application: Application) -> Iterator[str]:
+        branch = f"sqs_lease_{application.number}_{uuid4().hex}"
+        self.spark.sql(
+            f"ALTER TABLE {self.name} CREATE BRANCH {quoted(branch)} AS OF VERSION {snapshot} RETAIN 7 DAYS"
+        ).collect()
+        try:
+            yield branch
+        finally:
+            try:
+                self.spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS {quoted(branch)}").collect()
+            except SPARK_ERRORS as error:
+                logger.info("table %s: branch %s is left to expire (%s)", self.name, branch, type(error).__name__)
+
+    def _write(self, rows: DataFrame, branch: str, application: Application) -> None:
+        properties = {_property(application): str(application.number), "sqs-lease.batch": application.batch_id}
+        settings = {f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in properties.items()}
+        write(self.spark, branch, rows, self.upsert_by, settings)
+
+    def _has(self, application: Application) -> bool:
+        """Whether a snapshot that was the table's says that it has the application, or a later one."""
+        said = F.col("summary").getItem(_property(application)).cast("bigint")
+        snapshots = self.spark.table(f"{self.name}.snapshots").where(said >= application.number)
+        return not snapshots.join(self.spark.table(f"{self.name}.history"), "snapshot_id").isEmpty()
+
+    def _newest_snapshot(self) -> int | None:
+        rows = self.spark.table(f"{self.name}.refs").where("name = 'main'").select("snapshot_id").collect()
+        return rows[0]["snapshot_id"] if rows else None
+
+    def _make_first_snapshot(self) -> None:
+        self.spark.table(self.name).where("false").writeTo(self.name).append()
+
+    def _refresh(self) -> None:
+        """Iceberg's catalogs remember tables for half a minute."""
+        self.spark.sql(f"REFRESH TABLE {self.name}").collect()
+
+    def _columns(self) -> StructType:
+        self._refresh()
+        return self.spark.table(self.name).schema
+
+    def _columns_or_none(self) -> StructType | None:
+        try:
+            return self._columns()
+        except AnalysisException:
+            # It may be there and be unreadable; then it cannot be created either, and that error says why.
+            return None
+
+    def _unusable(self, what: str, error: Exception) -> TableError:
+        first_line = str(error).strip().partition("\n")[0]
+        return TableError(
+            f"table {self.name} {what}: {first_line}. Check that the session has Iceberg's jar and settings (they are "
+            "named in sqs_lease.spark.sinks.jars) and the table's catalog, and may write there"
+        )
+
+
+def _collided(error: Exception) -> bool:
+    """Whether somebody else wrote the table, or removed the rows because the table has them."""
+    return any(sign in str(error) for sign in ("CommitFailed", "Cannot fast-forward", "FILE_NOT_EXIST"))
+
+
+def _property(application: Application) -> str:
+    return f"sqs-lease.ledger.{application.ledger_id}"
+
+
+def _as_iceberg(columns: StructType) -> StructType:
+    """The columns as the table has them: integers have at least 32 bits.
+
+    Raises:
+        SchemaError: A column has a type that Iceberg's tables cannot have.
+    """
+    return StructType(
+        [StructField(field.name, _kind(field.name, field.dataType), field.nullable) for field in columns.fields]
+    )
+
+
+def _kind(path: str, kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        fields = [StructField(field.name, _kind(f"{path}.{field.name}", field.dataType)) for field in kind.fields]
+        return StructType(fields)
+    if isinstance(kind, ArrayType):
+        return ArrayType(_kind(path, kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_kind(path, kind.keyType), _kind(path, kind.valueType))
+    wider = _WIDER.get(type(kind), kind)
+    if not isinstance(wider, _PLAIN_TYPES):
+        raise SchemaError(f"column {path}: an Iceberg table cannot store the type {kind.simpleString()}")
+    return wider

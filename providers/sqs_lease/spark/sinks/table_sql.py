@@ -1,0 +1,150 @@
+"""SQL for tables that Spark itself writes: names, columns, and the statement by which the newest message wins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+from uuid import uuid4
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
+from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.settings import session_settings
+
+_RANK: Final = "_sqs_lease_rank"
+_TRANSFORM: Final = re.compile(
+    r"(?P<head>(?:(?:years|months|days|hours)\(|(?:bucket|truncate)\(\s*\d+\s*,)\s*)(?P<column>[^()]+?)\s*\)"
+)
+
+
+def quoted(name: str) -> str:
+    """One name, for SQL."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def literal(text: str) -> str:
+    """A text, for SQL."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def type_of(kind: DataType) -> str:
+    """A type as SQL writes it. What is inside of a column may always be null."""
+    if isinstance(kind, StructType):
+        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {type_of(field.dataType)}' for field in kind.fields)}>"
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{type_of(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{type_of(kind.keyType)}, {type_of(kind.valueType)}>"
+    return kind.simpleString().upper()
+
+
+def create_table(table: str, columns: StructType, *, using: str, partition_by: Sequence[str]) -> str:
+    """The statement that makes a table where there is none.
+
+    Args:
+        table: Its name, quoted.
+        columns: Its columns.
+        using: The format.
+        partition_by: What stands in ``PARTITIONED BY``, quoted.
+    """
+    fields = ", ".join(
+        f"{quoted(field.name)} {type_of(field.dataType)}{'' if field.nullable else ' NOT NULL'}"
+        for field in columns.fields
+    )
+    partitions = f" PARTITIONED BY ({', '.join(partition_by)})" if partition_by else ""
+    return f"CREATE TABLE IF NOT EXISTS {table} ({fields}) USING {using}{partitions}"
+
+
+def append(table: str, rows: str) -> str:
+    """The statement that adds rows, column by column of the same name."""
+    return f"INSERT INTO {table} BY NAME SELECT * FROM {rows}"  # noqa: S608 - both are quoted
+
+
+def add_columns(table: str, columns: StructType) -> str:
+    """The statement that adds columns, all of them nullable."""
+    fields = ", ".join(f"{quoted(field.name)} {type_of(field.dataType)}" for field in columns.fields)
+    return f"ALTER TABLE {table} ADD COLUMNS ({fields})"
+
+
+def merge_newest(table: str, rows: str, upsert_by: Sequence[str]) -> str:
+    """The statement by which the newest message of each key wins.
+
+    Messages that were sent at the same time, or of which nobody knows when, give way to the later batch; a message of
+    which nobody knows when it was sent gives way to any other.
+
+    Args:
+        table: The table's name, quoted.
+        rows: The name, quoted, of what holds the new rows: one of each key.
+        upsert_by: The key's columns.
+    """
+    same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in upsert_by)
+    sent = quoted(SENT_AT)
+    return (
+        f"MERGE INTO {table} t USING {rows} s ON {same} "
+        f"WHEN MATCHED AND (t.{sent} IS NULL OR s.{sent} >= t.{sent}) THEN UPDATE SET * "
+        "WHEN NOT MATCHED THEN INSERT *"
+    )
+
+
+def newest_of_each_key(rows: DataFrame, upsert_by: Sequence[str]) -> DataFrame:
+    """Keep of the rows with one key that of the message sent last; of several of those, the one with the last id."""
+    newest_first = Window.partitionBy(*map(quoted, upsert_by)).orderBy(
+        F.col(SENT_AT).desc_nulls_last(), F.col(MESSAGE_ID).desc()
+    )
+    return rows.withColumn(_RANK, F.row_number().over(newest_first)).where(F.col(_RANK) == 1).drop(_RANK)
+
+
+def write(
+    spark: SparkSession, table: str, rows: DataFrame, upsert_by: Sequence[str], settings: Mapping[str, str]
+) -> None:
+    """Write rows into a table in one statement: add them, or have the newest of each key win.
+
+    Args:
+        spark: The session.
+        table: The table's name, quoted.
+        rows: All columns of the table.
+        upsert_by: The key's columns; none to add all rows.
+        settings: What is set in the session meanwhile.
+    """
+    view = f"sqs_lease_{uuid4().hex}"
+    (newest_of_each_key(rows, upsert_by) if upsert_by else rows).createOrReplaceTempView(view)
+    try:
+        with session_settings(spark, settings):
+            spark.sql(merge_newest(table, view, upsert_by) if upsert_by else append(table, view)).collect()
+    finally:
+        spark.catalog.dropTempView(view)
+
+
+def check_keys(columns: StructType, upsert_by: Sequence[str]) -> None:
+    """Refuse keys that a message could lack.
+
+    Raises:
+        SchemaError: A key is no column, or may be null.
+    """
+    found = {field.name: field for field in columns.fields}
+    for name in upsert_by:
+        if name not in found:
+            raise SchemaError(f"upsert_by: the schema has no column {name}; it has {', '.join(found)}")
+        if found[name].nullable:
+            raise SchemaError(f"upsert_by: column {name} may be null, and a row needs its key: declare it NOT NULL")
+
+
+def partition(text: str, columns: StructType) -> str:
+    """What stands in ``PARTITIONED BY`` for a column, or a transform of one such as ``days(_sent_at)``.
+
+    Raises:
+        SchemaError: It is neither, or there is no such column.
+    """
+    found = _TRANSFORM.fullmatch(text)
+    name = found["column"] if found else text
+    if name not in columns.names:
+        raise SchemaError(
+            f"partition_by: {text} is neither a column nor a transform of one (years, months, days, hours, "
+            f"bucket(n, ...), truncate(n, ...)); the schema has {', '.join(columns.names)}"
+        )
+    return f"{found['head']}{quoted(name)})" if found else quoted(name)
