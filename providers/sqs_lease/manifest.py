@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -132,7 +133,7 @@ def why_not_json(body: str) -> str | None:
     return None
 
 
-def manifest_header(path: ManifestPath | str, metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
+def manifest_header(path: object, metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
     """Return what a manifest's metadata say of the batch.
 
     Args:
@@ -153,6 +154,30 @@ def manifest_header(path: ManifestPath | str, metadata: Mapping[bytes, bytes] | 
     return header
 
 
+@contextmanager
+def opened_manifest(file: Any, *, name: object) -> Iterator[pq.ParquetFile]:
+    """Open a manifest for reading columns of it.
+
+    Args:
+        file: Its path, or the open file.
+        name: Names it in errors.
+
+    Raises:
+        OSError: The file cannot be read.
+        ManifestError: It is no manifest, is not whole, or is of a version that this release does not know.
+    """
+    try:
+        manifest = pq.ParquetFile(file)
+    except pa.ArrowInvalid as error:
+        raise ManifestError(
+            f"{name} is not a manifest of sqs-lease, was not written to its end, or was cut off: receive the batch "
+            "again"
+        ) from error
+    with manifest:
+        manifest_header(name, manifest.schema_arrow.metadata)
+        yield manifest
+
+
 def read_manifest(path: ManifestPath) -> Manifest:
     """Read a manifest. It blocks.
 
@@ -164,15 +189,9 @@ def read_manifest(path: ManifestPath) -> Manifest:
         OSError: The file cannot be read.
         ManifestError: It is no manifest, is not whole, or is of a version that this release does not know.
     """
-    with path.open("rb") as file:
-        try:
-            table = pq.read_table(file)
-        except pa.ArrowInvalid as error:
-            raise ManifestError(
-                f"{path} is not a manifest of sqs-lease, was not written to its end, or was cut off: receive the batch "
-                "again"
-            ) from error
-    header = manifest_header(path, table.schema.metadata)
+    with path.open("rb") as opened, opened_manifest(opened, name=path) as file:
+        header = manifest_header(path, file.schema_arrow.metadata)
+        table = file.read()
     try:
         rows = table.select(["message_id", "body", "attributes", "message_attributes"]).to_pylist()
         messages = tuple(_message(row) for row in rows)

@@ -483,15 +483,22 @@ def test_rejects_that_were_stored_by_a_try_that_died_then_are_not_stored_twice(p
     assert stored_ids(place.table) == ["m1"]
 
 
-def test_a_batch_comes_as_the_path_of_its_manifest_too(place: Place) -> None:
+@pytest.mark.parametrize("new_fields", ["ignore", "reject"])
+def test_a_batch_comes_as_the_path_of_its_manifest_too(place: Place, new_fields: Any) -> None:
+    source = JsonSource(SCHEMA, new_fields=new_fields)
     manifest = place.root / "manifest"
-    write_manifest(manifest, batch_id="b", queue_url="q", messages=[*good([1, 2]), message("bad", "{"), *good([1])])
+    batch = [*good([1, 2]), message("bad", "{"), message("more", '{"id": 3, "more": 1}')]
+    write_manifest(manifest, batch_id="b", queue_url="q", messages=[*batch, *good([1])])
 
-    result = place.ingest(manifest)
+    result = place.ingest(manifest, source=source)
 
-    assert (result.received, result.ingested, result.duplicates, set(result.rejected)) == (4, 2, 1, {"bad"})
-    assert result.batch_id == place.ingest([*good([2, 1]), message("bad", "{")]).batch_id
-    assert stored_ids(place.table) == ["m1", "m2"]
+    refused = {"bad", "more"} if new_fields == "reject" else {"bad"}
+    assert (result.received, result.ingested + len(result.rejected), result.duplicates) == (5, 4, 1)
+    assert set(result.rejected) == refused
+    assert result.batch_id == place.ingest(batch, source=source).batch_id
+    assert set(stored_ids(place.table)) == {"m1", "m2", "bad", "more"} - refused
+    assert [file.name for file in place.workspace.iterdir()] == []
+    assert manifest.exists()
 
 
 def test_nothing_of_the_batch_is_left_in_the_workspace(place: Place) -> None:

@@ -1,13 +1,18 @@
-"""A batch on disk, for the length of one try: one Parquet file of its messages, which Spark reads."""
+"""A batch on disk, for the length of one try: one Parquet file of its messages, which Spark reads.
+
+A manifest is such a file already, and is taken as it is. Of messages that come otherwise, one is written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -16,12 +21,14 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
+from sqs_lease.core.messages import Message
+from sqs_lease.manifest import ManifestPath, opened_manifest
 from sqs_lease.spark import columns
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.message_groups import MESSAGES, Group, Messages, groups_of
+from sqs_lease.spark.message_groups import MESSAGES, Group, groups_of
 from sqs_lease.spark.paths import read_path
 from sqs_lease.spark.sinks.sink import LOOKED_UP
-from sqs_lease.spark.sources.source import Checker
+from sqs_lease.spark.sources.source import Checker, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
 
 MESSAGE_ID: Final = "message_id"
@@ -31,15 +38,18 @@ RECEIVE_COUNT: Final = "receive_count"
 MESSAGE_ATTRIBUTES: Final = "message_attributes"
 """The sender's attributes in the shape of the SQS API, as JSON text (bytes: ``{"base64": "..."}``), or null."""
 
-REJECTED: Final = "rejected"
-"""Why the driver rejected the message; null for one that Spark is to parse."""
-
-_SCHEMA: Final = MESSAGES.append(pa.field(REJECTED, pa.string()))
+_REJECTED: Final = "rejected"
+_NOT_JSON: Final = "not_json"
+_COPIED_BYTES: Final = 16 * 1024 * 1024
+_WRITTEN: Final = MESSAGES.append(pa.field(_REJECTED, pa.string()))
 _SPARK_SCHEMA: Final = (
-    f"{MESSAGE_ID} STRING, {BODY} STRING, {SENT_AT} TIMESTAMP, {RECEIVE_COUNT} INT, {MESSAGE_ATTRIBUTES} STRING, "
-    f"{REJECTED} STRING"
+    f"{MESSAGE_ID} STRING, {BODY} STRING, {SENT_AT} TIMESTAMP, {RECEIVE_COUNT} INT, {MESSAGE_ATTRIBUTES} STRING"
 )
-_KEPT: Final = (MESSAGE_ID, SENT_AT, RECEIVE_COUNT, REJECTED)
+
+Messages: TypeAlias = Iterable[Message | Mapping[str, Any]] | str | os.PathLike[str] | ManifestPath
+"""A batch: :class:`Message` values, dicts in the shape of the SQS API, or the manifest that they are in."""
+
+_KEPT: Final = [MESSAGE_ID, SENT_AT, RECEIVE_COUNT]
 
 REASONS: Final = pa.schema(
     [pa.field("message_id", pa.string(), nullable=False), pa.field("reason", pa.string(), nullable=False)]
@@ -62,13 +72,16 @@ class BatchFile:
 
     Attributes:
         path: The file, in a scratch directory of its own.
-        messages: Each message once, without its body: of several receptions of one message, the one received last.
+        messages: Each message once, without its body, and why the driver rejected it: of several receptions of one
+            message, the one received last.
         received: How many were handed over, repetitions included.
+        marked: The column of the file that is not null for the messages that were rejected; None where it has none.
     """
 
     path: Path
     messages: pa.Table
     received: int
+    marked: str | None
 
     @property
     def repeated(self) -> int:
@@ -84,12 +97,18 @@ class BatchFile:
     @property
     def rejected(self) -> pa.Table:
         """The messages that the driver rejected, as :data:`REASONS`."""
-        rejected = self.messages.filter(pc.is_valid(self.messages[REJECTED]))
-        return rejected.select([MESSAGE_ID, REJECTED]).rename_columns(REASONS.names).cast(REASONS)
+        rejected = self.messages.filter(pc.is_valid(self.messages[_REJECTED]))
+        return rejected.select([MESSAGE_ID, _REJECTED]).rename_columns(REASONS.names).cast(REASONS)
 
     def accepted(self, spark: SparkSession) -> DataFrame:
         """The messages that Spark is to parse, as rows of the columns of this module."""
-        return _read(spark, self.path, _SPARK_SCHEMA).where(f"{REJECTED} IS NULL")
+        rejected = self.rejected["message_id"]
+        if not len(rejected):
+            return _read(spark, self.path, _SPARK_SCHEMA)
+        if self.marked is None:
+            return self.without(_read(spark, self.path, _SPARK_SCHEMA), rejected)
+        marked = _read(spark, self.path, f"{_SPARK_SCHEMA}, {self.marked} STRING")
+        return marked.where(F.col(self.marked).isNull()).drop(self.marked)
 
     def without(self, messages: DataFrame, message_ids: pa.ChunkedArray) -> DataFrame:
         """Leave some messages out."""
@@ -137,9 +156,19 @@ def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker
         The file; None for a batch without messages.
 
     Raises:
-        ManifestError, TypeError, ValueError: See :func:`.message_groups.groups_of`.
+        ManifestError: The manifest cannot be used.
+        TypeError, ValueError: Something is no message: see :func:`.message_groups.groups_of`.
         WorkspaceError: The file cannot be written.
     """
+    if isinstance(messages, str | os.PathLike):
+        messages = Path(messages)
+    if not isinstance(messages, Iterable):
+        with messages.open("rb") as manifest, scratch_directory(workspace) as directory:
+            path = directory / "messages.parquet"
+            with _writing(directory):
+                _bring(messages, manifest, path)
+            yield _from_manifest(path, checker, name=messages)
+        return
     groups = groups_of(messages)
     # Nothing is written for a batch that is empty, or whose first message is none.
     first = next(groups, None)
@@ -147,36 +176,68 @@ def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker
         yield None
         return
     with scratch_directory(workspace) as directory:
-        path = directory / "messages.parquet"
-        try:
-            batch = _write(path, chain([first], groups), checker)
-        except OSError as error:
-            raise WorkspaceError(
-                f"the batch cannot be written to {directory} ({error.strerror or error}): is the disk full?"
-            ) from error
+        with _writing(directory):
+            batch = _from_groups(directory / "messages.parquet", chain([first], groups), checker)
         yield batch
 
 
-def _write(path: Path, groups: Iterator[Group], checker: Checker) -> BatchFile:
+def _from_groups(path: Path, groups: Iterable[Group], checker: Checker) -> BatchFile:
     kept = []
-    with _writer(path) as writer:
+    # The file lives for minutes: what counts is how fast it is written, and read once. Spark reads row groups in
+    # parallel, never parts of one: each is a group of messages.
+    with pq.ParquetWriter(
+        path, _WRITTEN, compression="none", use_dictionary=[_REJECTED], write_statistics=False
+    ) as writer:
         for group in groups:
             reasons = pa.array(checker.reasons(group.bodies), pa.string())
-            table = group.messages.append_column(_SCHEMA.field(REJECTED), reasons)
+            table = group.messages.append_column(_WRITTEN.field(_REJECTED), reasons)
             writer.write_table(table)
-            kept.append(table.select(_KEPT))
-    messages = pa.concat_tables(kept)
+            kept.append(table.select([*_KEPT, _REJECTED]))
+    return _each_once(path, pa.concat_tables(kept), _REJECTED)
+
+
+def _from_manifest(path: Path, checker: Checker, *, name: object) -> BatchFile | None:
+    with opened_manifest(path, name=name) as file:
+        messages = file.read([*_KEPT, _NOT_JSON])
+        if not messages.num_rows:
+            return None
+        if isinstance(checker, SyntaxChecker):
+            reasons = checker.reasons_by_syntax(messages[_NOT_JSON])
+        else:
+            groups = (file.read_row_group(number, columns=[BODY])[BODY] for number in range(file.num_row_groups))
+            reasons = pa.chunked_array((checker.reasons(bodies.to_pylist()) for bodies in groups), pa.string())
+    is_marked = pc.all(pc.equal(pc.is_null(reasons), pc.is_null(messages[_NOT_JSON]))).as_py()
+    messages = messages.select(_KEPT).append_column(_REJECTED, reasons)
+    return _each_once(path, messages, _NOT_JSON if is_marked else None)
+
+
+def _bring(manifest: ManifestPath, opened: Any, path: Path) -> None:
+    """Put a manifest where all executors find it, and where nobody removes it meanwhile."""
+    if isinstance(manifest, Path):
+        # Not if it lies on another file system, or is somebody else's.
+        with suppress(OSError):
+            path.hardlink_to(manifest)
+            return
+    with path.open("wb") as copy:
+        shutil.copyfileobj(opened, copy, _COPIED_BYTES)
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WorkspaceError(
+            f"the batch cannot be written to {directory} ({error.strerror or error}): is the disk full?"
+        ) from error
+
+
+def _each_once(path: Path, messages: pa.Table, marked: str | None) -> BatchFile:
     received = messages.num_rows
     if pc.count_distinct(messages[MESSAGE_ID]).as_py() < received:
         latest = _latest(messages)
         path, messages = _filtered(path, latest), messages.filter(latest)
-    return BatchFile(path, messages, received)
-
-
-def _writer(path: Path) -> pq.ParquetWriter:
-    # The file lives for minutes: what counts is how fast it is written, and read once. Spark reads row groups in
-    # parallel, never parts of one: each is a group of messages.
-    return pq.ParquetWriter(path, _SCHEMA, compression="none", use_dictionary=[REJECTED], write_statistics=False)
+    return BatchFile(path, messages, received, marked)
 
 
 def _latest(messages: pa.Table) -> pa.ChunkedArray:
@@ -192,10 +253,10 @@ def _latest(messages: pa.Table) -> pa.ChunkedArray:
 
 def _filtered(path: Path, keep: pa.Array) -> Path:
     chosen = path.with_name("messages-once.parquet")
-    with pq.ParquetFile(path) as file, _writer(chosen) as writer:
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(chosen, file.schema_arrow, write_statistics=False) as writer:
         start = 0
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group)
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number)
             writer.write_table(table.filter(keep.slice(start, table.num_rows)))
             start += table.num_rows
     path.unlink()

@@ -27,10 +27,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark.batch import default_id
-from sqs_lease.spark.batch_file import MESSAGE_ID, RECEIVE_COUNT, BatchFile, written_batch
+from sqs_lease.spark.batch_file import MESSAGE_ID, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.loading import Loaded, Loading
-from sqs_lease.spark.message_groups import Messages
 from sqs_lease.spark.parsing import MessageParser, RejectParser
 from sqs_lease.spark.progress import StillHeld, watched_jobs
 from sqs_lease.spark.results import IngestResult

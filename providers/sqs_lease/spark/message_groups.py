@@ -1,23 +1,16 @@
-"""Messages in groups, as columns: whether they come as objects, as dicts or as a manifest file."""
+"""Messages that come as objects or dicts, in groups, as columns."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from sqs_lease.core.messages import Message
-from sqs_lease.manifest import ManifestError, ManifestPath, manifest_header
-
-Messages: TypeAlias = Iterable[Message | Mapping[str, Any]] | str | os.PathLike[str] | ManifestPath
-"""A batch: :class:`Message` values, dicts in the shape of the SQS API, or the manifest that they are in."""
 
 _GROUP_MESSAGES: Final = 10_000
 _GROUP_CHARACTERS: Final = 16 * 1024 * 1024
@@ -49,23 +42,16 @@ class Group:
     bodies: Sequence[str]
 
 
-def groups_of(messages: Messages) -> Iterator[Group]:
-    """Read a batch in groups of some thousand messages.
+def groups_of(messages: Iterable[Message | Mapping[str, Any]]) -> Iterator[Group]:
+    """Take messages in groups of some thousand.
+
+    Args:
+        messages: :class:`Message` values, or dicts in the shape of the SQS API.
 
     Raises:
-        FileNotFoundError, OSError: The manifest cannot be read.
-        ManifestError: It is no manifest, or is not whole.
         TypeError: Something is no message.
         ValueError: A message lacks its id or body, or has an attribute that is no number and should be one.
     """
-    if isinstance(messages, str | os.PathLike):
-        return _manifest_groups(Path(messages))
-    if isinstance(messages, Iterable):
-        return _object_groups(messages)
-    return _manifest_groups(messages)
-
-
-def _object_groups(messages: Iterable[Message | Mapping[str, Any]]) -> Iterator[Group]:
     given: list[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]] = []
     characters = 0
     for position, message in enumerate(messages):
@@ -137,21 +123,6 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a message attribute cannot be a {type(value).__name__}")
-
-
-def _manifest_groups(path: ManifestPath) -> Iterator[Group]:
-    with path.open("rb") as opened:
-        try:
-            file = pq.ParquetFile(opened)
-        except pa.ArrowInvalid as error:
-            raise ManifestError(
-                f"{path} is not a manifest of sqs-lease, was not written to its end, or was cut off: receive the batch "
-                "again"
-            ) from error
-        manifest_header(path, file.schema_arrow.metadata)
-        for number in range(file.num_row_groups):
-            table = file.read_row_group(number, columns=MESSAGES.names).select(MESSAGES.names).cast(MESSAGES)
-            yield Group(table, table["body"].to_pylist())
 
 
 def _times(message_ids: Sequence[str], milliseconds: list[Any]) -> pa.Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
+
 from sqs_lease.spark.sources.json_syntax import NotJsonError, decode, decode_object
 
 MOST_COLUMNS: Final = 1000
@@ -37,6 +39,14 @@ class ObjectChecker:
     def judge(self, _record: Mapping[str, Any]) -> str | None:
         """Say why an object cannot be a record."""
         return None
+
+
+class PlainChecker(ObjectChecker):
+    """Takes JSON objects, and knows that a manifest has named all other bodies."""
+
+    def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
+        """See :class:`.source.SyntaxChecker`."""
+        return not_json
 
 
 class ClosedChecker(ObjectChecker):

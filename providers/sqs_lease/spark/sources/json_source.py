@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.json_checker import ClosedChecker, ObjectChecker, OpenChecker
+from sqs_lease.spark.sources.json_checker import ClosedChecker, ObjectChecker, OpenChecker, PlainChecker
 from sqs_lease.spark.sources.json_inference import can_be_inferred, inferred_fields
 from sqs_lease.spark.sources.json_rows import json_rows
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
@@ -80,9 +80,9 @@ class JsonSource:
                 json_schema(pinned)
             if self.new_fields == "add":
                 return OpenChecker(pinned.names if pinned else (), can_be_inferred)
-            return ObjectChecker()
+            return PlainChecker()
         columns = json_schema(self.schema)
-        return ClosedChecker(columns.names) if self.new_fields == "reject" else ObjectChecker()
+        return ClosedChecker(columns.names) if self.new_fields == "reject" else PlainChecker()
 
     def columns(self, messages: DataFrame, checker: ObjectChecker) -> StructType:
         """The schema as it is given or pinned; inferred and pinned where it is not yet, and widened by new fields."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
@@ -17,6 +18,21 @@ class Checker(Protocol):
 
         Returns:
             For each body the reason, without anything of what the body says; None for one that Spark is to parse.
+        """
+
+
+@runtime_checkable
+class SyntaxChecker(Checker, Protocol):
+    """A checker that only asks whether a body is one JSON object by the letter: manifests have the answer already.
+
+    Its bodies need not be read in the driver then.
+    """
+
+    def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Say of each body the same as :meth:`reasons`.
+
+        Args:
+            not_json: What :func:`sqs_lease.manifest.why_not_json` said of each.
         """
 
 
