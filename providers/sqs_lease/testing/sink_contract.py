@@ -88,6 +88,16 @@ class SinkContract:
             subject.open().stage(rows, "b")
         assert observation.get == {"rows": 2}
 
+    def test_staging_no_rows_is_no_error(self, subject: Subject) -> None:
+        """As when all messages of a batch turn out to have none."""
+        table = subject.open()
+        staged = subject.stage(table, "b", [])
+        assert staged.message_ids.type == pa.string()
+        assert staged.message_ids.to_pylist() == []
+        table.commit(table.look_up(asked("m1")), Admission("b", entries(["m1"], EMPTY), staged))
+        assert subject.read_rows() == []
+        assert known(table, "m1") == {"m1": ("b", EMPTY, None)}
+
     def test_a_commit_makes_rows_and_entries_visible_together(self, subject: Subject) -> None:
         """To a sink that was made before and to one made afterwards."""
         table, other = subject.open(), subject.open()

@@ -155,10 +155,13 @@ class PlainSettings:
 
     class conf:  # noqa: N801 - the name that Spark gave it
         @staticmethod
-        def get(name: str) -> None: ...
+        def get(name: str, default: None) -> None: ...
 
         @staticmethod
         def set(name: str, value: str) -> None: ...
+
+        @staticmethod
+        def unset(name: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

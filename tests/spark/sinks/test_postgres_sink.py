@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import DayTimeIntervalType, VarcharType
+from pyspark.sql.types import ArrayType, DayTimeIntervalType, VarcharType
 
 from sqs_lease.spark.sinks.postgres_sink import PostgresSink, PostgresTable
 from sqs_lease.testing.sink_contract import SinkContract, Subject, interrupted
@@ -28,7 +28,7 @@ def subject_of(spark: SparkSession, database: Database, **options: Any) -> Subje
             "after the rows": lambda: interrupted(PostgresTable, "_take", "after"),
             "after the commit": lambda: interrupted(PostgresTable, "_tidy", "before"),
         },
-        refused_types=[DayTimeIntervalType(), VarcharType(3)],
+        refused_types=[DayTimeIntervalType(), VarcharType(3), ArrayType(DayTimeIntervalType())],
     )
 
 

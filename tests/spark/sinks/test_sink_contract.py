@@ -45,6 +45,12 @@ class LooksAtSomeRowsFirst(MemoryTable):
         return super().stage(rows.sparkSession.createDataFrame(rows.take(1), rows.schema), batch_id)
 
 
+class FindsNoTypeWithoutRows(MemoryTable):
+    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
+        staged = super().stage(rows, batch_id)
+        return Staged(staged.location, pa.chunked_array([pa.array(staged.message_ids.to_pylist())]))
+
+
 class ForgetsRows(MemoryTable):
     def merged(self, rows: Any) -> Any:
         return self.store.rows
@@ -227,6 +233,7 @@ FLAWS = [
     Flaw("test_staged_rows_are_invisible_and_their_ids_are_read_back", StagesInTheTable),
     Flaw("test_staged_rows_are_invisible_and_their_ids_are_read_back", CountsEachMessageOnce),
     Flaw("test_staging_runs_the_rows_once_and_to_the_end", LooksAtSomeRowsFirst),
+    Flaw("test_staging_no_rows_is_no_error", FindsNoTypeWithoutRows),
     Flaw("test_a_commit_makes_rows_and_entries_visible_together", ForgetsRows),
     Flaw("test_a_commit_makes_rows_and_entries_visible_together", SaysAnotherVersion),
     Flaw("test_messages_without_rows_are_known_with_their_outcome", ForgetsOutcomes),

@@ -76,9 +76,17 @@ def postgres_type(name: str, kind: DataType) -> str:
     """The type of a new column.
 
     Raises:
-        SchemaError: PostgreSQL has none for it.
+        SchemaError: PostgreSQL has none for it, or for what is inside of it.
     """
-    if isinstance(kind, DecimalType):
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            postgres_type(f"{name}.{field.name}", field.dataType)
+    elif isinstance(kind, ArrayType):
+        postgres_type(name, kind.elementType)
+    elif isinstance(kind, MapType):
+        postgres_type(name, kind.keyType)
+        postgres_type(name, kind.valueType)
+    elif isinstance(kind, DecimalType):
         return f"numeric({kind.precision},{kind.scale})"
     # Not isinstance: CHAR and VARCHAR are strings to Spark's classes, but have lengths.
     if type(kind) not in _TYPES:

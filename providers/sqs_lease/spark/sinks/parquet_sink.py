@@ -1,0 +1,321 @@
+"""A directory of plain Parquet files: each batch appears in it as one directory, by one rename, and once.
+
+Layout of a table::
+
+    <path>/ingested_batch=000000000012-3f9a2c1e/part-*.parquet     the batches, by their numbers in the ledger
+    <path>/_sqs_lease/ledger                                       the message ids
+    <path>/_sqs_lease/columns/000001.json                          the columns, a file for each time they were widened
+    <path>/_sqs_lease/staged/<batch>/<try>                         rows that are not in the table yet
+    <path>/_sqs_lease/applied/<ledger>-<number>                    says that the newest batch was renamed
+
+Spark, pyarrow and DuckDB's ``*/*.parquet`` pass over what begins with ``_``. A reader that lists the directory while a
+batch comes in sees all of the batch or nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from sqs_lease.spark.batch import directory_name
+from sqs_lease.spark.columns import MESSAGE_ID
+from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.paths import write_path
+from sqs_lease.spark.sinks.ledger import Ledger
+from sqs_lease.spark.sinks.sink import Staged
+from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
+
+logger = logging.getLogger(__name__)
+
+NUMBER_COLUMN: Final = "ingested_batch"
+"""The column that readers find the directories' names in."""
+
+STAGED_KEPT: Final = timedelta(days=2)
+"""When staged rows are taken for what a killed try left behind: SQS lets no lease last longer than 12 hours."""
+
+_OURS: Final = "_sqs_lease"
+_PLAIN_TYPES: Final = (
+    *(BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType),
+    *(LongType, ShortType, StringType, TimestampNTZType, TimestampType),
+)
+# Every refusal means that somebody else's columns went in; so many in a row, and something is wrong.
+_WIDENING_TRIES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSink:
+    """A directory of Parquet files on a local or shared file system, such as other tools read without a table format.
+
+    Records are added. A directory of files cannot change rows, so there is no upsert; use a Delta table for that.
+    Batches may be compacted or removed by the user at any time, whole directories ``ingested_batch=...`` at once; the
+    ledger still knows their messages.
+
+    Attributes:
+        path: The directory, which the driver and all executors reach by this path; it is created where it does not
+            exist. S3 and the like cannot rename.
+        ledger: A directory for the ledger; None, the default, is ``<path>/_sqs_lease/ledger``.
+    """
+
+    path: str | Path
+    ledger: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if "://" in str(self.path):
+            raise TableError(
+                f"{self.path} is not a directory: give the path of one on a file system that the driver and all "
+                "executors share, or ingest into a Delta table"
+            )
+
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
+        """See :meth:`.sink.Sink.open`."""
+        ledger = Path(self.path).absolute() / _OURS / "ledger" if self.ledger is None else self.ledger
+        return WriteAheadSink(ParquetTarget(self.path), Ledger(ledger)).open(spark, columns, widen=widen)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetTarget:
+    """The directory without its ledger: see :class:`.write_ahead.Target`.
+
+    Attributes:
+        path: The directory.
+    """
+
+    path: str | Path
+
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> ParquetTable:
+        """See :meth:`.write_ahead.Target.open`."""
+        for field in columns.fields:
+            _check(field.name, field.dataType)
+            if field.name.lower() == NUMBER_COLUMN:
+                raise SchemaError(f"the schema has a column {field.name!r}, which names the batches: rename it")
+        table = ParquetTable(Path(self.path).absolute())
+        try:
+            _Columns(table.root).require(columns, widen=widen)
+        except OSError as error:
+            raise table.unusable("cannot be opened", error) from error
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetTable:
+    """The open directory."""
+
+    root: Path
+
+    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
+        """See :meth:`.sink.Table.stage`."""
+        directory = self.root / _OURS / "staged" / directory_name(batch_id) / uuid4().hex
+        try:
+            rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
+                write_path(directory)
+            )
+            chunks: list[pa.Array] = []
+            for file in sorted(directory.glob("part-*.parquet")):
+                chunks += pq.read_table(file, columns=[MESSAGE_ID], partitioning=None)[MESSAGE_ID].chunks
+                _flush(file)
+            _flush(directory)
+        except BaseException:
+            _remove(directory)
+            raise
+        return Staged(str(directory), pa.chunked_array(chunks, pa.string()))
+
+    def apply(self, location: str, application: Application) -> int | None:
+        """See :meth:`.write_ahead.TargetTable.apply`."""
+        name = f"{application.number:012d}-{application.ledger_id[:8]}"
+        directory, mark = self.root / f"{NUMBER_COLUMN}={name}", self._mark(application)
+        try:
+            if not directory.exists() and not mark.exists():
+                try:
+                    Path(location).rename(directory)
+                except FileNotFoundError as error:
+                    # Unless another process did the same at this moment.
+                    if not directory.exists() and not mark.exists():
+                        raise TableError(
+                            f"the rows of batch {application.batch_id}, which the ledger has admitted, are gone from "
+                            f"{location}: restore them, or ingest into a new directory"
+                        ) from error
+                _flush(self.root)
+            if not mark.exists():
+                self._tidy(application)
+        except OSError as error:
+            raise self.unusable("cannot be written", error) from error
+        return None
+
+    def version(self) -> int | None:
+        """None: a directory has no versions."""
+        return None
+
+    def discard(self, location: str) -> None:
+        """See :meth:`.write_ahead.TargetTable.discard`."""
+        _remove(Path(location))
+
+    def unusable(self, what: str, error: OSError) -> TableError:
+        """The error for a directory that the system refuses."""
+        return TableError(
+            f"table {self.root} {what}: {error.strerror or error}. Check that this process may read and write the "
+            "directory, and that the disk is not full"
+        )
+
+    def _mark(self, application: Application) -> Path:
+        return self.root / _OURS / "applied" / f"{application.ledger_id}-{application.number:012d}"
+
+    def _tidy(self, application: Application) -> None:
+        """Say that the batch is in the table, so that it may go from there, and remove what nobody will ask for."""
+        mark = self._mark(application)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+        for other in mark.parent.glob(f"{application.ledger_id}-*"):
+            if other.name < mark.name:
+                other.unlink(missing_ok=True)
+        # All admissions before this one were finished, so nothing old in here will be asked for.
+        oldest = time.time() - STAGED_KEPT.total_seconds()
+        for directory in (self.root / _OURS / "staged").glob("*/*"):
+            with suppress(FileNotFoundError):
+                if directory.stat().st_mtime < oldest:
+                    _remove(directory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of a table, as numbered files of which the last one counts."""
+
+    root: Path
+
+    def require(self, columns: StructType, *, widen: bool) -> None:
+        """Check columns against the table's; write them down where there is no table, or it is to be widened."""
+        for _ in range(_WIDENING_TRIES):
+            number, stored = self._newest()
+            if stored is None:
+                self._require_empty()
+                wanted = columns
+            else:
+                wanted = self._widened(stored, columns, widen=widen)
+            if wanted == stored or self._publish(number + 1, wanted):
+                return
+        raise TableError(f"the columns of table {self.root} changed {_WIDENING_TRIES} times while it was opened")
+
+    def _newest(self) -> tuple[int, StructType | None]:
+        files = sorted((self.root / _OURS / "columns").glob("[0-9]*.json"))
+        if not files:
+            return 0, None
+        return int(files[-1].stem), StructType.fromJson(json.loads(files[-1].read_text("utf-8")))
+
+    def _publish(self, number: int, columns: StructType) -> bool:
+        """Write a file that is not there yet; False if somebody else was faster."""
+        directory = self.root / _OURS / "columns"
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = directory / f".{uuid4().hex}"
+        partial.write_text(columns.json(), "utf-8")
+        try:
+            _flush(partial)
+            os.link(partial, directory / f"{number:06d}.json")
+        except FileExistsError:
+            return False
+        finally:
+            partial.unlink()
+        return True
+
+    def _require_empty(self) -> None:
+        if self.root.exists() and not self.root.is_dir():
+            raise TableError(f"{self.root} is a file: give the path of a directory for the table")
+        if self.root.is_dir() and any(entry.name != _OURS for entry in self.root.iterdir()):
+            raise TableError(
+                f"{self.root} has files in it that were not ingested: give the path of a directory that is empty or "
+                "does not exist"
+            )
+
+    def _widened(self, stored: StructType, columns: StructType, *, widen: bool) -> StructType:
+        known = {field.name: field for field in stored.fields}
+        wrong, added = [], []
+        for field in columns.fields:
+            there = known.get(field.name)
+            if there is None:
+                added.append(field)
+                if not widen:
+                    wrong.append(f"the table has no column {field.name} {field.dataType.simpleString()}")
+                elif not field.nullable:
+                    wrong.append(f"column {field.name} would be added to the table, and must be nullable for that")
+            elif there.dataType.simpleString() != field.dataType.simpleString():
+                wrong.append(
+                    f"column {field.name} is {there.dataType.simpleString()} in the table and "
+                    f"{field.dataType.simpleString()} in the schema"
+                )
+            elif field.nullable and not there.nullable:
+                wrong.append(f"column {field.name} is NOT NULL in the table, and may be null in the schema")
+        for name, there in known.items():
+            if name not in columns.names and not (widen and there.nullable):
+                wrong.append(f"the schema has no column {name} {there.dataType.simpleString()}")
+        if wrong:
+            raise SchemaError(
+                f"the schema does not fit table {self.root}: {'; '.join(sorted(wrong))}. Change the schema, or ingest "
+                "into another directory"
+            )
+        return StructType([*stored.fields, *(StructField(field.name, field.dataType) for field in added)])
+
+
+def _check(name: str, kind: DataType) -> None:
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            _check(f"{name}.{field.name}", field.dataType)
+    elif isinstance(kind, ArrayType):
+        _check(name, kind.elementType)
+    elif isinstance(kind, MapType):
+        _check(name, kind.keyType)
+        _check(name, kind.valueType)
+    elif not isinstance(kind, _PLAIN_TYPES):
+        raise SchemaError(f"column {name}: the type {kind.simpleString()} is not written to Parquet files here")
+
+
+def _flush(path: Path) -> None:
+    """Have a file, or the names in a directory, survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(directory: Path) -> None:
+    """Remove staged rows. They do no harm where that fails, so it must not fail the batch."""
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("left over, and not part of the table: %s (%s)", directory, error)
+    # The batch's directory stays while other tries have theirs in it.
+    with suppress(OSError):
+        directory.parent.rmdir()

@@ -1,0 +1,138 @@
+"""Directories of Parquet files keep the contract of sinks, and a batch appears in them at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.dataset as pds  # type: ignore[import-untyped]
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import DayTimeIntervalType, StringType, StructField, StructType
+
+from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.sinks.ledger import OpenLedger
+from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, STAGED_KEPT, ParquetSink, ParquetTable, ParquetTarget
+from sqs_lease.spark.sinks.write_ahead import Application
+from sqs_lease.testing.sink_contract import COLUMNS, SinkContract, Subject, interrupted
+from sqs_lease.testing.sink_subject import columns_of, record
+
+APPLICATION = Application("3f9a2c1e-0000", 12, "b")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """What a reader sees; the columns of all files, as with Spark's ``mergeSchema``."""
+    data = pds.dataset(path, format="parquet", partitioning="hive")
+    schema = pa.unify_schemas([fragment.physical_schema for fragment in data.get_fragments()] or [pa.schema([])])
+    rows: list[dict[str, Any]] = data.replace_schema(schema).to_table().to_pylist(maps_as_pydicts="strict")
+    return rows
+
+
+def staged_directories(path: Path) -> list[str]:
+    return [str(directory) for directory in (path / "_sqs_lease" / "staged").glob("*/*")]
+
+
+def staged_by_hand(table: ParquetTable, name: str = "try") -> Path:
+    directory = table.root / "_sqs_lease" / "staged" / "batch" / name
+    directory.mkdir(parents=True)
+    (directory / "part-0.parquet").write_bytes(b"rows")
+    return directory
+
+
+@pytest.mark.processes
+class TestParquetSink(SinkContract):
+    @pytest.fixture
+    def subject(self, spark: SparkSession, tmp_path: Path) -> Subject:
+        path = tmp_path / "a table"
+        return Subject(
+            spark=spark,
+            new_sink=lambda: ParquetSink(path),
+            read_rows=lambda: read_rows(path),
+            leftovers=lambda: staged_directories(path),
+            interruptions={
+                "before the admission": lambda: interrupted(OpenLedger, "admit", "before"),
+                "after the admission": lambda: interrupted(OpenLedger, "admit", "after"),
+                "after the rename": lambda: interrupted(ParquetTable, "_tidy", "before"),
+                "after all": lambda: interrupted(ParquetTable, "apply", "after"),
+            },
+            refused_types=[DayTimeIntervalType(), StructType([StructField("a", DayTimeIntervalType())])],
+        )
+
+    def test_spark_reads_the_table_with_the_batches_as_a_column(self, subject: Subject, tmp_path: Path) -> None:
+        table = subject.open()
+        subject.store(table, "b", [record("m1", 1)])
+        subject.store(table, "c", [record("m2", 2)])
+        rows = subject.spark.read.parquet(str(tmp_path / "a table")).orderBy("id").collect()
+        assert [row[NUMBER_COLUMN].partition("-")[0] for row in rows] == ["000000000001", "000000000002"]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ParquetTable:
+    # No session: nothing here runs on Spark.
+    session: Any = None
+    return ParquetTarget(tmp_path / "table").open(session, COLUMNS, widen=False)
+
+
+def test_a_batch_that_was_applied_may_be_removed_by_its_owner(table: ParquetTable) -> None:
+    location = staged_by_hand(table)
+    table.apply(str(location), APPLICATION)
+    (directory,) = table.root.glob(f"{NUMBER_COLUMN}=*")
+    (directory / "part-0.parquet").unlink()
+    directory.rmdir()
+
+    table.apply(str(location), APPLICATION)
+
+    assert list(table.root.glob(f"{NUMBER_COLUMN}=*")) == []
+
+
+def test_rows_that_are_gone_before_they_were_applied_are_an_error(table: ParquetTable) -> None:
+    with pytest.raises(TableError, match="batch b, which the ledger has admitted, are gone"):
+        table.apply(str(table.root / "nowhere"), APPLICATION)
+
+
+def test_what_a_killed_try_left_behind_goes_with_a_later_batch(table: ParquetTable) -> None:
+    old, young = staged_by_hand(table, "old"), staged_by_hand(table, "young")
+    long_ago = young.stat().st_mtime - STAGED_KEPT.total_seconds() - 60
+    os.utime(old, (long_ago, long_ago))
+
+    table.apply(str(staged_by_hand(table)), APPLICATION)
+
+    assert staged_directories(table.root) == [str(young)]
+
+
+def test_two_that_widen_a_table_at_once_both_do(table: ParquetTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    session: Any = None
+    target = ParquetTarget(table.root)
+    link = os.link
+
+    def overtaken(source: Path, destination: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        target.open(session, columns_of(name=StringType(), theirs=StringType()), widen=True)
+        link(source, destination)
+
+    monkeypatch.setattr(os, "link", overtaken)
+    target.open(session, columns_of(name=StringType(), ours=StringType()), widen=True)
+
+    target.open(session, columns_of(name=StringType(), ours=StringType(), theirs=StringType()), widen=False)
+
+
+def test_a_directory_with_other_files_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    session: Any = None
+    with pytest.raises(TableError, match="not ingested"):
+        ParquetTarget(tmp_path).open(session, COLUMNS, widen=False)
+
+
+def test_a_column_called_as_the_directories_is_refused(tmp_path: Path) -> None:
+    session: Any = None
+    with pytest.raises(SchemaError, match="Ingested_Batch"):
+        ParquetTarget(tmp_path).open(session, columns_of(Ingested_Batch=StringType()), widen=False)
+
+
+def test_addresses_and_keys_are_refused_early() -> None:
+    with pytest.raises(TableError, match="s3://bucket/orders is not a directory"):
+        ParquetSink("s3://bucket/orders")
+    with pytest.raises(TypeError, match="upsert_by"):
+        ParquetSink("orders", upsert_by=["id"])  # type: ignore[call-arg]
