@@ -10,22 +10,75 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
 from sqs_lease.spark import DeltaSink, Staged, local_session
-from sqs_lease.spark.sinks.delta_sink import DeltaSnapshot
+from sqs_lease.spark.sinks.sink import Admission
+from sqs_lease.spark.sinks.write_ahead import Application, TargetTable, WriteAheadLookUp, WriteAheadTable
 from tests.spark.samples import InterruptedSink, Place, good
+
+BEFORE_WRITING = "before writing"
+BEFORE_THE_COMMIT = "before the commit"
+AFTER_THE_ADMISSION = "after the admission"
+AFTER_THE_APPLICATION = "after the application"
+AFTER_THE_RETURN = "after the return"
+
+
+def die() -> None:
+    """End as the kernel would end this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
-class DeadlySink(DeltaSink):
-    """Kills this process, as the kernel would, right before or right after the commit."""
+class DeadlySink:
+    """A Delta sink that kills this process at a moment of its first batch."""
 
-    moment: str = ""
+    path: Path
+    moment: str
 
-    def commit(self, snapshot: DeltaSnapshot, staged: Staged, batch_id: str) -> int:
-        if self.moment == "after the commit":
-            super().commit(snapshot, staged, batch_id)
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("unreachable")
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
+        table = DeltaSink(self.path).open(spark, columns, widen=widen)
+        return DeadlyTable(DeadlyTarget(table.target, self.moment), table.ledger, self.moment)
+
+
+@dataclass(frozen=True)
+class DeadlyTable(WriteAheadTable):
+    moment: str
+
+    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
+        if self.moment == BEFORE_WRITING:
+            die()
+        return super().stage(rows, batch_id)
+
+    def commit(self, looked_up: WriteAheadLookUp, admission: Admission) -> int | None:
+        if self.moment == BEFORE_THE_COMMIT:
+            die()
+        return super().commit(looked_up, admission)
+
+
+@dataclass(frozen=True)
+class DeadlyTarget:
+    table: TargetTable
+    moment: str
+
+    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
+        return self.table.stage(rows, batch_id)
+
+    def apply(self, location: str, application: Application) -> int | None:
+        if self.moment == AFTER_THE_ADMISSION:
+            die()
+        version = self.table.apply(location, application)
+        if self.moment == AFTER_THE_APPLICATION:
+            die()
+        return version
+
+    def version(self) -> int | None:
+        return self.table.version()
+
+    def discard(self, location: str) -> None:
+        self.table.discard(location)
 
 
 def say(**what: Any) -> None:
@@ -47,6 +100,7 @@ def main() -> None:
             for batch in order["batches"]:
                 if order["die"]:
                     place.ingest(good(batch), sink=DeadlySink(place.table, order["die"]))
+                    die()
                 elif order["wait"]:
                     sink = InterruptedSink(place.table, before_commit=wait_before_commit)
                     say(calls=sink.calls, **asdict(place.ingest(good(batch), sink=sink)))

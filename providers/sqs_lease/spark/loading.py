@@ -79,14 +79,19 @@ class Loading:
         """
         parsed: Parsed | None = None
         committed = False
+        ours_before = 0
         try:
             for _ in range(_COMMIT_TRIES):
                 looked_up = self.table.look_up(self.messages)
                 known = looked_up.known.filter(is_among(looked_up.known["message_id"], self.expected))
                 known_ids = known["message_id"]
-                if parsed is not None and pc.any(is_among(parsed.ingested, known_ids), min_count=0).as_py():
+                ours = pc.sum(pc.equal(looked_up.known["batch_id"], self.batch_id), min_count=0).as_py()
+                if parsed is not None and (ours != ours_before or _any_among(parsed.ingested, known_ids)):
+                    # Another try of this batch was admitted, and what its other tries had staged may be gone; or somebody
+                    # else brought some of its messages.
                     self._discard(parsed)
                     parsed = None
+                ours_before = ours
                 if parsed is None:
                     parsed = parser.parse(self.table, known_ids, self.batch_id)
                 rejected = parsed.rejected.filter(pc.invert(is_among(parsed.rejected["message_id"], known_ids)))
@@ -119,3 +124,7 @@ class Loading:
     def _discard(self, parsed: Parsed) -> None:
         if parsed.staged is not None:
             self.table.discard(parsed.staged)
+
+
+def _any_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> bool:
+    return bool(pc.any(is_among(message_ids, others), min_count=0).as_py())

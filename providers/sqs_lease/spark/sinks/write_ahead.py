@@ -47,8 +47,8 @@ class Application:
 class TargetTable(Protocol):
     """An open table that takes staged rows.
 
-    It never removes staged rows by itself, those of other tries of a batch included: the ledger may have admitted them,
-    and only :meth:`discard` is told that it has not.
+    It may remove what other tries of a batch had staged before this one was applied, for those are not admitted any
+    more; and nothing else that somebody staged, for the ledger may have admitted it.
     """
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
