@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction
 
@@ -109,17 +108,6 @@ class Listing:
 def directory_of(location: str) -> str:
     """The directory of a try, by the path of its listing."""
     return location.rpartition("/")[0]
-
-
-def tries_beside(storage: TableStorage, location: str) -> list[str]:
-    """The directories of the other tries of a batch."""
-    own = directory_of(location)
-    selector = pafs.FileSelector(own.rpartition("/")[0], allow_not_found=True)
-    return [
-        entry.path
-        for entry in storage.file_system().get_file_info(selector)
-        if entry.type == pafs.FileType.Directory and entry.path != own
-    ]
 
 
 def read_rows(storage: TableStorage, file: StagedFile, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
@@ -223,8 +211,3 @@ def _shown(value: object, statistics: pq.Statistics, *, up: bool = False) -> int
     if isinstance(value, int) and not isinstance(value, bool) and kind["Type"] in {"Int", "None"}:
         return value
     return None
-
-
-def milliseconds(modified: datetime | None) -> int:
-    """A file's age as Delta's log has it; 0 where the storage does not say."""
-    return 0 if modified is None else int(modified.astimezone(UTC).timestamp() * 1000)

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.delta_files import FILES, Listing, directory_of, tries_beside
+from sqs_lease.spark.sinks.delta_files import FILES, Listing, directory_of
 from sqs_lease.spark.sinks.delta_maintenance import Optimized, optimize, vacuum
 from sqs_lease.spark.sinks.delta_merge import check_keys, merge_newest
 from sqs_lease.spark.sinks.delta_schema import (
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 # Every refusal means that somebody else's commit went through; so many in a row, and something is wrong.
 _COMMIT_TRIES: Final = 100
+_LONGEST_BATCH: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class DeltaSink:
 
         Args:
             older_than: Files that are younger stay: a batch may be being written, or a reader may read an earlier
-                version. At least as long as the table's own setting ``delta.deletedFileRetentionDuration``, which is
+                version. At least a day, and the table's own setting ``delta.deletedFileRetentionDuration``, which is
                 7 days unless somebody changed it.
 
         Returns:
@@ -107,7 +108,10 @@ class DeltaSink:
 
         Raises:
             TableError: There is no table, or it cannot be written.
+            ValueError: Files that a batch may need would be removed.
         """
+        if older_than < _LONGEST_BATCH:
+            raise ValueError(f"older_than is {older_than}, and a batch may take longer: give {_LONGEST_BATCH} or more")
         if self._storage.load() is None:
             raise TableError(f"there is no table at {self._storage.uri}")
         WriteAheadTable(OpenDelta(self._storage), self._ledger.open()).look_up(LOOKED_UP.empty_table())
@@ -127,8 +131,8 @@ class DeltaTarget:
     """The table without its ledger: see :class:`.write_ahead.Target`.
 
     Every try of a batch writes into a directory of its own, ``batches/<batch>/<try>``. Files there that no commit
-    names belong to nobody's table: a try that fails removes its own, and when a batch is added, what killed tries of
-    the same batch left behind goes with it. The rest goes with :meth:`DeltaSink.vacuum`.
+    names belong to nobody's table. A try that fails removes its own; what a killed one left goes with
+    :meth:`DeltaSink.vacuum`, when it is so old that it cannot be the work of a process that is still running.
 
     Attributes:
         path: As of :class:`DeltaSink`, and so are the others.
@@ -215,8 +219,7 @@ class OpenDelta:
                 return table.version()
             try:
                 listing = Listing.read(self.storage, location)
-                tries = tries_beside(self.storage, location)
-                self._commit(table, listing, application)
+                version = self._commit(table, listing, application)
             except (DeltaError, OSError, TableError) as error:
                 now = self._existing()
                 if _has(now, application):
@@ -228,8 +231,10 @@ class OpenDelta:
                     raise self.storage.unusable("cannot be written", error) from error
                 logger.info("table %s changed meanwhile, looking again", self.storage.uri)
             else:
-                self._tidy(location, listing, tries)
-                return self._existing().version()
+                if listing.upsert_by:
+                    # The rows were written anew.
+                    self.discard(location)
+                return version
         raise self._too_busy(f"batch {application.batch_id} was to be added, which the next look-up tries again")
 
     def version(self) -> int | None:
@@ -240,7 +245,9 @@ class OpenDelta:
         """See :meth:`.write_ahead.TargetTable.discard`."""
         self.storage.remove(directory_of(location))
 
-    def _commit(self, table: DeltaTable, listing: Listing, application: Application) -> None:
+    def _commit(self, table: DeltaTable, listing: Listing, application: Application) -> int:
+        """Add the rows, and return the version that has them, if nobody commits in between."""
+        version = table.version() + 1
         properties = CommitProperties(
             # With retries, delta-rs would accept a commit that was prepared for an older version, and so the same
             # application twice.
@@ -250,7 +257,7 @@ class OpenDelta:
         if listing.upsert_by:
             merge_newest(table, self.storage, listing.files, listing.upsert_by, properties)
             if _has(table, application):
-                return
+                return version
             # Nothing was newer than what the table has, and without a change there was no commit to remember it by.
         table.create_write_transaction(
             [] if listing.upsert_by else [file.add_action() for file in listing.files],
@@ -259,21 +266,7 @@ class OpenDelta:
             partition_by=table.metadata().partition_columns,
             commit_properties=properties,
         )
-
-    def _tidy(self, location: str, listing: Listing, tries: Sequence[str]) -> None:
-        """Remove what other tries of a batch wrote, once this one was added.
-
-        They were there before it was, so none of them can be added any more: its messages are in the ledger now.
-        """
-        if listing.upsert_by:
-            # The rows were written anew.
-            self.storage.remove(directory_of(location))
-        if tries:
-            # One may have been added earlier: messages that were rejected then came again in the same batch.
-            taken = {path.rpartition("/batches/")[2] for path in self._existing().file_uris()}
-            for other in tries:
-                if not any(file.startswith(f"{other.removeprefix(f'{FILES}/')}/") for file in taken):
-                    self.storage.remove(other)
+        return version
 
     def _create(self, columns: StructType) -> None:
         self.storage.require_empty()

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.paths import write_path
-from sqs_lease.spark.sinks.delta_files import StagedFile, milliseconds, statistics_of
+from sqs_lease.spark.sinks.delta_files import StagedFile, statistics_of
 from sqs_lease.spark.sinks.delta_storage import TableStorage
 
 # How Hive, and Spark with it, writes a null in the name of a directory.
@@ -31,7 +31,8 @@ _NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 # Rows that a task of Spark's holds before it writes them as one row group.
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 _ANSWER: Final = (
-    "path STRING, size BIGINT, row_count BIGINT, partition_values STRING, statistics STRING, message_ids ARRAY<STRING>"
+    "path STRING, size BIGINT, row_count BIGINT, partition_values STRING, statistics STRING, "
+    "modified_milliseconds BIGINT, message_ids ARRAY<STRING>"
 )
 
 
@@ -94,19 +95,21 @@ def write_by_tasks(
         # So a task has one file open at a time.
         rows = rows.sortWithinPartitions(*(numbered[name] for name in partition_by))
     answers = rows.mapInArrow(_task(storage, directory, tuple(partition_by), schema), _ANSWER).toArrow()
-    staged = [
-        StagedFile(
-            path=answer["path"],
-            size=answer["size"],
-            rows=answer["row_count"],
-            partition_values=json.loads(answer["partition_values"]),
-            statistics=json.loads(answer["statistics"]),
-            modified_milliseconds=milliseconds(datetime.now(UTC)),
-        )
-        for answer in answers.drop_columns(["message_ids"]).to_pylist()
-    ]
+    staged = [answered(answer) for answer in answers.drop_columns(["message_ids"]).to_pylist()]
     message_ids = [pc.list_flatten(chunk) for chunk in answers["message_ids"].chunks]
     return staged, pa.chunked_array(message_ids, pa.string())
+
+
+def answered(answer: Mapping[str, Any]) -> StagedFile:
+    """The file that a task answered for."""
+    return StagedFile(
+        path=answer["path"],
+        size=answer["size"],
+        rows=answer["row_count"],
+        partition_values=json.loads(answer["partition_values"]),
+        statistics=json.loads(answer["statistics"]),
+        modified_milliseconds=answer["modified_milliseconds"],
+    )
 
 
 def _task(
@@ -213,6 +216,7 @@ class _OpenFile:
                 "row_count": pa.array([metadata.num_rows], pa.int64()),
                 "partition_values": [json.dumps(partition_values)],
                 "statistics": [json.dumps(statistics_of(metadata))],
+                "modified_milliseconds": pa.array([int(datetime.now(UTC).timestamp() * 1000)], pa.int64()),
                 "message_ids": pa.ListArray.from_arrays(
                     pa.array([0, len(message_ids)], pa.int32()), message_ids.combine_chunks()
                 ),

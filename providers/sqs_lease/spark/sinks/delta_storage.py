@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ OURS: Final = "_sqs_lease"
 """The directory below the table for what is not its data; the underscore keeps vacuum away from it."""
 
 _S3: Final = "s3://"
+# How delta-rs shows which error came of which: colours for a terminal, arrows, a line each.
+_DECORATION: Final = re.compile("\x1b\\[[0-9;]*m|\u21b3")
 _OFF: Final = frozenset({"", "0", "false", "no", "off", "n", "f"})
 
 
@@ -80,6 +83,8 @@ class TableStorage:
         Raises:
             TableError: It cannot be read.
         """
+        if self.is_local and Path(self.uri).is_file():
+            raise TableError(f"{self.uri} is a file: give the path of a directory for the table")
         try:
             return DeltaTable(self.uri, storage_options=dict(self.options) or None)
         except TableNotFoundError:
@@ -93,8 +98,6 @@ class TableStorage:
         Raises:
             TableError: There are files, or the place cannot be looked at.
         """
-        if self.is_local and Path(self.uri).exists() and not Path(self.uri).is_dir():
-            raise TableError(f"{self.uri} is a file: give the path of a directory for the table")
         try:
             found = self.file_system().get_file_info(pafs.FileSelector("", allow_not_found=True))
         except (DeltaError, OSError) as error:
@@ -114,7 +117,8 @@ class TableStorage:
             else "that the bucket exists, that its region and endpoint are right (storage_options or the environment), "
             "and that this process has credentials for it"
         )
-        return TableError(f"table {self.uri} {what} ({error}): check {reached}")
+        said = " ".join(_DECORATION.sub(" ", str(error)).split())
+        return TableError(f"table {self.uri} {what} ({said}): check {reached}")
 
     def remove(self, directory: str) -> None:
         """Remove files that no table has. They do no harm where that fails, so it must not fail the batch."""

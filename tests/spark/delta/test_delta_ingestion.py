@@ -1,0 +1,175 @@
+"""Whole ingestions into Delta tables that partition, upsert, widen or lie on S3."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import StructType
+
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.spark import DeltaSink, JsonSource, Overtaken, ingest
+from sqs_lease.spark.results import IngestResult
+from sqs_lease.spark.sinks.delta_sink import OpenDelta
+from sqs_lease.spark.sinks.sink import Admission
+from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
+from sqs_lease.testing.sink_contract import InterruptionError, interrupted
+from tests.spark.delta.conftest import Bucket
+from tests.spark.delta.subjects import leftovers, load, read_rows
+
+pytestmark = pytest.mark.processes
+
+SCHEMA = "id BIGINT NOT NULL, town STRING, day DATE"
+AWKWARD = ["a b", "x/y", "é=ü%2F", "it's", 'double "', "back\\slash", "a:b*?[c]{d}", "{", None]
+
+
+def message(number: int, key: int | None = None, **more: Any) -> Message:
+    body = {"id": number if key is None else key, "town": f"t{number}", "day": "2026-03-01"} | more
+    receipt = Receipt(f"m{number}", f"handle-{number}")
+    return Message(receipt, json.dumps(body), {"SentTimestamp": str(1_700_000_000_000 + number)})
+
+
+@dataclass(frozen=True)
+class Place:
+    """A table, and ``ingest`` into it."""
+
+    spark: SparkSession
+    workspace: Path
+    sink: DeltaSink
+
+    def ingest(self, messages: Iterable[Message], schema: str = SCHEMA, **options: Any) -> IngestResult:
+        source = options.pop("source", None) or JsonSource(schema)
+        sink = options.pop("sink", self.sink)
+        return ingest(self.spark, messages, source=source, sink=sink, workspace=self.workspace, **options)
+
+    def ids(self) -> list[str]:
+        return sorted(row["_message_id"] for row in read_rows(self.sink))
+
+
+@dataclass(frozen=True)
+class OvertakenSink:
+    """A sink for which something happens between staging and the first commit."""
+
+    sink: DeltaSink
+    before_commit: Callable[[], object]
+    refused: list[bool]
+
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
+        table = self.sink.open(spark, columns, widen=widen)
+        return OvertakenTable(table.target, table.ledger, self)
+
+
+@dataclass(frozen=True)
+class OvertakenTable(WriteAheadTable):
+    sink: OvertakenSink
+
+    def commit(self, looked_up: WriteAheadLookUp, admission: Admission) -> int | None:
+        if not self.sink.refused:
+            self.sink.before_commit()
+        try:
+            version = super().commit(looked_up, admission)
+        except Overtaken:
+            self.sink.refused.append(True)
+            raise
+        self.sink.refused.append(False)
+        return version
+
+
+@pytest.fixture
+def on_disk(spark: SparkSession, tmp_path: Path) -> Place:
+    return Place(spark, tmp_path / "workspace", DeltaSink(tmp_path / "table", partition_by=["town", "day"]))
+
+
+@pytest.fixture
+def on_s3(spark: SparkSession, tmp_path: Path, bucket: Bucket) -> Place:
+    return Place(spark, tmp_path / "workspace", bucket.sink(partition_by=("town", "day")))
+
+
+@pytest.fixture(params=["on_disk", "on_s3"])
+def place(request: pytest.FixtureRequest) -> Place:
+    found: Place = request.getfixturevalue(request.param)
+    return found
+
+
+def test_partitions_of_any_name_come_back_as_they_were(place: Place) -> None:
+    messages = [message(n, town=town, day=None if n % 2 else "2026-03-01") for n, town in enumerate([*AWKWARD, ""])]
+
+    result = place.ingest(messages)
+
+    assert (result.ingested, result.rows) == (len(messages), len(messages))
+    stored = {row["id"]: (row["town"], row["day"]) for row in read_rows(place.sink)}
+    days = {n: None if n % 2 else date(2026, 3, 1) for n in stored}
+    assert stored == {n: (town, days[n]) for n, town in enumerate([*AWKWARD, None])}, "an empty text is a null there"
+
+
+def test_a_batch_that_comes_again_is_not_stored_again(place: Place) -> None:
+    first = place.ingest([message(1), message(2)])
+    again = place.ingest([message(1), message(2)])
+    redelivered = place.ingest([message(2), message(3)])
+
+    assert (first.ingested, again.ingested, redelivered.ingested, redelivered.duplicates) == (2, 2, 1, 1)
+    assert place.ids() == ["m1", "m2", "m3"]
+
+
+def test_of_two_drivers_the_slower_one_looks_again(place: Place) -> None:
+    sink = OvertakenSink(place.sink, lambda: place.ingest([message(1), message(2)]), [])
+
+    result = place.ingest([message(2), message(3)], sink=sink)
+
+    assert sink.refused == [True, False]
+    assert (result.ingested, result.duplicates) == (1, 1)
+    assert place.ids() == ["m1", "m2", "m3"]
+    assert leftovers(place.sink) == []
+
+
+def test_a_batch_that_was_admitted_is_completed_by_the_next_one(place: Place) -> None:
+    with interrupted(OpenDelta, "_commit", "before"), pytest.raises(InterruptionError):
+        place.ingest([message(1), message(2)])
+    assert place.ids() == []
+
+    result = place.ingest([message(2), message(3)])
+
+    assert (result.ingested, result.duplicates) == (1, 1)
+    assert place.ids() == ["m1", "m2", "m3"]
+    assert leftovers(place.sink) == []
+
+
+def test_readers_find_the_files_that_may_have_what_they_look_for(place: Place) -> None:
+    for number in (1, 2, 3):
+        place.ingest([message(number)])
+
+    actions = load(place.sink).get_add_actions(flatten=True)
+    found = {name: actions[name].to_pylist() for name in ("min.id", "max._message_id", "max._sent_at", "num_records")}
+    assert sorted(found["min.id"]) == [1, 2, 3]
+    assert sorted(found["max._message_id"]) == ["m1", "m2", "m3"]
+    assert max(found["max._sent_at"]) == datetime.fromtimestamp(1_700_000_000.003, UTC)
+    assert found["num_records"] == [1, 1, 1]
+
+
+def test_a_key_has_the_record_of_the_message_that_was_sent_last(place: Place) -> None:
+    sink = DeltaSink(place.sink.path, ("town",), ("id",), place.sink.storage_options)
+    place.ingest([message(2, key=7, town="two"), message(1, key=7, town="one"), message(3)], sink=sink)
+    place.ingest([message(0, key=3, town="late"), message(5, key=7, town="five")], sink=sink)
+
+    assert sorted((row["id"], row["town"]) for row in read_rows(sink)) == [(3, "t3"), (7, "five")]
+
+
+def test_several_tasks_write_at_once_and_leave_nothing_else(on_s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = OpenDelta.stage
+
+    def in_tasks(self: OpenDelta, rows: Any, batch_id: str) -> Any:
+        return real(self, rows.repartition(3, F.col("id")), batch_id)
+
+    monkeypatch.setattr(OpenDelta, "stage", in_tasks)
+    on_s3.ingest([message(n, town="same") for n in range(12)])
+
+    assert len(on_s3.ids()) == 12
+    assert leftovers(on_s3.sink) == []
+    assert len(load(on_s3.sink).file_uris()) == 3

@@ -1,0 +1,167 @@
+"""A place that cannot be a table is refused with what is wrong with it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from sqs_lease.spark import DeltaSink, TableError
+from tests.spark.delta.conftest import Bucket
+from tests.spark.delta.tables import TABLE_SCHEMA, open_table
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/table", "hdfs://host/table", "file:///table"])
+def test_an_address_of_another_kind_is_refused(address: str) -> None:
+    with pytest.raises(TableError, match=f"{address} is neither a directory nor an address on S3: give"):
+        DeltaSink(address)
+
+
+def test_storage_options_of_a_directory_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="is a directory, and storage_options are for tables on S3"):
+        DeltaSink(tmp_path, storage_options={"AWS_REGION": "eu-west-1"})
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"},
+        {"allow_unsafe_rename": "1"},
+        {"aws_conditional_put": "disabled"},
+        {"conditional_put": "dynamo:table"},
+    ],
+)
+def test_options_by_which_drivers_overwrite_each_other_are_refused(option: dict[str, str]) -> None:
+    (name,) = option
+
+    with pytest.raises(TableError, match=f"{name} is set"):
+        DeltaSink("s3://bucket/table", storage_options=option)
+
+
+def test_the_environment_must_not_let_drivers_overwrite_each_other_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "true")
+    with pytest.raises(TableError, match="AWS_S3_ALLOW_UNSAFE_RENAME is set"):
+        DeltaSink("s3://bucket/table")
+    monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "false")
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "etag")
+    DeltaSink("s3://bucket/table")
+
+
+@pytest.mark.parametrize("option", ["partition_by", "upsert_by"])
+def test_one_column_is_given_in_brackets_too(tmp_path: Path, option: str) -> None:
+    columns: Any = {option: "id"}
+
+    with pytest.raises(TypeError, match="put brackets around the one"):
+        DeltaSink(tmp_path, **columns)
+
+
+def test_credentials_are_not_shown() -> None:
+    sink = DeltaSink("s3://bucket/table", storage_options={"AWS_SECRET_ACCESS_KEY": "hidden"})
+
+    assert "hidden" not in repr(sink)
+    assert "hidden" not in repr(sink._storage)
+    assert "hidden" not in repr(sink._ledger)
+
+
+def test_a_file_at_the_tables_path_is_named(tmp_path: Path) -> None:
+    (tmp_path / "table").write_text("in the way")
+
+    with pytest.raises(TableError, match=f"{tmp_path}/table is a file: give the path of a directory"):
+        open_table(tmp_path / "table")
+
+
+def test_a_directory_with_other_files_is_not_made_a_table(tmp_path: Path) -> None:
+    (tmp_path / "report.csv").write_text("somebody's work")
+
+    with pytest.raises(TableError, match=f"{tmp_path} has files in it, but is no Delta table"):
+        open_table(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.csv"]
+
+
+@pytest.mark.processes
+def test_a_prefix_with_other_objects_is_not_made_a_table(bucket: Bucket) -> None:
+    storage = bucket.sink("taken")._storage
+    with storage.file_system().open_output_stream("report.csv") as stream:
+        stream.write(b"somebody's work")
+
+    with pytest.raises(TableError, match=f"s3://{bucket.name}/taken has files in it, but is no Delta table"):
+        open_table(storage)
+
+
+@pytest.mark.processes
+def test_a_bucket_that_does_not_exist_is_named_without_any_key(bucket: Bucket) -> None:
+    secret = {"AWS_SECRET_ACCESS_KEY": "hidden", "AWS_ACCESS_KEY_ID": "hidden"}
+    sink = DeltaSink("s3://no-such-bucket/table", storage_options=bucket.storage_options | secret)
+
+    with pytest.raises(TableError, match=r"s3://no-such-bucket/table .* check that the bucket exists") as caught:
+        open_table(sink._storage)
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_path_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(TableError, match=f"table {tmp_path}/file/table cannot be"):
+        open_table(tmp_path / "file" / "table")
+
+
+def test_a_path_that_delta_rs_misreads_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="has a % in it"):
+        DeltaSink(tmp_path / "100%")
+
+
+def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    open_table(tmp_path)
+    (tmp_path / "_delta_log" / "00000000000000000000.json").write_text("{")
+
+    with pytest.raises(TableError, match=f"table {tmp_path} cannot be read"):
+        open_table(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param({"partition_by": "id"}, "it is partitioned by id, and partition_by says none", id="partitions"),
+        pytest.param(
+            {"configuration": {"delta.columnMapping.mode": "name"}}, "it maps its columns", id="column mapping"
+        ),
+        pytest.param(
+            {"configuration": {"delta.constraints.positive": "id > 0"}},
+            "it has the constraint positive",
+            id="constraint",
+        ),
+        pytest.param(
+            {"configuration": {"delta.appendOnly": "true"}}, "its rows must not be changed", id="nothing replaced"
+        ),
+    ],
+)
+def test_a_table_that_asks_for_something_else_is_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    DeltaTable.create(tmp_path, TABLE_SCHEMA, raise_if_key_not_exists=False, **options)
+
+    with pytest.raises(TableError, match=f"{tmp_path} cannot be written: .*{says}"):
+        open_table(tmp_path, upsert_by=["id"])
+
+
+def test_a_table_that_is_not_partitioned_is_refused_when_it_should_be(tmp_path: Path) -> None:
+    open_table(tmp_path)
+
+    with pytest.raises(TableError, match="it is partitioned by no column, and partition_by says name"):
+        open_table(tmp_path, partition_by=["name"])
+
+
+def test_drivers_that_create_a_table_at_the_same_moment_create_one(tmp_path: Path) -> None:
+    together = Barrier(4)
+
+    def open_together(path: Path) -> int | None:
+        together.wait(60)
+        return open_table(path).version()
+
+    with ThreadPoolExecutor(4) as threads:
+        for attempt in range(20):
+            path = tmp_path / str(attempt)
+            assert list(threads.map(open_together, [path] * 4)) == [0, 0, 0, 0]
+            assert [log.name for log in (path / "_delta_log").glob("*.json")] == ["00000000000000000000.json"]
