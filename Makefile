@@ -46,4 +46,4 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/ministack.txt
 
 clean: ## remove the environments, the demo's files and all caches
-	rm -rf .venv .ministack .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .ministack .table-formats .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
