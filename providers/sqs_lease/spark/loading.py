@@ -87,8 +87,8 @@ class Loading:
                 known_ids = known["message_id"]
                 ours = pc.sum(pc.equal(looked_up.known["batch_id"], self.batch_id), min_count=0).as_py()
                 if parsed is not None and (ours != ours_before or _any_among(parsed.ingested, known_ids)):
-                    # Another try of this batch was admitted, and what its other tries had staged may be gone; or somebody
-                    # else brought some of its messages.
+                    # Another try of this batch was admitted, and what its other tries had staged may be gone; or
+                    # somebody else brought some of its messages.
                     self._discard(parsed)
                     parsed = None
                 ours_before = ours

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -34,6 +34,8 @@ from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.sinks.sink import KNOWN, Overtaken
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 REMEMBERED: Final = timedelta(days=15)
 """How long after its admission a batch is known: SQS keeps a message for 14 days at most (its retention period)."""
@@ -181,11 +183,11 @@ class OpenLedger:
             if now.has_file(file):
                 return admitted
             if now.table.version() == snapshot.table.version():
-                raise self._unusable("cannot be written", error) from error
+                raise _unusable(self.ledger, "cannot be written", error) from error
             snapshot.filesystem().delete_file(file)
             raise Overtaken from error
         except (DeltaError, OSError) as error:
-            raise self._unusable("cannot be written", error) from error
+            raise _unusable(self.ledger, "cannot be written", error) from error
         return admitted
 
     def clean_up(self) -> None:
@@ -226,7 +228,7 @@ class OpenLedger:
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise self._unusable("cannot be read", error) from error
+            raise _unusable(self.ledger, "cannot be read", error) from error
 
     def create(self) -> None:
         """Create the ledger, unless somebody else does at this moment."""
@@ -248,7 +250,7 @@ class OpenLedger:
         except CommitFailedError:
             logger.debug("ledger %s was created by somebody else at this moment", self.ledger.address)
         except (DeltaError, OSError) as error:
-            raise self._unusable("cannot be created", error) from error
+            raise _unusable(self.ledger, "cannot be created", error) from error
 
     def _write(self, snapshot: LedgerSnapshot, file: str, rows: pa.Table) -> int:
         filesystem = snapshot.filesystem()
@@ -264,12 +266,6 @@ class OpenLedger:
             )
         size: int = filesystem.get_file_info(file).size
         return size
-
-    def _unusable(self, what: str, error: Exception) -> TableError:
-        return TableError(
-            f"the ledger {self.ledger.address} {what}: {error}. Check that this process may read and write there, "
-            "and that the disk is not full"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,12 +292,12 @@ class LedgerSnapshot:
         if not self.files.num_rows:
             return None
         highest = pc.max(self.files["max.number"]).as_py()
-        candidates = self._scan(
+        (row,) = self._scan(
             pc.equal(self.files["max.number"], highest),
+            lambda scanner: scanner.head(1).to_pylist(),
             columns=["number", "batch_id", "location"],
             where=pds.field("number") == highest,
         )
-        (row,) = candidates.head(1).to_pylist()
         return Admitted(row["number"], row["batch_id"], row["location"])
 
     def find(self, messages: pa.Table) -> pa.Table:
@@ -317,16 +313,25 @@ class LedgerSnapshot:
         if not messages.num_rows or not pc.any(overlapping).as_py():
             return KNOWN.empty_table()
         message_ids = messages["message_id"].combine_chunks()
-        found = self._scan(overlapping, columns=KNOWN.names, where=pds.field("message_id").isin(message_ids))
-        return found.to_table().cast(KNOWN)
+        found: pa.Table = self._scan(
+            overlapping,
+            lambda scanner: scanner.to_table(),
+            columns=KNOWN.names,
+            where=pds.field("message_id").isin(message_ids),
+        )
+        return found.cast(KNOWN)
 
     def count_of(self, batch_id: str) -> int:
         """How many messages were admitted under a batch id."""
         may_have = self._may_have("batch_id", batch_id)
         if not pc.any(may_have).as_py():
             return 0
-        count: int = self._scan(may_have, columns=["batch_id"], where=pds.field("batch_id") == batch_id).count_rows()
-        return count
+        return self._scan(
+            may_have,
+            lambda scanner: int(scanner.count_rows()),
+            columns=["batch_id"],
+            where=pds.field("batch_id") == batch_id,
+        )
 
     def may_name(self, location: str) -> bool:
         """Whether an admission has its rows at this location; False is certain."""
@@ -353,10 +358,21 @@ class LedgerSnapshot:
             return pafs.SubTreeFileSystem(self.ledger.address, pafs.LocalFileSystem())
         return pafs.PyFileSystem(DeltaStorageHandler(self.ledger.address, _options(self.ledger)))
 
-    def _scan(self, chosen: pa.ChunkedArray, *, columns: list[str], where: pds.Expression) -> pds.Scanner:
+    def _scan(
+        self,
+        chosen: pa.ChunkedArray,
+        take: Callable[[pds.Scanner], _Result],
+        *,
+        columns: list[str],
+        where: pds.Expression,
+    ) -> _Result:
+        """Take something from the chosen files, a few of which are in memory at a time."""
         paths = self.files["path"].filter(chosen).to_pylist()
-        files = pds.dataset(paths, schema=_FILE, format="parquet", filesystem=self.filesystem())
-        return files.scanner(columns=columns, filter=where, fragment_readahead=_FILES_AT_ONCE)
+        try:
+            files = pds.dataset(paths, schema=_FILE, format="parquet", filesystem=self.filesystem())
+            return take(files.scanner(columns=columns, filter=where, fragment_readahead=_FILES_AT_ONCE))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise _unusable(self.ledger, "cannot be read", error) from error
 
     def _may_have(self, column: str, value: str) -> pa.ChunkedArray:
         """Which files may have a value in a column: those of which the log does not exclude it."""
@@ -427,3 +443,10 @@ def _statistics(admitted: Admitted, entries: pa.Table) -> dict[str, Any]:
 
 def _options(ledger: Ledger) -> dict[str, str] | None:
     return dict(ledger.storage_options) if ledger.storage_options is not None else None
+
+
+def _unusable(ledger: Ledger, what: str, error: Exception) -> TableError:
+    return TableError(
+        f"the ledger {ledger.address} {what}: {error}. Check that this process may read and write there, and that the "
+        "disk is not full"
+    )

@@ -1,0 +1,373 @@
+"""The ledger knows each message once, opens few files, refuses whoever comes late, and forgets after a while."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from sqs_lease.spark import Ledger, Overtaken, TableError
+from sqs_lease.spark.sinks.ledger import Admitted, OpenLedger
+from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, KNOWN, LOOKED_UP, REJECTED
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+
+@dataclass
+class Clock:
+    now: datetime = NOON
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Book:
+    """A ledger, its clock, and shorter words for what the tests do with it."""
+
+    path: Path
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.path, clock=self.clock)
+
+    def open(self) -> OpenLedger:
+        return self.ledger.open()
+
+    def admit(
+        self, batch_id: str, messages: dict[str, datetime | None], *, location: str | None = "somewhere"
+    ) -> Admitted:
+        ledger = self.open()
+        return ledger.admit(ledger.snapshot(), batch_id, entries(messages), location)
+
+    def find(self, messages: dict[str, datetime | None]) -> dict[str, str]:
+        known = self.open().snapshot().find(asked(messages))
+        assert known.schema == KNOWN
+        return dict(zip(known["message_id"].to_pylist(), known["batch_id"].to_pylist(), strict=True))
+
+    def files(self) -> list[Path]:
+        """The files that the ledger has, in the order of their numbers."""
+        uris = DeltaTable(self.path).file_uris()
+        return sorted((Path(uri) for uri in uris), key=lambda file: file.name)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Book:
+    return Book(tmp_path / "ledger")
+
+
+def asked(messages: dict[str, datetime | None]) -> pa.Table:
+    return pa.table({"message_id": list(messages), "sent_at": list(messages.values())}, schema=LOOKED_UP)
+
+
+def entries(messages: dict[str, datetime | None], outcome: str = INGESTED) -> pa.Table:
+    count = len(messages)
+    columns = [list(messages), list(messages.values()), [outcome] * count, [None] * count]
+    return pa.table(columns, schema=ENTRIES)
+
+
+def test_a_new_ledger_knows_nothing(book: Book) -> None:
+    assert book.find({"a": NOON}) == {}
+    assert book.open().snapshot().newest() is None
+
+
+def test_a_message_is_known_by_the_batch_that_brought_it(book: Book) -> None:
+    book.admit("first", {"a": NOON, "b": NOON})
+    book.admit('it\'s; the "second" ünïcödé', {"c'\"\n": NOON})
+
+    assert book.find({"b": NOON, "c'\"\n": NOON, "d": NOON}) == {"b": "first", "c'\"\n": 'it\'s; the "second" ünïcödé'}
+
+
+def test_the_outcome_and_the_reason_come_back(book: Book) -> None:
+    ledger = book.open()
+    ids = ["a", "b", "c"]
+    table = pa.table([ids, [NOON] * 3, [INGESTED, EMPTY, REJECTED], [None, None, "too long"]], schema=ENTRIES)
+    ledger.admit(ledger.snapshot(), "batch", table, None)
+
+    known = ledger.snapshot().find(asked(dict.fromkeys(ids, NOON))).sort_by("message_id").to_pylist()
+
+    assert [(row["outcome"], row["reason"]) for row in known] == [
+        (INGESTED, None),
+        (EMPTY, None),
+        (REJECTED, "too long"),
+    ]
+
+
+def test_the_newest_admission_says_where_its_rows_are(book: Book) -> None:
+    book.admit("first", {"a": NOON}, location="batches/first/1")
+    assert book.open().snapshot().newest() == Admitted(1, "first", "batches/first/1")
+
+    book.admit("second", {"b": NOON - 30 * DAY}, location=None)
+    assert book.open().snapshot().newest() == Admitted(2, "second", None)
+
+
+def test_an_admission_from_an_outdated_snapshot_is_refused_and_leaves_nothing(book: Book) -> None:
+    ledger = book.open()
+    snapshot = ledger.snapshot()
+    book.admit("first", {"a": NOON})
+
+    with pytest.raises(Overtaken):
+        ledger.admit(snapshot, "second", entries({"a": NOON}), "somewhere")
+
+    assert book.find({"a": NOON}) == {"a": "first"}
+    assert sorted(book.path.rglob("*.parquet")) == book.files()
+
+
+def test_a_refusal_of_what_did_go_through_is_no_refusal(book: Book) -> None:
+    """A store that answers a repeated request with a conflict, because the first one was carried out."""
+    ledger = book.open()
+    snapshot = ledger.snapshot()
+    write = DeltaTable.create_write_transaction
+
+    def twice(*args: Any, **options: Any) -> None:
+        write(*args, **options)
+        raise CommitFailedError("already exists")
+
+    with patch.object(DeltaTable, "create_write_transaction", twice):
+        assert ledger.admit(snapshot, "first", entries({"a": NOON}), None).number == 1
+    assert book.find({"a": NOON}) == {"a": "first"}
+
+
+def test_a_failure_with_an_unknown_outcome_keeps_the_file(book: Book) -> None:
+    ledger = book.open()
+    write = DeltaTable.create_write_transaction
+
+    def unheard(*args: Any, **options: Any) -> None:
+        write(*args, **options)
+        raise DeltaError("connection reset")
+
+    with (
+        patch.object(DeltaTable, "create_write_transaction", unheard),
+        pytest.raises(TableError, match=f"ledger {book.path} cannot be written: connection reset"),
+    ):
+        ledger.admit(ledger.snapshot(), "first", entries({"a": NOON}), None)
+    assert book.find({"a": NOON}) == {"a": "first"}
+
+
+@contextmanager
+def unreadable(files: Sequence[Path]) -> Iterator[None]:
+    hidden = [file.rename(file.with_suffix(".hidden")) for file in files]
+    yield
+    for file in hidden:
+        file.rename(file.with_suffix(".parquet"))
+
+
+def test_a_look_up_opens_only_files_of_the_minutes_in_which_its_messages_were_sent(book: Book) -> None:
+    for number in range(4):
+        book.admit(f"batch {number}", {f"m{number}": NOON + number * HOUR, f"n{number}": NOON + number * HOUR})
+    files = book.files()
+
+    with unreadable([files[0], files[2]]):
+        # Two ranges with a gap: the file in between is not opened either.
+        assert book.find({"m1": NOON + HOUR, "m3": NOON + 3 * HOUR}) == {"m1": "batch 1", "m3": "batch 3"}
+        with pytest.raises(TableError, match="cannot be read"):
+            book.find({"m2": NOON + 2 * HOUR})
+        # No time is any time.
+        with pytest.raises(TableError, match="cannot be read"):
+            book.find({"m1": None})
+    assert book.find({"m0": None, "m2": None}) == {"m0": "batch 0", "m2": "batch 2"}
+
+
+def test_a_message_whose_time_was_not_said_when_it_came_is_found_by_any_time(book: Book) -> None:
+    book.admit("without", {"a": None})
+    book.admit("mixed", {"b": None, "c": NOON})
+    book.admit("with", {"d": NOON})
+
+    assert book.find({"a": NOON + 9 * DAY, "b": NOON + 9 * DAY}) == {"a": "without", "b": "mixed"}
+
+
+def test_a_batch_id_tells_how_many_messages_it_brought(book: Book) -> None:
+    book.admit("b", {"1": NOON, "2": NOON})
+    book.admit("a", {"3": NOON})
+    book.admit("c", {"4": NOON})
+    book.admit("b", {"5": NOON})
+
+    snapshot = book.open().snapshot()
+    assert [snapshot.count_of(batch_id) for batch_id in ("a", "b", "c", "aa")] == [1, 3, 1, 0]
+
+
+def test_a_location_is_named_by_the_admission_that_has_it(book: Book) -> None:
+    book.admit("a", {"1": NOON}, location="batches/a/2")
+    book.admit("b", {"2": NOON}, location=None)
+
+    snapshot = book.open().snapshot()
+    assert snapshot.may_name("batches/a/2")
+    assert not snapshot.may_name("batches/a/1")
+
+
+def test_a_compacted_ledger_still_knows_everything(book: Book) -> None:
+    for number in range(5):
+        book.admit(f"batch {number}", {f"m{number}": NOON + number * HOUR}, location=f"at {number}")
+    table = DeltaTable(book.path)
+    table.optimize.compact()
+    assert len(book.files()) == 1
+
+    snapshot = book.open().snapshot()
+    assert snapshot.newest() == Admitted(5, "batch 4", "at 4")
+    assert snapshot.count_of("batch 3") == 1
+    assert snapshot.may_name("at 1")
+    assert book.find({"m2": NOON + 2 * HOUR}) == {"m2": "batch 2"}
+    assert book.admit("batch 5", {"m5": NOON}).number == 6
+
+
+def test_batches_are_forgotten_when_no_queue_can_have_their_messages_any_more(book: Book) -> None:
+    book.admit("old", {"old": NOON})
+    book.clock.now += DAY
+    book.admit("a day younger", {"younger": NOON + DAY})
+    book.clock.now = NOON + 15 * DAY
+    book.admit("new", {"new": book.clock.now})
+
+    book.open().clean_up()
+    # It is the sixteenth day only when all of the first one is 15 days ago.
+    assert book.find({"old": None, "younger": None, "new": None}).keys() == {"old", "younger", "new"}
+
+    book.clock.now += 12 * HOUR
+    book.open().clean_up()
+    assert book.find({"old": None, "younger": None, "new": None}).keys() == {"younger", "new"}
+    version = DeltaTable(book.path).version()
+    book.open().clean_up()
+    assert DeltaTable(book.path).version() == version
+
+
+def test_the_newest_batch_is_never_forgotten(book: Book) -> None:
+    book.admit("old", {"old": NOON})
+    book.clock.now += DAY
+    book.admit("newest", {"newest": NOON}, location="half done")
+    book.clock.now += 100 * DAY
+
+    book.open().clean_up()
+
+    snapshot = book.open().snapshot()
+    assert snapshot.newest() == Admitted(2, "newest", "half done")
+    assert book.find({"old": None, "newest": None}).keys() == {"newest"}
+    assert book.admit("next", {"next": book.clock.now}).number == 3
+
+
+def test_whoever_looked_before_the_clean_up_is_refused_and_looks_again(book: Book) -> None:
+    book.admit("old", {"old": NOON})
+    book.clock.now += 20 * DAY
+    book.admit("new", {"new": book.clock.now})
+    ledger = book.open()
+    snapshot = ledger.snapshot()
+    book.open().clean_up()
+
+    with pytest.raises(Overtaken):
+        ledger.admit(snapshot, "next", entries({"next": NOON}), None)
+    assert ledger.admit(ledger.snapshot(), "next", entries({"next": NOON}), None).number == 3
+
+
+def test_a_clean_up_that_comes_late_leaves_it_to_the_others(book: Book, caplog: pytest.LogCaptureFixture) -> None:
+    book.admit("old", {"old": NOON})
+    book.clock.now += 20 * DAY
+    book.admit("new", {"new": book.clock.now})
+    delete = DeltaTable.delete
+
+    def overtaken(table: DeltaTable, *args: Any, **options: Any) -> dict[str, Any]:
+        book.admit("between", {"between": book.clock.now})
+        return delete(table, *args, **options)
+
+    with patch.object(DeltaTable, "delete", overtaken):
+        book.open().clean_up()
+
+    assert book.find({"old": None, "new": None, "between": None}).keys() == {"old", "new", "between"}
+    assert not caplog.records
+    book.open().clean_up()
+    assert "old" not in book.find({"old": None})
+
+
+def test_trouble_with_the_clean_up_does_no_harm(book: Book, caplog: pytest.LogCaptureFixture) -> None:
+    book.admit("old", {"old": NOON})
+    book.clock.now += 20 * DAY
+    book.admit("new", {"new": book.clock.now})
+
+    with patch.object(DeltaTable, "delete", side_effect=DeltaError("no permission")):
+        book.open().clean_up()
+
+    assert f"ledger {book.path} was not cleaned up, which is tried again: no permission" in caplog.text
+
+
+def test_files_that_a_killed_process_left_go_with_the_clean_up(book: Book) -> None:
+    book.admit("old", {"old": NOON})
+    book.clock.now += 20 * DAY
+    book.admit("new", {"new": book.clock.now})
+    (orphan, young) = (book.files()[0].with_name(name) for name in ("orphan.parquet", "young.parquet"))
+    for file in (orphan, young):
+        file.write_bytes(b"")
+    eight_days_ago = time.time() - 8 * 24 * 3600
+    os.utime(orphan, (eight_days_ago, eight_days_ago))
+
+    book.open().clean_up()
+
+    assert not orphan.exists()
+    assert young.exists()
+
+
+def test_drivers_that_create_a_ledger_at_the_same_moment_have_the_same_one(tmp_path: Path) -> None:
+    together = Barrier(4)
+
+    def identity(path: Path) -> str:
+        together.wait()
+        return Ledger(path).open().snapshot().ledger_id
+
+    with ThreadPoolExecutor(4) as threads:
+        for attempt in range(10):
+            assert len(set(threads.map(identity, [tmp_path / str(attempt)] * 4))) == 1
+
+
+def test_of_drivers_that_admit_at_the_same_moment_one_goes_first(book: Book) -> None:
+    book.open()
+    together = Barrier(4)
+
+    def admit(number: int) -> int:
+        ledger = book.open()
+        tries = 0
+        together.wait()
+        while True:
+            tries += 1
+            snapshot = ledger.snapshot()
+            if snapshot.find(asked({"all": NOON})).num_rows:
+                return tries
+            with_one_of_its_own = entries({"all": NOON, f"m{number}": NOON})
+            try:
+                ledger.admit(snapshot, f"batch {number}", with_one_of_its_own, None)
+            except Overtaken:
+                continue
+            return tries
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(admit, range(4)))
+    assert len(book.find({"all": NOON})) == 1
+    assert sum(f"m{number}" in book.find({f"m{number}": NOON}) for number in range(4)) == 1
+
+
+def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(TableError, match=f"ledger {tmp_path}/file/ledger cannot be created"):
+        Ledger(tmp_path / "file" / "ledger").open()
+    with pytest.raises(TableError, match="has a % in it"):
+        Ledger(tmp_path / "100%").open()
+
+
+def test_a_ledger_that_was_removed_meanwhile_is_named(book: Book) -> None:
+    ledger = book.open()
+    book.path.rename(book.path.with_name("elsewhere"))
+
+    with pytest.raises(TableError, match=f"ledger {book.path} is gone"):
+        ledger.snapshot()
