@@ -40,7 +40,6 @@ def messages_of(spark: SparkSession, bodies: Mapping[str, str], attributes: str 
                 batch_file.SENT_AT: pa.array([SENT] * count, pa.timestamp("us", tz="UTC")),
                 batch_file.RECEIVE_COUNT: pa.array([1] * count, pa.int32()),
                 batch_file.MESSAGE_ATTRIBUTES: pa.array([attributes] * count, pa.string()),
-                batch_file.REJECTED: pa.array([None] * count, pa.string()),
             }
         )
     )

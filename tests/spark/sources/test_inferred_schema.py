@@ -53,7 +53,12 @@ class TestOnSpark:
     ) -> None:
         body = {
             "id": 1,
-            **{"nothing": None, "none": [], "no_fields": {}, "two words": 1, "_batch_id": 1, "ID": 2},
+            "nothing": None,
+            "none": [],
+            "no_fields": {},
+            "two words": 1,
+            "_batch_id": 1,
+            "ID": 2,
             "odd": {"a b": 1},
             "twice": [{"x": 1, "X": 2}],
         }
@@ -151,7 +156,7 @@ def test_a_file_that_is_no_schema_is_named(pin: InferredSchema, content: str) ->
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(SchemaError, match="cannot be pinned in .*file/orders.json"):
+    with pytest.raises(SchemaError, match=r"cannot be pinned in .*file/orders\.json"):
         InferredSchema(tmp_path / "file" / "orders.json").pin(ID)
 
 

@@ -1,1 +1,5 @@
 """S3 notifications: what they say, how the objects are read, and the source that makes records of them."""
+
+from sqs_lease.spark.sources.s3_events.events_source import S3EventsSource, S3Read
+
+__all__ = ["S3EventsSource", "S3Read"]

@@ -1,0 +1,202 @@
+"""Messages of any kind, parsed by a function of the user's own: a batch of messages in, records out, as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.errors import IngestionError, SchemaError
+from sqs_lease.spark.sources.arrow_types import arrow_schema, nullable, record_batch
+from sqs_lease.spark.sources.json_rows import missing
+from sqs_lease.spark.sources.schemas import notation, quoted, struct_type
+from sqs_lease.spark.sources.text_source import TextChecker
+
+Parser = Callable[[pa.RecordBatch], Any]
+"""Takes a record batch of messages; gives a record batch or a table of records, or several of them in any iterable."""
+
+GIVEN: Final = (batch_file.MESSAGE_ID, batch_file.BODY, batch_file.SENT_AT, batch_file.MESSAGE_ATTRIBUTES)
+"""The columns of the messages that a parser gets."""
+
+ANSWERED_ID: Final = "message_id"
+"""The column of a parser's answer that says which message a row is of."""
+
+ANSWERED_REASON: Final = "reason"
+"""The column of a parser's answer that says why its message is rejected; it may be left out."""
+
+NO_ANSWER: Final = "the parser gave no row for it"
+_NAMED_MESSAGES = 3
+
+
+class ParserError(IngestionError):
+    """A parser gave what is no answer to the messages that it got."""
+
+
+@dataclass(frozen=True)
+class ParserSource:
+    """Messages that a function parses.
+
+    It is called on the executors, with record batches of up to 10 000 messages: ``message_id``, ``body``, ``sent_at``
+    and ``message_attributes`` (the sender's attributes in the shape of the SQS API, as JSON text, or null). It returns
+    the records: a record batch or a table, or several, for example as a generator. Their columns are ``message_id``,
+    those of the schema, and, if it likes, ``reason``:
+
+    - one row for each record of a message, with its ``message_id``; the types must be those of the schema, or safely
+      converted to them;
+    - or one row with a ``reason``: the message is rejected, all other columns may be null;
+    - or one row with the reason ``sqs_lease.spark.NOTHING_TO_STORE``: the message gives no record, and is done.
+
+    A message without a row is rejected, and so is one with null in a column that is ``NOT NULL``. An exception, or a
+    row of an unknown message, fails the batch, and nothing is stored: only the function knows whether a message is at
+    fault.
+
+    Attributes:
+        function: The function. Spark pickles it: it may be a lambda or a closure, but the modules it imports must be
+            installed on the executors, and so must this package.
+        schema: The columns of a record, as a Spark DDL string or a ``StructType``.
+    """
+
+    function: Parser
+    schema: str | StructType
+
+    @property
+    def identity(self) -> str:
+        """The function's name and the schema."""
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        return f"parser; {getattr(self.function, '__module__', '')}.{name}; {notation(self.schema)}"
+
+    @property
+    def widens(self) -> bool:
+        """Never."""
+        return False
+
+    def checker(self) -> TextChecker:
+        """See :class:`.source.Source`. The schema is checked here, before anything is written."""
+        columns = struct_type(self.schema)
+        arrow_schema(columns)
+        if taken := {ANSWERED_ID, ANSWERED_REASON} & {name.lower() for name in columns.names}:
+            raise SchemaError(
+                f"the schema has a column {', '.join(sorted(taken))}, which has a meaning of its own in a parser's "
+                "answer: rename it"
+            )
+        return TextChecker()
+
+    def columns(self, messages: DataFrame, checker: TextChecker) -> StructType:
+        """The schema."""
+        return struct_type(self.schema)
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        """See :class:`.source.Source`."""
+        rows = StructType(
+            [
+                *nullable(columns).fields,
+                StructField(MESSAGE_ID, StringType()),
+                StructField(SENT_AT, TimestampType()),
+                StructField(REASON, StringType()),
+            ]
+        )
+        answered = messages.select(*GIVEN).mapInArrow(Answers(self.function, arrow_schema(rows)), rows)
+        return answered.select(
+            *(quoted(name) for name in columns.names),
+            MESSAGE_ID,
+            SENT_AT,
+            F.coalesce(F.col(REASON), missing(columns)).alias(REASON),
+        )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What ``mapInArrow`` calls with the messages of a partition: asks the parser, and believes nothing unchecked.
+
+    Attributes:
+        function: The parser.
+        rows: The columns of a record, then the message's id and time, and the reason.
+    """
+
+    function: Parser
+    rows: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See ``DataFrame.mapInArrow``."""
+        for messages in batches:
+            if messages.num_rows:
+                yield from self._answer(messages)
+
+    def _answer(self, messages: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        ids = messages.column(batch_file.MESSAGE_ID)
+        sent_at = messages.column(batch_file.SENT_AT)
+        answered = set()
+        for part in _parts(self.function(messages)):
+            positions = self._positions(part, ids)
+            answered.update(positions.to_pylist())
+            yield self._converted(part, ids.take(positions), sent_at.take(positions))
+        left = pa.array(sorted(set(range(len(ids))) - answered), pa.int32())
+        if len(left):
+            given = {MESSAGE_ID: ids.take(left), SENT_AT: sent_at.take(left), REASON: NO_ANSWER}
+            yield record_batch(self.rows, len(left), given)
+
+    def _positions(self, part: pa.RecordBatch, ids: pa.Array) -> pa.Array:
+        if ANSWERED_ID not in part.schema.names:
+            raise ParserError(f"the parser {self._name} gave rows without a column {ANSWERED_ID}")
+        named = part.column(ANSWERED_ID).cast(pa.string())
+        positions = pc.index_in(named, ids.cast(pa.string()))
+        if positions.null_count:
+            unknown = named.filter(pc.is_null(positions)).to_pylist()[:_NAMED_MESSAGES]
+            raise ParserError(
+                f"the parser {self._name} gave rows of messages that it did not get, for example "
+                f"{', '.join(map(str, unknown))}: it must copy the {ANSWERED_ID} of the messages"
+            )
+        return positions
+
+    def _converted(self, part: pa.RecordBatch, ids: pa.Array, sent_at: pa.Array) -> pa.RecordBatch:
+        own: dict[str, Any] = {MESSAGE_ID: ids, SENT_AT: sent_at, REASON: None}
+        if ANSWERED_REASON in part.schema.names:
+            own[REASON] = part.column(ANSWERED_REASON)
+        arrays = []
+        for field in self.rows:
+            values = own[field.name] if field.name in own else self._column(part, field.name)
+            if values is None:
+                values = pa.nulls(part.num_rows, field.type)
+            try:
+                arrays.append(values.cast(field.type))
+            except pa.ArrowException:
+                # Its text quotes the value.
+                raise ParserError(
+                    f"the parser {self._name} gave a column {field.name} of type {values.type} with values that the "
+                    f"schema's {field.type} cannot hold: convert them there, or reject their messages"
+                ) from None
+        return pa.RecordBatch.from_arrays(arrays, schema=self.rows)
+
+    def _column(self, part: pa.RecordBatch, name: str) -> pa.Array:
+        if name not in part.schema.names:
+            raise ParserError(
+                f"the parser {self._name} gave rows without the column {name} of the schema; it gave "
+                f"{', '.join(part.schema.names)}"
+            )
+        return part.column(name)
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))
+
+
+def _parts(answer: Any) -> Iterator[pa.RecordBatch]:
+    if isinstance(answer, pa.RecordBatch):
+        yield answer
+    elif isinstance(answer, pa.Table):
+        yield from answer.to_batches()
+    elif isinstance(answer, Iterable) and not isinstance(answer, str | bytes | dict):
+        for part in answer:
+            yield from _parts(part)
+    else:
+        raise ParserError(
+            f"a parser gave a {type(answer).__name__}: it must give a pyarrow RecordBatch or Table, or several of them"
+        )

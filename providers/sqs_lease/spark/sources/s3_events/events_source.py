@@ -1,0 +1,194 @@
+"""S3 notifications as a source: each message gives the records of the objects that it tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from sqs_lease.json_syntax import NotJsonError
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.sources.arrow_types import arrow_schema, nullable
+from sqs_lease.spark.sources.json_rows import json_rows, missing
+from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonLines, Parquet
+from sqs_lease.spark.sources.s3_events.notification import created_objects
+from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows
+from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
+from sqs_lease.spark.sources.schemas import json_schema, notation, quoted, struct_type
+from sqs_lease.spark.sources.sns_envelope import NotANotificationError
+
+ObjectFormat = Literal["jsonl", "csv", "parquet"]
+"""What the objects are."""
+
+_FORMATS: Final = get_args(ObjectFormat)
+_OBJECT_COLUMNS: Final = (
+    StructField(BUCKET, StringType(), nullable=False),
+    StructField(KEY, StringType(), nullable=False),
+    StructField(VERSION_ID, StringType()),
+)
+_NOT_IN_CSV: Final = (ArrayType, BinaryType, MapType, StructType)
+
+
+@dataclass(frozen=True)
+class S3Read:
+    """How objects are read.
+
+    Attributes:
+        delimiter: What stands between the values of a CSV file.
+        threads: How many messages one task works on at the same time, mostly waiting for S3.
+        tasks: How many tasks Spark makes of a batch: its messages are small, and would otherwise all be one task's.
+    """
+
+    delimiter: str = ","
+    threads: int = 16
+    tasks: int = 8
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1:
+            raise ValueError(f"delimiter must be one character, not {self.delimiter!r}")
+        if min(self.threads, self.tasks) < 1:
+            raise ValueError("threads and tasks must be at least 1")
+
+
+class NotificationChecker:
+    """Takes what S3 sends."""
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        """See :class:`.source.Checker`."""
+        return [_reason(body) for body in bodies]
+
+
+@dataclass(frozen=True)
+class S3EventsSource:
+    """Notifications that objects were created, whose records are those in the objects.
+
+    Taken are notifications that S3 sent to the queue, those that came through SNS, and events of EventBridge. Test
+    events, and events of other kinds than ``ObjectCreated``, have nothing to store and are done. So is a message whose
+    objects hold no record: an object without a byte, or a file of a header alone.
+
+    Objects are read on the executors, with boto3 and the credentials of their environment; where the notification tells
+    of a version, that version is read, else the object as it is now. A message has all records of all its objects, or
+    it is rejected: when an object is missing, archived or not allowed to be read, is not of its format, or has a record
+    that is not of the schema. When S3 does not answer, nothing of the batch is stored.
+
+    Exactly once holds for messages, not for objects: two messages that tell of the same object (it was written twice,
+    or S3 sent the notification twice) bring its records twice. One message that names it twice brings them once. The
+    columns ``_s3_bucket``, ``_s3_key`` and ``_s3_version_id`` (null without versions) tell them apart.
+
+    Attributes:
+        format: ``"jsonl"`` (one JSON object a line, as strict as ``JsonSource``), ``"csv"`` (in UTF-8, with a header)
+            or ``"parquet"``. An object of the first two whose key ends in ``.gz`` is decompressed.
+        schema: The columns of a record, as a Spark DDL string or a ``StructType``. Fields that it does not name are
+            ignored. CSV has no nested columns and no ``BINARY``.
+        read: How objects are read, as :class:`S3Read` or a mapping of some of its attributes.
+        region: The region of S3; None, the default, for what the executors' environment says.
+        endpoint_url: Another server that speaks S3; None, the default, for what the executors' environment says.
+    """
+
+    format: ObjectFormat
+    schema: str | StructType
+    read: S3Read | Mapping[str, Any] = field(default_factory=S3Read)
+    region: str | None = None
+    endpoint_url: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in _FORMATS:
+            raise ValueError(f"format must be one of {', '.join(_FORMATS)}, not {self.format!r}")
+        if not isinstance(self.read, S3Read):
+            object.__setattr__(self, "read", S3Read(**self.read))
+
+    @property
+    def identity(self) -> str:
+        """The format and the schema."""
+        return f"s3-events; {self.format}; {self._reading.delimiter}; {notation(self.schema)}"
+
+    @property
+    def widens(self) -> bool:
+        """Never."""
+        return False
+
+    def checker(self) -> NotificationChecker:
+        """See :class:`.source.Source`. The schema is checked here, before anything is written."""
+        columns = self._record()
+        for name in columns.names:
+            if name.lower() in {BUCKET, KEY, VERSION_ID}:
+                raise SchemaError(f"the schema has a column {name!r}, which S3EventsSource adds itself: rename it")
+        self._format(columns)
+        return NotificationChecker()
+
+    def columns(self, messages: DataFrame, checker: NotificationChecker) -> StructType:
+        """The schema, then the object's bucket, key and version."""
+        return StructType([*self._record().fields, *_OBJECT_COLUMNS])
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        """See :class:`.source.Source`."""
+        record = StructType(columns.fields[: -len(_OBJECT_COLUMNS)])
+        read = self._reading
+        reader = ObjectRows(
+            ObjectStore(read.threads, self.endpoint_url, self.region), self._format(record), read.threads
+        )
+        content = StructType([StructField(LINE, StringType())]) if self.format == "jsonl" else record
+        own = [
+            *(StructField(name, StringType()) for name in (BUCKET, KEY, VERSION_ID, MESSAGE_ID)),
+            StructField(SENT_AT, TimestampType()),
+            StructField(REASON, StringType()),
+        ]
+        rows = (
+            messages.select(batch_file.MESSAGE_ID, batch_file.SENT_AT, batch_file.BODY)
+            .repartition(read.tasks, batch_file.MESSAGE_ID)
+            .mapInArrow(reader, nullable(StructType([*content.fields, *own])))
+        )
+        if self.format == "jsonl":
+            return json_rows(rows, LINE, record, [one.name for one in own])
+        return rows.select(
+            *(quoted(name) for name in columns.names),
+            MESSAGE_ID,
+            SENT_AT,
+            F.coalesce(F.col(REASON), missing(record)).alias(REASON),
+        )
+
+    @property
+    def _reading(self) -> S3Read:
+        assert isinstance(self.read, S3Read)  # noqa: S101 - for the types: __post_init__ saw to it
+        return self.read
+
+    def _record(self) -> StructType:
+        return json_schema(self.schema) if self.format == "jsonl" else struct_type(self.schema)
+
+    def _format(self, record: StructType) -> Format:
+        if self.format == "jsonl":
+            return JsonLines()
+        required = [its.name for its in record.fields if not its.nullable]
+        if self.format == "parquet":
+            return Parquet(arrow_schema(record), required)
+        for its in record.fields:
+            if isinstance(its.dataType, _NOT_IN_CSV):
+                raise SchemaError(f"column {its.name}: CSV cannot hold the type {_name(its.dataType)}")
+        return Csv(arrow_schema(record), required, self._reading.delimiter)
+
+
+def _name(kind: DataType) -> str:
+    return kind.simpleString()
+
+
+def _reason(body: str) -> str | None:
+    try:
+        created_objects(body)
+    except (NotJsonError, NotANotificationError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,178 @@
+"""Reads the objects that messages tell of, on the executors: several at a time, none of them whole in memory.
+
+Each message's objects are fetched to a temporary file, checked to their end, and kept as rows in another one, until its
+turn comes. So a message has either all of its rows or one reason. What is larger than a few megabytes is on disk.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from typing import IO, Any, Final, TypeAlias
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from sqs_lease.json_syntax import NotJsonError
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
+from sqs_lease.spark.sources.arrow_types import record_batch
+from sqs_lease.spark.sources.s3_events.contents import BadContentError, Format
+from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
+from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectUnavailableError
+from sqs_lease.spark.sources.sns_envelope import NotANotificationError
+
+BUCKET: Final = "_s3_bucket"
+KEY: Final = "_s3_key"
+VERSION_ID: Final = "_s3_version_id"
+
+_IN_MEMORY_BYTES = 2 * 1024 * 1024
+# Small objects are handed on together.
+_BATCH_ROWS = 5_000
+_BATCH_BYTES = 16 * 1024 * 1024
+
+Rows: TypeAlias = IO[bytes]
+"""The rows of a message, in Arrow's stream format."""
+
+
+@dataclass(frozen=True)
+class ObjectRows:
+    """What ``mapInArrow`` calls with the messages of a partition.
+
+    Attributes:
+        store: Where the objects are.
+        format: What they are.
+        threads: How many messages are worked on at the same time.
+    """
+
+    store: ObjectStore
+    format: Format
+    threads: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The format's columns, the object's, and those of the message."""
+        return pa.schema(
+            [
+                *self.format.schema,
+                *(pa.field(name, pa.string()) for name in (BUCKET, KEY, VERSION_ID, MESSAGE_ID)),
+                pa.field(SENT_AT, pa.timestamp("us", tz="UTC")),
+                pa.field(REASON, pa.string()),
+            ]
+        )
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See ``DataFrame.mapInArrow``: takes message ids, times and bodies."""
+        return self._together(self._answers(batches))
+
+    def _answers(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Made once, before threads share it.
+        _ = self.store.client
+        under_way: deque[tuple[str, datetime | None, Future[Rows | str | None]]] = deque()
+        pool = ThreadPoolExecutor(self.threads)
+        try:
+            for message_id, sent_at, body in _messages(batches):
+                under_way.append((message_id, sent_at, pool.submit(self.read, body)))
+                if len(under_way) >= self.threads:
+                    yield from self._answer(*under_way.popleft())
+            while under_way:
+                yield from self._answer(*under_way.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def read(self, body: str) -> Rows | str | None:
+        """Read all objects of one message.
+
+        Returns:
+            Their rows; or the reason why the message is rejected; or None where there is nothing to store.
+
+        Raises:
+            ObjectStoreError: S3 did not answer.
+        """
+        try:
+            objects = created_objects(body)
+        except (NotJsonError, NotANotificationError) as error:
+            return str(error)
+        with ExitStack() as stack:
+            rows = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES))
+            try:
+                count = self._write(objects, rows)
+            except _BadObjectError as error:
+                return str(error)
+            if not count:
+                return None
+            # The file lives on, until its rows are handed on.
+            stack.pop_all()
+            return rows
+
+    def _write(self, objects: Iterable[S3Object], rows: Rows) -> int:
+        count = 0
+        with pa.ipc.new_stream(rows, self.schema) as stream:
+            for its in objects:
+                for batch in self._object_rows(its):
+                    stream.write_batch(batch)
+                    count += batch.num_rows
+        return count
+
+    def _object_rows(self, its: S3Object) -> Iterator[pa.RecordBatch]:
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as file:
+            try:
+                # An object without any byte is a mark, such as the one that stands for a folder.
+                if not self.store.fetch(its, file):
+                    return
+                for batch in self.format.rows(file, its.key):
+                    of_object = {BUCKET: its.bucket, KEY: its.key, VERSION_ID: its.version_id}
+                    yield record_batch(self.schema, batch.num_rows, _columns(batch) | of_object)
+            except (BadContentError, ObjectUnavailableError) as error:
+                raise _BadObjectError(f"{its}: {error}") from None
+
+    def _answer(
+        self, message_id: str, sent_at: datetime | None, read: Future[Rows | str | None]
+    ) -> Iterator[pa.RecordBatch]:
+        found = read.result()
+        if found is None or isinstance(found, str):
+            reason = NOTHING_TO_STORE if found is None else found
+            yield record_batch(self.schema, 1, {MESSAGE_ID: message_id, SENT_AT: sent_at, REASON: reason})
+            return
+        with found:
+            found.seek(0)
+            for batch in pa.ipc.open_stream(found):
+                of_message = {MESSAGE_ID: message_id, SENT_AT: sent_at}
+                yield record_batch(self.schema, batch.num_rows, _columns(batch) | of_message)
+
+    def _together(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: list[pa.RecordBatch] = []
+        for batch in batches:
+            waiting.append(batch)
+            if (
+                sum(one.num_rows for one in waiting) >= _BATCH_ROWS
+                or sum(one.nbytes for one in waiting) >= _BATCH_BYTES
+            ):
+                yield from _joined(waiting)
+                waiting = []
+        if waiting:
+            yield from _joined(waiting)
+
+
+class _BadObjectError(ValueError):
+    """Why a message is rejected."""
+
+
+def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, datetime | None, str]]:
+    for batch in batches:
+        sent_at = batch.column(batch_file.SENT_AT).cast(pa.timestamp("us", tz="UTC"))
+        columns = (batch.column(batch_file.MESSAGE_ID), sent_at, batch.column(batch_file.BODY))
+        yield from zip(*(column.to_pylist() for column in columns), strict=True)
+
+
+def _columns(batch: pa.RecordBatch) -> dict[str, Any]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined

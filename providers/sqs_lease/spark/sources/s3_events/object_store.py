@@ -1,0 +1,114 @@
+"""Fetches objects from S3, and tells an object that cannot be had from a service that does not answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO, Any, Final
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+
+from sqs_lease.spark.errors import IngestionError
+from sqs_lease.spark.sources.s3_events.notification import S3Object
+
+_CONNECT_SECONDS = 10
+_READ_SECONDS = 60
+_REQUEST_TRIES = 5
+_TRANSFER_TRIES = 3
+_CHUNK_BYTES = 1024 * 1024
+
+# Of GetObject, in the Amazon S3 API Reference ("Error responses"): what another try of the same batch would not change.
+# All others (throttling, internal errors, credentials that are wrong or have expired) are not the message's fault.
+_OF_THE_OBJECT: Final = frozenset(
+    {
+        *("NoSuchKey", "NoSuchBucket", "NoSuchVersion", "InvalidBucketName", "InvalidArgument", "404"),
+        *("AccessDenied", "AllAccessDisabled", "403"),
+        # Archived, and a delete marker.
+        *("InvalidObjectState", "MethodNotAllowed", "405"),
+    }
+)
+_OF_ITS_KEY: Final = "KMS."
+
+
+class ObjectUnavailableError(ValueError):
+    """The object cannot be had: it is missing, archived, or not allowed to be read. The text says which it is."""
+
+
+class ObjectStoreError(IngestionError):
+    """S3 did not give an object that may well be there: nothing of the batch is stored, and it can be tried again."""
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """S3, with the credentials of the environment that it is used in.
+
+    Attributes:
+        connections: How many objects are fetched at the same time.
+        endpoint_url: Another server that speaks S3; None for AWS, or what the environment says.
+        region: The region; None for what the environment says.
+    """
+
+    connections: int
+    endpoint_url: str | None = None
+    region: str | None = None
+
+    @cached_property
+    def client(self) -> Any:
+        """The client, which threads may share."""
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            region_name=self.region,
+            config=Config(
+                max_pool_connections=self.connections,
+                connect_timeout=_CONNECT_SECONDS,
+                read_timeout=_READ_SECONDS,
+                retries={"mode": "standard", "max_attempts": _REQUEST_TRIES},
+            ),
+        )
+
+    def fetch(self, wanted: S3Object, file: IO[bytes]) -> int:
+        """Write an object to a file that can seek.
+
+        Returns:
+            Its size in bytes.
+
+        Raises:
+            ObjectUnavailableError: It cannot be had.
+            ObjectStoreError: S3 did not answer, after several tries.
+        """
+        for attempt in range(1, _TRANSFER_TRIES + 1):
+            file.seek(0)
+            file.truncate()
+            with self._opened(wanted) as body:
+                try:
+                    while chunk := body.read(_CHUNK_BYTES):
+                        file.write(chunk)
+                    return file.tell()
+                except BotoCoreError as error:
+                    # The client tries requests again by itself, but not what breaks off while it is read.
+                    if attempt == _TRANSFER_TRIES:
+                        raise self._failure(wanted, type(error).__name__) from error
+        raise AssertionError("unreachable")
+
+    def _opened(self, wanted: S3Object) -> Any:
+        version = {"VersionId": wanted.version_id} if wanted.version_id else {}
+        try:
+            return self.client.get_object(Bucket=wanted.bucket, Key=wanted.key, **version)["Body"]
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if code in _OF_THE_OBJECT or code.startswith(_OF_ITS_KEY):
+                raise ObjectUnavailableError(code) from None
+            raise self._failure(wanted, code) from error
+        except ParamValidationError:
+            raise ObjectUnavailableError("no bucket can have this name, or no object this key") from None
+        except BotoCoreError as error:
+            raise self._failure(wanted, type(error).__name__) from error
+
+    def _failure(self, wanted: S3Object, what: str) -> ObjectStoreError:
+        return ObjectStoreError(
+            f"S3 did not give {wanted} ({what}), so nothing of this batch is stored and all of it can be tried again: "
+            "see that the executors reach S3, and have credentials for it"
+        )

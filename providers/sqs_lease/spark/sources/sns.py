@@ -1,0 +1,106 @@
+"""Messages that came through SNS: the envelope is taken off, and what was published is another source's message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Generic
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import StructType
+
+from sqs_lease.json_syntax import NotJsonError
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.sources.json_rows import JSON_OPTIONS
+from sqs_lease.spark.sources.sns_envelope import MESSAGE, NotANotificationError, unwrap
+from sqs_lease.spark.sources.source import CheckerT, Source
+
+_ENVELOPE: Final = "_sqs_lease_envelope"
+_SCHEMA: Final = f"{MESSAGE} STRING, MessageAttributes MAP<STRING, STRUCT<Type: STRING, Value: STRING>>"
+
+
+class EnvelopeChecker(Generic[CheckerT]):
+    """Looks into the envelopes, and has what was published looked at.
+
+    Args:
+        published: What looks at that.
+    """
+
+    def __init__(self, published: CheckerT) -> None:
+        self.published = published
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        """See :class:`.source.Checker`."""
+        reasons: list[str | None] = [None] * len(bodies)
+        positions, messages = [], []
+        for position, body in enumerate(bodies):
+            try:
+                messages.append(unwrap(body))
+            except (NotJsonError, NotANotificationError) as error:
+                reasons[position] = str(error)
+            else:
+                positions.append(position)
+        for position, reason in zip(positions, self.published.reasons(messages), strict=True):
+            reasons[position] = None if reason is None else f"in the SNS message: {reason}"
+        return reasons
+
+
+@dataclass(frozen=True)
+class SnsEnvelope(Generic[CheckerT]):
+    """SNS notifications, as a topic sends them to a queue without raw message delivery.
+
+    The published text is handed to another source, with the attributes that were published with it. A body that is no
+    notification is rejected (with raw delivery there is no envelope: use the other source alone), and so are the
+    confirmations of subscriptions. The message id and the time stay those of the queue.
+
+    Attributes:
+        source: What was published, for example ``JsonSource("id BIGINT NOT NULL")``.
+    """
+
+    source: Source[CheckerT]
+
+    @property
+    def identity(self) -> str:
+        """That of the other source, and that there is an envelope."""
+        return f"sns; {self.source.identity}"
+
+    @property
+    def widens(self) -> bool:
+        """Whether the other source does."""
+        return self.source.widens
+
+    def checker(self) -> EnvelopeChecker[CheckerT]:
+        """See :class:`.source.Source`."""
+        return EnvelopeChecker(self.source.checker())
+
+    def columns(self, messages: DataFrame, checker: EnvelopeChecker[CheckerT]) -> StructType:
+        """See :class:`.source.Source`."""
+        return self.source.columns(_published(messages), checker.published)
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        """See :class:`.source.Source`."""
+        return self.source.parse(_published(messages), columns)
+
+
+def _published(messages: DataFrame) -> DataFrame:
+    """The messages with the published text as their body, and its attributes in the shape of the SQS API."""
+    envelope = F.col(_ENVELOPE)
+    binary = F.lit("Binary")
+    attributes = F.transform_values(
+        envelope.getField("MessageAttributes"),
+        lambda _, its: F.struct(
+            its.getField("Type").alias("DataType"),
+            F.when(its.getField("Type") != binary, its.getField("Value")).alias("StringValue"),
+            F.when(its.getField("Type") == binary, F.struct(its.getField("Value").alias("base64"))).alias(
+                "BinaryValue"
+            ),
+        ),
+    )
+    return (
+        messages.withColumn(_ENVELOPE, F.from_json(batch_file.BODY, _SCHEMA, JSON_OPTIONS))
+        .withColumns(
+            {batch_file.BODY: envelope.getField(MESSAGE), batch_file.MESSAGE_ATTRIBUTES: F.to_json(attributes)}
+        )
+        .drop(_ENVELOPE)
+    )

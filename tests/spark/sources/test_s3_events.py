@@ -1,0 +1,325 @@
+"""S3 notifications become the records of their objects, on a real S3 server, whatever is the matter with some."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime
+from typing import Any
+from urllib.parse import quote_plus
+from uuid import uuid4
+
+import boto3
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError, ReadTimeoutError
+from pyspark.sql import SparkSession
+
+from demo.sqs_server import SqsServer
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
+from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read
+from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, JsonLines
+from sqs_lease.spark.sources.s3_events.notification import S3Object
+from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows
+from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectStoreError, ObjectUnavailableError
+from tests.spark.sources.parsing import SENT, parsed
+from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record
+
+pytestmark = pytest.mark.processes
+
+
+class Bucket:
+    """A bucket of its own on the server."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.name = f"bucket-{uuid4().hex[:12]}"
+        client.create_bucket(Bucket=self.name)
+
+    def put(self, key: str, content: bytes) -> str | None:
+        """Write an object, and return its version, where the bucket has some."""
+        version: str | None = self.client.put_object(Bucket=self.name, Key=key, Body=content).get("VersionId")
+        return version
+
+    def told(self, *keys: str) -> str:
+        """What S3 says when these objects were created."""
+        return direct(*(record(self.name, quote_plus(key, safe="/")) for key in keys))
+
+
+@pytest.fixture
+def client(server: SqsServer, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return boto3.client("s3")
+
+
+@pytest.fixture
+def bucket(client: Any) -> Bucket:
+    return Bucket(client)
+
+
+def read(
+    bodies: Mapping[str, str], store: ObjectStore | None = None, threads: int = 4
+) -> dict[str, list[dict[str, Any]]]:
+    """Read objects of JSON lines without Spark: rows by message id."""
+    messages = pa.record_batch(
+        {
+            batch_file.MESSAGE_ID: pa.array(bodies.keys(), pa.string()),
+            batch_file.SENT_AT: pa.array([SENT] * len(bodies), pa.timestamp("us", tz="Europe/Berlin")),
+            batch_file.BODY: pa.array(bodies.values(), pa.string()),
+        }
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for batch in ObjectRows(store or ObjectStore(threads), JsonLines(), threads)(iter([messages])):
+        for row in batch.to_pylist():
+            assert row.pop(SENT_AT) == SENT
+            found.setdefault(row.pop(MESSAGE_ID), []).append(row)
+    assert found.keys() == bodies.keys()
+    return found
+
+
+def lines(rows: list[dict[str, Any]]) -> list[str]:
+    return [row[LINE] for row in rows]
+
+
+def reason(rows: list[dict[str, Any]]) -> str:
+    (row,) = rows
+    return str(row[REASON])
+
+
+class TestObjects:
+    def test_each_message_has_the_lines_of_all_its_objects_with_where_they_are_from(self, bucket: Bucket) -> None:
+        bucket.put("a b+é.jsonl", b'{"id": 1}\n{"id": 2}\n')
+        bucket.put("c.jsonl.gz", gzip.compress(b'{"id": 3}\n'))
+
+        found = read({"m1": bucket.told("a b+é.jsonl", "c.jsonl.gz"), "m2": event_bridge(bucket.name, "a b+é.jsonl")})
+
+        assert lines(found["m1"]) == ['{"id": 1}', '{"id": 2}', '{"id": 3}']
+        assert [row[KEY] for row in found["m1"]] == ["a b+é.jsonl", "a b+é.jsonl", "c.jsonl.gz"]
+        assert {(row[BUCKET], row[VERSION_ID], row[REASON]) for row in found["m1"]} == {(bucket.name, None, None)}
+        # The same object in two messages: each has its records.
+        assert lines(found["m2"]) == ['{"id": 1}', '{"id": 2}']
+
+    def test_the_version_that_the_message_tells_of_is_read(self, bucket: Bucket) -> None:
+        bucket.client.put_bucket_versioning(Bucket=bucket.name, VersioningConfiguration={"Status": "Enabled"})
+        versions = [bucket.put("a", b'{"version": %d}' % number) for number in (1, 2)]
+
+        found = read({str(version): direct(record(bucket.name, "a", version_id=version)) for version in versions})
+
+        assert [lines(found[str(version)]) for version in versions] == [['{"version": 1}'], ['{"version": 2}']]
+        assert found[str(versions[0])][0][VERSION_ID] == versions[0]
+
+    def test_what_cannot_be_had_or_is_bad_rejects_its_own_message_alone(self, bucket: Bucket) -> None:
+        bucket.put("good", b'{"id": 1}\n')
+        bucket.put("bad", b'{"id": 1}\n' * 20_000 + b"secret\n")
+
+        found = read(
+            {
+                "good": bucket.told("good"),
+                "missing": bucket.told("good", "missing"),
+                "no bucket": direct(record(f"{bucket.name}-2", "good")),
+                "no name of a bucket": direct(record("a/b?", "good")),
+                "bad": bucket.told("good", "bad"),
+                "no notification": "{}",
+            }
+        )
+
+        assert lines(found["good"]) == ['{"id": 1}']
+        assert reason(found["missing"]) == f"s3://{bucket.name}/missing: NoSuchKey"
+        assert reason(found["no bucket"]).endswith("NoSuchBucket")
+        assert "no bucket can have this name" in reason(found["no name of a bucket"])
+        assert reason(found["bad"]).startswith(f"s3://{bucket.name}/bad: line 20001: not valid JSON")
+        assert "not an S3 notification" in reason(found["no notification"])
+
+    def test_objects_without_records_and_other_events_leave_nothing_to_store(self, bucket: Bucket) -> None:
+        bucket.put("folder/", b"")
+        bucket.put("blank", b"\n\n")
+
+        found = read(
+            {
+                "empty": bucket.told("folder/", "blank"),
+                "removed": direct(record(bucket.name, "gone", event="ObjectRemoved:Delete")),
+                "test": json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent"}),
+            }
+        )
+
+        assert {reason(rows) for rows in found.values()} == {NOTHING_TO_STORE}
+
+    def test_many_messages_keep_their_rows_apart_and_come_in_few_batches(self, bucket: Bucket) -> None:
+        for number in range(30):
+            bucket.put(f"o{number}", b"".join(b'{"id": %d}\n' % number for _ in range(number + 1)))
+        bodies = {f"m{number}": bucket.told(f"o{number}") for number in range(30)}
+
+        found = read(bodies, threads=8)
+
+        for number in range(30):
+            assert lines(found[f"m{number}"]) == [f'{{"id": {number}}}'] * (number + 1)
+
+    def test_when_s3_is_not_there_nothing_is_said_of_any_message(self, bucket: Bucket) -> None:
+        once = Config(retries={"total_max_attempts": 1})
+        # A port that nobody listens on.
+        store = store_with(boto3.client("s3", endpoint_url="http://127.0.0.1:1", config=once))
+
+        with pytest.raises(ObjectStoreError, match="nothing of this batch is stored"):
+            read({"m1": bucket.told("a")}, store)
+
+
+class Body(io.BytesIO):
+    """Content that breaks off as often as it is told."""
+
+    failures = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        if Body.failures:
+            Body.failures -= 1
+            raise ReadTimeoutError(endpoint_url="http://127.0.0.1")
+        return super().read(size)
+
+
+class Answers:
+    """In place of a client: what S3 answers when it is not its day."""
+
+    def __init__(self, code: str | None = None) -> None:
+        self.code = code
+
+    def get_object(self, **_wanted: str) -> dict[str, Any]:
+        if self.code is not None:
+            raise ClientError({"Error": {"Code": self.code, "Message": "text of the service"}}, "GetObject")
+        return {"Body": Body(b"content")}
+
+
+def store_with(answers: Any) -> ObjectStore:
+    store = ObjectStore(1)
+    # Where the property keeps the client that it makes.
+    store.__dict__["client"] = answers
+    return store
+
+
+class TestStore:
+    @pytest.mark.parametrize(
+        "code", ["NoSuchKey", "NoSuchVersion", "AccessDenied", "InvalidObjectState", "KMS.DisabledException"]
+    )
+    def test_some_errors_are_the_objects(self, code: str) -> None:
+        with pytest.raises(ObjectUnavailableError, match=code):
+            store_with(Answers(code)).fetch(S3Object("data", "a"), io.BytesIO())
+
+    @pytest.mark.parametrize("code", ["SlowDown", "InternalError", "ExpiredToken", "InvalidAccessKeyId", "Unheard"])
+    def test_all_others_are_the_services(self, code: str) -> None:
+        with pytest.raises(ObjectStoreError, match=rf"s3://data/a \({code}\)"):
+            store_with(Answers(code)).fetch(S3Object("data", "a"), io.BytesIO())
+
+    def test_a_transfer_that_breaks_off_is_tried_again_from_its_start(self) -> None:
+        file = io.BytesIO(b"what an earlier try left behind")
+        Body.failures = 2
+
+        assert store_with(Answers()).fetch(S3Object("data", "a"), file) == 7
+        assert file.getvalue() == b"content"
+
+    def test_one_that_breaks_off_every_time_is_given_up(self) -> None:
+        Body.failures = 3
+
+        with pytest.raises(ObjectStoreError, match="ReadTimeoutError"):
+            store_with(Answers()).fetch(S3Object("data", "a"), io.BytesIO())
+
+
+@pytest.fixture
+def store_options(spark: SparkSession, server: SqsServer) -> Iterator[dict[str, Any]]:
+    # What Spark's Python workers have in their environment, besides that of the session's process at its start.
+    environment = spark.sparkContext.environment
+    before = dict(environment)
+    environment.update(server.environment)
+    yield {"endpoint_url": server.endpoint_url, "region": "us-east-1", "read": {"threads": 2, "tasks": 2}}
+    environment.clear()
+    environment.update(before)
+
+
+class TestOnSpark:
+    def test_json_lines_are_parsed_as_messages_are(
+        self, spark: SparkSession, bucket: Bucket, store_options: dict[str, Any]
+    ) -> None:
+        source = S3EventsSource("jsonl", "id BIGINT NOT NULL, at TIMESTAMP, tags ARRAY<STRING>", **store_options)
+        bucket.put("a.jsonl", b'{"id": 1, "at": "2026-01-02T03:04:05Z"}\n{"id": 2, "tags": ["x"], "more": 1}\n')
+        bucket.put("b.jsonl", b'{"id": 3}\n{"id": null}\n')
+        bucket.put("c.jsonl", b'{"id": "4"}\n')
+        bodies = {"a": in_sns(bucket.told("a.jsonl")), "b": bucket.told("b.jsonl"), "c": bucket.told("c.jsonl")}
+
+        outcome = parsed(
+            spark, source, {**bodies, "removed": direct(), "missing": bucket.told("d"), "no event": '{"id": 1}'}
+        )
+
+        first, second = outcome.records.pop("a")
+        assert outcome.records == {}
+        assert (first["id"], first["at"].astimezone(UTC)) == (1, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+        where = {BUCKET: bucket.name, KEY: "a.jsonl", VERSION_ID: None}
+        assert second == {"id": 2, "at": None, "tags": ["x"], **where}
+        assert outcome.rejected["b"] == "required, but missing or null: id"
+        assert outcome.rejected["c"] == "not of the type in the schema: id"
+        assert outcome.rejected["missing"].endswith("NoSuchKey")
+        assert outcome.rejected["no event"].startswith("not an S3 notification")
+        assert outcome.empty == {"removed"}
+
+    def test_csv_and_parquet_have_their_values_and_their_required_columns_checked(
+        self, spark: SparkSession, bucket: Bucket, store_options: dict[str, Any]
+    ) -> None:
+        schema = "id BIGINT NOT NULL, day DATE, at TIMESTAMP, amount DECIMAL(6,2)"
+        bucket.put("good.csv.gz", gzip.compress(b"id;day;at\n1;2026-01-02;2026-01-02 03:04:05\n"))
+        bucket.put("bad.csv", b"id;day\n1;2026-01-02\n;2026-01-02\n")
+        table = pa.table({"id": [1, None], "at": pa.array([SENT, SENT], pa.timestamp("ms", tz="UTC"))})
+        for name, content in (("good.parquet", table.slice(0, 1)), ("bad.parquet", table)):
+            file = io.BytesIO()
+            pq.write_table(content, file)
+            bucket.put(name, file.getvalue())
+        semicolons = {**store_options, "read": S3Read(delimiter=";", tasks=1)}
+
+        from_csv = parsed(
+            spark,
+            S3EventsSource("csv", schema, **semicolons),
+            {"good": bucket.told("good.csv.gz"), "bad": bucket.told("bad.csv")},
+        )
+        from_parquet = parsed(
+            spark,
+            S3EventsSource("parquet", schema, **store_options),
+            {"good": bucket.told("good.parquet"), "bad": bucket.told("bad.parquet")},
+        )
+
+        for outcome, day in ((from_csv, date(2026, 1, 2)), (from_parquet, None)):
+            (row,) = outcome.records["good"]
+            assert (row["id"], row["day"], row["at"].astimezone(UTC), row["amount"]) == (1, day, SENT, None)
+            assert outcome.rejected == {"bad": "required, but missing or null: id"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ("id INT, _s3_key STRING", "which S3EventsSource adds itself"),
+        ("id INT, tags ARRAY<STRING>", "column tags: CSV cannot hold the type array<string>"),
+        ("id INT, v VARIANT", "column v: .* cannot have the type variant"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused_at_once(spark: SparkSession, schema: str, says: str) -> None:
+    with pytest.raises(SchemaError, match=says):
+        S3EventsSource("csv", schema).checker()
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="format must be one of jsonl, csv, parquet"):
+        S3EventsSource("orc", "id INT")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="delimiter must be one character"):
+        S3EventsSource("csv", "id INT", read={"delimiter": ""})
+    with pytest.raises(ValueError, match="at least 1"):
+        S3EventsSource("csv", "id INT", read=S3Read(threads=0))
+
+
+def test_a_format_is_pickled_for_the_executors_without_its_client(client: Any) -> None:
+    import pickle
+
+    store = ObjectStore(2, endpoint_url="http://127.0.0.1:1")
+    rows = ObjectRows(store, Csv(pa.schema([("id", pa.int64())]), ["id"]), 2)
+
+    assert pickle.loads(pickle.dumps(rows)) == rows

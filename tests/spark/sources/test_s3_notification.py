@@ -1,0 +1,131 @@
+"""Whichever way a notification of S3 came, it names the same objects."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqs_lease.json_syntax import NotJsonError
+from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
+from sqs_lease.spark.sources.sns_envelope import NotANotificationError
+from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record
+
+TEST_EVENT = {
+    "Service": "Amazon S3",
+    "Event": "s3:TestEvent",
+    "Time": "2026-01-02T03:04:05.000Z",
+    "Bucket": "data",
+    "RequestId": "5582815E1AEA5ADF",
+    "HostId": "8cLeGAmw098X5cv4Zkwcmo8vvZa3eH3eKxsPzbB9wrR+YstdA6Knx4Ip8EXAMPLE",
+}
+
+
+def test_s3_itself_names_several_objects_with_their_versions() -> None:
+    body = direct(record("data", "a.json"), record("data", "b.json", version_id="v2"))
+
+    assert created_objects(body) == (S3Object("data", "a.json"), S3Object("data", "b.json", "v2"))
+
+
+def test_the_keys_of_s3_itself_are_url_encoded() -> None:
+    body = direct(record("data", "year%3D2026/red+flower%2B%C3%A9.json"))
+
+    assert created_objects(body) == (S3Object("data", "year=2026/red flower+é.json"),)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_any_key_is_decoded_to_what_it_was(key: str) -> None:
+    assert created_objects(direct(record("data", quote_plus(key, safe="/")))) == (S3Object("data", key),)
+
+
+def test_the_key_of_an_event_bridge_event_is_as_it_is() -> None:
+    body = event_bridge("data", "a+b %2B.json", version_id="v1")
+
+    assert created_objects(body) == (S3Object("data", "a+b %2B.json", "v1"),)
+
+
+@pytest.mark.parametrize("body", [direct(record("data", "a+b")), event_bridge("data", "a b")])
+def test_through_sns_the_message_is_the_same(body: str) -> None:
+    assert created_objects(in_sns(body)) == created_objects(body) == (S3Object("data", "a b"),)
+
+
+def test_an_object_that_is_named_twice_counts_once() -> None:
+    body = direct(record("data", "a", version_id="1"), record("data", "a", version_id="1"), record("data", "a"))
+
+    assert created_objects(body) == (S3Object("data", "a", "1"), S3Object("data", "a"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(json.dumps(TEST_EVENT), id="a test event"),
+        pytest.param(in_sns(json.dumps(TEST_EVENT)), id="a test event through SNS"),
+        pytest.param(direct(), id="no records"),
+        pytest.param(direct(record("data", "a", event="ObjectRemoved:Delete")), id="an object was removed"),
+        pytest.param(direct(record("data", "a", event="ObjectRestore:Completed")), id="an object was restored"),
+        pytest.param(event_bridge("data", "a", event="Object Deleted"), id="an object was deleted"),
+    ],
+)
+def test_other_events_have_nothing_to_store(body: str) -> None:
+    assert created_objects(body) == ()
+
+
+def test_created_and_removed_objects_may_stand_in_one_message() -> None:
+    body = direct(record("data", "a", event="ObjectRemoved:Delete"), record("data", "b", event="ObjectCreated:Copy"))
+
+    assert created_objects(body) == (S3Object("data", "b"),)
+
+
+def test_other_servers_name_their_events_a_little_differently() -> None:
+    body = direct(record("data", "a", event="s3:ObjectCreated:Put", source="minio:s3"))
+
+    assert created_objects(body) == (S3Object("data", "a"),)
+
+
+CREATED: dict[str, Any] = {"eventSource": "aws:s3", "eventName": "ObjectCreated:Put"}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        pytest.param({}, "not an S3 notification", id="an empty object"),
+        pytest.param({"order": 1}, "not an S3 notification", id="something else"),
+        pytest.param({"Records": {}}, "not an S3 notification", id="records that are none"),
+        pytest.param({"Records": ["a"]}, "not an S3 notification", id="a record that is none"),
+        pytest.param({"Records": [{"eventSource": "aws:sqs"}]}, "not an S3 notification", id="of another service"),
+        pytest.param({"Records": [CREATED]}, "object 1 .* no bucket", id="no object"),
+        pytest.param(
+            {"Records": [{**CREATED, "s3": {"object": {"key": "a"}}}]}, "object 1 .* no bucket", id="no bucket"
+        ),
+        pytest.param(
+            {"Records": [{**CREATED, "s3": {"bucket": {"name": "data"}, "object": {"key": ""}}}]},
+            "object 1 .* no key",
+            id="an empty key",
+        ),
+        pytest.param(
+            {"Records": [{**CREATED, "s3": {"bucket": {"name": "data"}, "object": {"key": "%FF"}}}]},
+            "key of object 1 is not UTF-8",
+            id="a key that is not UTF-8",
+        ),
+        pytest.param({"detail": {}, "source": "aws.ec2"}, "not an S3 notification", id="an event of another service"),
+        pytest.param({"detail": 1, "source": "aws.s3", "detail-type": "Object Created"}, "no bucket", id="no detail"),
+        pytest.param(
+            {"Type": "SubscriptionConfirmation", "TopicArn": "arn", "Message": "You have chosen"},
+            "SNS SubscriptionConfirmation",
+            id="a subscription",
+        ),
+    ],
+)
+def test_what_is_no_notification_is_refused_with_the_reason(body: dict[str, Any], says: str) -> None:
+    with pytest.raises(NotANotificationError, match=says):
+        created_objects(json.dumps(body))
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{'Records': []}", in_sns("no JSON"), in_sns('{"a": 1, "a": 1}')])
+def test_what_is_no_json_is_refused_within_an_envelope_too(body: str) -> None:
+    with pytest.raises(NotJsonError):
+        created_objects(body)
