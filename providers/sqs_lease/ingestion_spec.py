@@ -186,6 +186,12 @@ def _settings(value: Any, place: str) -> None:
         _settings_value(one, f"{place}[{name!r}]", name)
 
 
+def _options(value: Any, place: str) -> None:
+    for name, one in _mapping(value, place).items():
+        _text(one, f"{place}[{name!r}]")
+        _settings_value(one, f"{place}[{name!r}]", name)
+
+
 def _settings_value(value: Any, place: str, name: str) -> None:
     if not (_is_reference(value) or isinstance(value, str | bool | int | float)):
         raise SpecError(f'{place} must be a text, a number, true, false or {{"env": "NAME"}}, not {_shown(value)}')
@@ -237,7 +243,7 @@ SOURCES: Final[Mapping[str, Kind]] = {
 SINKS: Final[Mapping[str, Kind]] = {
     "delta": Kind(
         required={"path": _text},
-        optional={"partition_by": _texts, "upsert_by": _texts, "storage_options": _settings},
+        optional={"partition_by": _texts, "upsert_by": _texts, "storage_options": _options},
     ),
     "postgres": Kind(required={"url": _url, "table": _text}, optional={"upsert_by": _texts}),
     "parquet": Kind(required={"path": _text}, optional={"ledger": _text}),

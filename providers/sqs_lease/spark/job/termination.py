@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -16,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 EXIT_CODE: Final = 128 + signal.SIGTERM
 """What a job that was asked to end ends with, as a shell reports it."""
+
+GRACE_SECONDS: Final = 20.0
+"""How long the cancellation may take; a process whose session hangs ends without one then."""
 
 _AGAIN_SECONDS: Final = 0.5
 
@@ -63,7 +67,10 @@ class Termination:
 
     def _keep_cancelling(self, cancel: Callable[[], object]) -> None:
         logger.info("asked to end: the Spark jobs of this ingestion are cancelled")
+        ends_at = time.monotonic() + GRACE_SECONDS
         while not self._ended.is_set():
+            if time.monotonic() > ends_at:
+                os._exit(EXIT_CODE)
             try:
                 cancel()
             except Exception as error:  # noqa: BLE001 - Spark may be gone, and with it the jobs
