@@ -133,7 +133,7 @@ def test_partitions_that_are_none_are_refused(partition_by: list[str], says: str
 def test_a_widened_table_has_nulls_where_rows_had_no_such_column(tmp_path: Path) -> None:
     narrow = open_table(tmp_path)
     narrow.apply(stage(narrow, [row(1, "m1")]), application(1))
-    late = stage(narrow, [row(3, "m3")])
+    late = stage(narrow, [row(3, "m3")], batch="late")
 
     wide = open_table(tmp_path, columns=columns_of(name=StringType(), tags=ArrayType(StringType())), widen=True)
     wide.apply(stage(wide, [row(2, "m2", tags=["a", None])]), application(2))

@@ -234,14 +234,36 @@ def test_optimizing_by_what_is_no_column_is_refused(tmp_path: Path) -> None:
             DeltaSink(tmp_path).optimize(z_order_by=[name])
 
 
-def test_another_try_of_the_same_batch_is_left_alone(place: TableStorage, upsert_by: tuple[str, ...]) -> None:
-    """It may be the work of a process that is still running, and that brings other messages of the batch."""
+def test_what_a_killed_try_left_goes_when_its_batch_is_added(place: TableStorage, upsert_by: tuple[str, ...]) -> None:
     table = open_table(place, upsert_by=upsert_by)
-    ours, theirs = stage(table, [row(1, "m1")]), stage(table, [row(2, "m2")])
+    killed = stage(table, [row(1, "m1")])
+    of_another_batch = stage(table, [row(7, "m7")], batch="another")
 
-    table.apply(ours, application(1))
-    table.apply(theirs, application(2))
+    table.apply(stage(table, [row(1, "m1")]), application(1))
 
+    left = below(place, "batches")
+    assert killed not in left
+    assert of_another_batch in left, "it may still be being written"
+    assert stored(table) == [(1, "m1")]
+
+
+def test_what_an_earlier_part_of_a_batch_added_stays(place: TableStorage) -> None:
+    table = open_table(place)
+    table.apply(stage(table, [row(1, "m1")]), application(1))
+    table.apply(stage(table, [row(2, "m2")]), application(2))
+
+    assert stored(table) == [(1, "m1"), (2, "m2")]
+
+
+def test_an_applier_that_finds_the_rows_added_removes_nothing(tmp_path: Path) -> None:
+    table = open_table(tmp_path)
+    location = stage(table, [row(1, "m1")])
+    table.apply(location, application(1))
+    later = stage(table, [row(2, "m2")])
+
+    table.apply(location, application(1))
+
+    table.apply(later, application(2))
     assert stored(table) == [(1, "m1"), (2, "m2")]
 
 

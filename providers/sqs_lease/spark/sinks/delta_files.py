@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction
 
@@ -108,6 +109,17 @@ class Listing:
 def directory_of(location: str) -> str:
     """The directory of a try, by the path of its listing."""
     return location.rpartition("/")[0]
+
+
+def tries_beside(storage: TableStorage, location: str) -> list[str]:
+    """The directories of the other tries of a batch."""
+    own = directory_of(location)
+    selector = pafs.FileSelector(own.rpartition("/")[0], allow_not_found=True)
+    return [
+        entry.path
+        for entry in storage.file_system().get_file_info(selector)
+        if entry.type == pafs.FileType.Directory and entry.path != own
+    ]
 
 
 def read_rows(storage: TableStorage, file: StagedFile, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.delta_files import FILES, Listing, directory_of
+from sqs_lease.spark.sinks.delta_files import FILES, Listing, directory_of, tries_beside
 from sqs_lease.spark.sinks.delta_maintenance import Optimized, optimize, vacuum
 from sqs_lease.spark.sinks.delta_merge import check_keys, merge_newest
 from sqs_lease.spark.sinks.delta_schema import (
@@ -131,8 +131,8 @@ class DeltaTarget:
     """The table without its ledger: see :class:`.write_ahead.Target`.
 
     Every try of a batch writes into a directory of its own, ``batches/<batch>/<try>``. Files there that no commit
-    names belong to nobody's table. A try that fails removes its own; what a killed one left goes with
-    :meth:`DeltaSink.vacuum`, when it is so old that it cannot be the work of a process that is still running.
+    names belong to nobody's table. A try that fails removes its own, and one that is added removes what killed tries of
+    the same batch left behind. What remains when a batch never comes back goes with :meth:`DeltaSink.vacuum`.
 
     Attributes:
         path: As of :class:`DeltaSink`, and so are the others.
@@ -219,6 +219,7 @@ class OpenDelta:
                 return table.version()
             try:
                 listing = Listing.read(self.storage, location)
+                tries = tries_beside(self.storage, location)
                 version = self._commit(table, listing, application)
             except (DeltaError, OSError, TableError) as error:
                 now = self._existing()
@@ -231,9 +232,7 @@ class OpenDelta:
                     raise self.storage.unusable("cannot be written", error) from error
                 logger.info("table %s changed meanwhile, looking again", self.storage.uri)
             else:
-                if listing.upsert_by:
-                    # The rows were written anew.
-                    self.discard(location)
+                self._tidy(location, listing, tries)
                 return version
         raise self._too_busy(f"batch {application.batch_id} was to be added, which the next look-up tries again")
 
@@ -267,6 +266,19 @@ class OpenDelta:
             commit_properties=properties,
         )
         return version
+
+    def _tidy(self, location: str, listing: Listing, tries: Sequence[str]) -> None:
+        """Remove what other tries of the batch wrote before this one was added: none of them is admitted any more."""
+        if listing.upsert_by:
+            # The rows were written anew.
+            self.discard(location)
+        if not tries:
+            return
+        # One may have been added earlier: messages that were rejected then came again in the same batch.
+        taken = {file.partition("/part-")[0] for file in self._existing().get_add_actions()["path"].to_pylist()}
+        for other in tries:
+            if not any(directory == other or directory.startswith(f"{other}/") for directory in taken):
+                self.storage.remove(other)
 
     def _create(self, columns: StructType) -> None:
         self.storage.require_empty()
