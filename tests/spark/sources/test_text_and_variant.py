@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from sqs_lease.spark.sources.source import Source
 from sqs_lease.spark.sources.text_source import TextSource
 from sqs_lease.spark.sources.variant_source import VariantSource
 from tests.spark.sources.parsing import parsed
@@ -38,7 +40,7 @@ def test_any_json_value_is_a_variant(spark: SparkSession) -> None:
 
 
 def test_the_column_is_a_part_of_the_identity() -> None:
-    sources = [TextSource(), TextSource("a"), VariantSource(), VariantSource("a")]
+    sources: list[Source[Any]] = [TextSource(), TextSource("a"), VariantSource(), VariantSource("a")]
 
     assert len({source.identity for source in sources}) == 4
     assert not any(source.widens for source in sources)

@@ -1,0 +1,102 @@
+"""Sources whose messages give none or many rows, or new columns, through ingestion into a table."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import boto3
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from pyspark.sql import SparkSession
+
+from demo.sqs_server import SqsServer
+from sqs_lease.spark import JsonSource
+from sqs_lease.spark.columns import NOTHING_TO_STORE
+from sqs_lease.spark.sources.parser_source import ParserSource
+from sqs_lease.spark.sources.pinned_schema import InferredSchema
+from sqs_lease.spark.sources.s3_events import S3EventsSource
+from sqs_lease.spark.sources.sns import SnsEnvelope
+from tests.spark.samples import Place, message, rows
+from tests.spark.sources.s3_messages import direct, in_sns, record
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def bucket(spark: SparkSession, server: SqsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    name = f"bucket-{uuid4().hex[:12]}"
+    boto3.client("s3").create_bucket(Bucket=name)
+    # What Spark's Python workers have in their environment, besides that of the session's process at its start.
+    environment = spark.sparkContext.environment
+    before = dict(environment)
+    environment.update(server.environment)
+    yield name
+    environment.clear()
+    environment.update(before)
+
+
+def test_an_object_with_one_bad_line_leaves_no_row_and_the_others_all_of_theirs(place: Place, bucket: str) -> None:
+    s3 = boto3.client("s3")
+    s3.put_object(Bucket=bucket, Key="a.jsonl.gz", Body=gzip.compress(b'{"id": 1}\n{"id": 2}\n'))
+    s3.put_object(Bucket=bucket, Key="b.jsonl", Body=b'{"id": 3}\n{"id": "four"}\n')
+    messages = [
+        message("a", in_sns(direct(record(bucket, "a.jsonl.gz")))),
+        message("b", direct(record(bucket, "b.jsonl"))),
+        message("missing", direct(record(bucket, "missing"))),
+        message("test", json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent"})),
+        message("other", "{}"),
+    ]
+    source = S3EventsSource("jsonl", "id BIGINT NOT NULL", read={"tasks": 2, "threads": 2})
+
+    result = place.ingest(messages, source=source)
+    again = place.ingest(messages, source=source)
+
+    assert [(row["_message_id"], row["id"], row["_s3_key"]) for row in rows(place.table)] == [
+        ("a", 1, "a.jsonl.gz"),
+        ("a", 2, "a.jsonl.gz"),
+    ]
+    assert (result.ingested, result.empty, result.rows) == (1, 1, 2)
+    assert result.rejected.keys() == {"b", "missing", "other"}
+    assert result.rejected["b"] == "not of the type in the schema: id"
+    assert (again.ingested + again.duplicates, again.empty) == (1, 1)
+
+
+def test_a_parsers_records_rejects_and_empty_messages_add_up(place: Place) -> None:
+    def parser(messages: pa.RecordBatch) -> pa.Table:
+        found = []
+        for its in messages.to_pylist():
+            words = its["body"].split()
+            found += [{"message_id": its["message_id"], "word": word} for word in words]
+            if not words:
+                found.append({"message_id": its["message_id"], "reason": NOTHING_TO_STORE})
+        return pa.Table.from_pylist(
+            found, pa.schema({"message_id": pa.string(), "word": pa.string(), "reason": pa.string()})
+        )
+
+    result = place.ingest(
+        [message("m1", "a b c"), message("m2", " "), message("half", "\ud800")],
+        source=ParserSource(parser, "word STRING NOT NULL"),
+    )
+
+    assert (result.ingested, result.empty, result.rows, set(result.rejected)) == (1, 1, 3, {"half"})
+    assert sorted(row["word"] for row in rows(place.table)) == ["a", "b", "c"]
+
+
+def test_new_fields_widen_the_table_and_a_driver_a_step_behind_goes_on(place: Place, tmp_path: Path) -> None:
+    source = SnsEnvelope(JsonSource(InferredSchema(tmp_path / "schema.json"), new_fields="add"))
+
+    place.ingest([message("m1", in_sns('{"id": 1}'))], source=source)
+    place.ingest([message("m2", in_sns('{"id": 2, "size": 2.5}'))], source=source)
+    # As a driver does that read the pinned schema before the other one widened it.
+    behind = JsonSource(InferredSchema(tmp_path / "behind.json"), new_fields="add")
+    place.ingest([message("m3", '{"id": 3}')], source=behind)
+
+    found: list[dict[str, Any]] = rows(place.table)
+    assert [(row["id"], row["size"]) for row in found] == [(1, None), (2, 2.5), (3, None)]
