@@ -1,0 +1,40 @@
+"""A driver that commits what another one staged, and ends in the middle of it as if it had been killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from sqs_lease.spark.sinks.postgres_sink import PostgresSink, PostgresTable
+from sqs_lease.spark.sinks.sink import Admission, Staged
+from sqs_lease.testing.sink_contract import COLUMNS
+from sqs_lease.testing.sink_subject import asked, entries
+
+KILLED = 9
+
+
+def commit_and_die(url: str, location: str, method: str) -> None:
+    """Commit message m1, and die when a method of the table is done (``_tidy``: when it begins)."""
+    real = getattr(PostgresTable, method)
+
+    def deadly(*arguments: Any) -> None:
+        if method != "_tidy":
+            real(*arguments)
+        os._exit(KILLED)
+
+    # What is staged needs no Spark any more.
+    session: Any = None
+    table = PostgresSink(url, "orders").open(session, COLUMNS, widen=False)
+    with patch.object(PostgresTable, method, deadly):
+        table.commit(
+            table.look_up(asked("m1")),
+            Admission("b", entries(["m1"]), Staged(location, pa.chunked_array([[]], pa.string()))),
+        )
+
+
+if __name__ == "__main__":
+    commit_and_die(*sys.argv[1:])

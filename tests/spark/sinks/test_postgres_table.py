@@ -1,0 +1,328 @@
+"""What PostgreSQL adds to the contract: tables of the user, drivers that die or meet, and what it cannot store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+
+from sqs_lease.spark import JsonSource, ingest
+from sqs_lease.spark.columns import table_columns
+from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.sinks.postgres_connection import parameters_of
+from sqs_lease.spark.sinks.postgres_copy import COPIED_DDL, CopyRows
+from sqs_lease.spark.sinks.postgres_sink import PostgresSink, PostgresTable
+from sqs_lease.spark.sinks.sink import Admission, Overtaken
+from sqs_lease.testing.sink_contract import COLUMNS, Subject
+from sqs_lease.testing.sink_subject import asked, columns_of, entries, known, record
+from tests.spark.samples import SCHEMA, good, message
+from tests.spark.sinks.conftest import Database
+from tests.spark.sinks.postgres_driver import KILLED
+from tests.spark.sinks.test_postgres_sink import subject_of
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def subject(spark: SparkSession, database: Database) -> Subject:
+    return subject_of(spark, database)
+
+
+def opened(database: Database, *, widen: bool = False, columns: StructType = COLUMNS, **options: Any) -> PostgresTable:
+    # A table is looked at without Spark.
+    session: Any = None
+    return PostgresSink(database.url, options.pop("table", "orders"), **options).open(session, columns, widen=widen)
+
+
+def admit(table: PostgresTable, batch_id: str, *message_ids: str) -> None:
+    table.commit(table.look_up(asked(*message_ids)), Admission(batch_id, entries(message_ids), None))
+
+
+# ---- whole batches
+
+
+def test_a_batch_ends_in_the_table_in_the_rejects_table_or_nowhere_twice(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    def load(messages: list[Any]) -> Any:
+        return ingest(
+            spark,
+            messages,
+            source=JsonSource(SCHEMA),
+            sink=PostgresSink(database.url, "shop.Orders"),
+            rejects=PostgresSink(database.url, "shop.rejects"),
+            workspace=tmp_path,
+        )
+
+    database.run("CREATE SCHEMA shop")
+    bad = [message("bad", '{"name": "no id"}'), message("worse", "not JSON")]
+    first = load([*good([1, 2]), *bad])
+    again = load([*good([2, 3], receive_count=2), *bad])
+
+    assert (first.ingested, first.rows, set(first.rejected)) == (2, 2, {"bad", "worse"})
+    assert (again.ingested, again.received) == (1, 4)
+    rows = database.read('SELECT * FROM shop."Orders" ORDER BY id')
+    assert [(row["id"], row["name"], row["_message_id"]) for row in rows] == [
+        (1, "n1", "m1"),
+        (2, "n2", "m2"),
+        (3, "n3", "m3"),
+    ]
+    stored = database.read("SELECT _message_id FROM shop.rejects ORDER BY 1")
+    assert [row["_message_id"] for row in stored] == ["bad", "worse"]
+    assert database.staging_tables() == []
+
+
+def test_nul_characters_are_replaced_wherever_they_stand(spark: SparkSession, database: Database) -> None:
+    nested = StructType([StructField("s", StringType())])
+    columns = columns_of(name=StringType(), nested=nested, texts=ArrayType(StringType()))
+    subject = subject_of(spark, database)
+    texts = ["a\0\0b", "\\\0", "\\u0000", "\0"]
+    row = record("m1", 1, name="a\0b", nested={"s": "\0x"}, texts=texts)
+
+    subject.store(subject.open(columns), "b", [row], columns=columns)
+
+    (stored,) = subject.read_rows()
+    assert (stored["name"], stored["nested"]) == ("a\ufffdb", {"s": "\ufffdx"})
+    assert stored["texts"] == [text.replace("\0", "\ufffd") for text in texts]
+
+
+# ---- what the user's table may be
+
+
+def test_a_table_of_the_user_may_have_more_columns_and_quoted_names(spark: SparkSession, database: Database) -> None:
+    database.run('CREATE SCHEMA "My Shop"')
+    database.run(
+        'CREATE TABLE "My Shop"."Order;s" (number bigserial PRIMARY KEY, loaded_at timestamptz DEFAULT now(), '
+        'note text, "Customer\'s ""Id""" bigint NOT NULL, _message_id varchar NOT NULL, _sent_at timestamptz, '
+        "_batch_id text NOT NULL)"
+    )
+    columns = table_columns(StructType([StructField('Customer\'s "Id"', columns_of()["id"].dataType, nullable=False)]))
+    table = opened(database, table="My Shop.Order;s", columns=columns)
+    row = record("m1", 1) | {'Customer\'s "Id"': 7}
+
+    subject_of(spark, database).store(table, "b", [row], columns=columns)
+
+    (stored,) = database.read('SELECT * FROM "My Shop"."Order;s"')
+    assert (stored["number"], stored["note"], stored['Customer\'s "Id"']) == (1, None, 7)
+    assert stored["loaded_at"] is not None
+
+
+ITS_COLUMNS = "_message_id text NOT NULL, _sent_at timestamptz, _batch_id text NOT NULL"
+
+
+@pytest.mark.parametrize(
+    ("definition", "wrong"),
+    [
+        (f"TABLE orders (id integer, name text, {ITS_COLUMNS})", "column id is integer in the table and bigint"),
+        (f"TABLE orders (id bigint, name text NOT NULL, {ITS_COLUMNS})", "column name is NOT NULL in the table"),
+        (f"TABLE orders (id bigint, name text, day date NOT NULL, {ITS_COLUMNS})", "the schema has no column day date"),
+        ("TABLE orders (id bigint, name text)", "the table has no column _batch_id"),
+        (
+            f"TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, name text, {ITS_COLUMNS})",
+            "column id is generated by the table",
+        ),
+    ],
+    ids=["another type", "not null", "a required column more", "a column less", "generated"],
+)
+def test_a_table_that_the_records_do_not_fit_is_refused(database: Database, definition: str, wrong: str) -> None:
+    database.run(f"CREATE {definition}")
+    with pytest.raises(SchemaError, match=wrong):
+        opened(database)
+
+
+def test_a_view_is_refused(database: Database) -> None:
+    database.run("CREATE VIEW orders AS SELECT 1 AS id")
+    with pytest.raises(TableError, match="is no table of its own"):
+        opened(database)
+
+
+def test_upserts_into_a_table_of_the_user_need_its_unique_index(database: Database) -> None:
+    database.run(f"CREATE TABLE orders (id bigint NOT NULL, name text, {ITS_COLUMNS})")
+    database.run("CREATE UNIQUE INDEX ON orders (id) WHERE name IS NOT NULL")
+    database.run("CREATE UNIQUE INDEX ON orders (id, _message_id)")
+    with pytest.raises(SchemaError, match="no unique index of just these"):
+        opened(database, upsert_by=["id"])
+    database.run("CREATE UNIQUE INDEX ON orders (id) INCLUDE (name)")
+    opened(database, upsert_by=["id"])
+
+
+def test_a_row_that_the_tables_own_rules_refuse_is_an_error_without_its_values(
+    subject: Subject, database: Database
+) -> None:
+    table = subject.open()
+    database.run("ALTER TABLE orders ADD CONSTRAINT short CHECK (length(name) < 5)")
+    with pytest.raises(TableError, match=r'check constraint "short"') as raised:
+        subject.store(table, "b", [record("m1", 1) | {"name": "a secret"}])
+    assert "a secret" not in str(raised.value)
+    assert known(table, "m1") == {}
+
+
+def test_a_table_that_was_dropped_and_made_again_knows_nothing(database: Database) -> None:
+    admit(opened(database), "b", "m1")
+    database.run("DROP TABLE orders")
+    again = opened(database)
+    assert known(again, "m1") == {}
+    admit(again, "b", "m1", "m2")
+
+
+# ---- drivers that meet
+
+
+def test_of_two_commits_of_one_message_at_the_same_time_the_second_waits_and_is_overtaken(database: Database) -> None:
+    table = opened(database)
+    looked_up = table.look_up(asked("m1"))
+    with ThreadPoolExecutor() as pool, psycopg.connect(database.url) as other:
+        other.execute(
+            f"INSERT INTO {table.name.entries.as_string(other)} (message_id, batch_id, outcome) "
+            "VALUES ('m1', 'theirs', 'empty')".encode()
+        )
+        ours = pool.submit(table.commit, looked_up, Admission("ours", entries(["m0", "m1"]), None))
+        while not database.read("SELECT 1 FROM pg_locks WHERE NOT granted"):
+            assert not ours.done()
+        other.commit()
+        with pytest.raises(Overtaken):
+            ours.result()
+    assert known(table, "m0", "m1").keys() == {"m1"}
+
+
+def test_a_commit_that_the_server_cannot_serialize_is_overtaken(database: Database) -> None:
+    table = opened(database)
+    looked_up = table.look_up(asked("m1"))
+    database.run("ALTER ROLE postgres SET default_transaction_isolation = 'serializable'")
+    try:
+        with psycopg.connect(database.url) as other:
+            theirs = opened(database)
+            other.execute(f"SELECT count(*) FROM {table.name.entries.as_string(other)}".encode())
+            admit(theirs, "theirs", "m1")
+        with pytest.raises(Overtaken):
+            table.commit(looked_up, Admission("ours", entries(["m1"]), None))
+    finally:
+        database.run("ALTER ROLE postgres RESET default_transaction_isolation")
+    assert known(table, "m1")["m1"][0] == "theirs"
+
+
+# ---- drivers and tasks that die
+
+
+def test_a_driver_killed_during_its_commit_leaves_all_or_nothing(subject: Subject, database: Database) -> None:
+    table = subject.open()
+    staged = subject.stage(table, "b", [record("m1", 1), record("m1", 2)])
+
+    def killed(method: str) -> None:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tests.spark.sinks.postgres_driver", database.url, staged.location, method],
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'providers'}{os.pathsep}{ROOT}"},
+            check=False,
+        )
+        assert ended.returncode == KILLED
+
+    killed("_take")
+    assert (known(table, "m1"), subject.ids()) == ({}, [])
+    killed("_tidy")
+    assert (set(known(table, "m1")), subject.ids()) == ({"m1"}, [("m1", 1), ("m1", 2)])
+
+
+def test_a_connection_cut_during_the_commit_is_an_error_and_commits_nothing(
+    subject: Subject, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = subject.open()
+    looked_up = table.look_up(asked("m1"))
+    staged = subject.stage(table, "b", [record("m1", 1)])
+    take = PostgresTable._take
+
+    def cut(self: PostgresTable, cursor: psycopg.Cursor[Any], staged: Any) -> None:
+        take(self, cursor, staged)
+        database.run("SELECT pg_terminate_backend(%s)", cursor.connection.info.backend_pid)
+
+    monkeypatch.setattr(PostgresTable, "_take", cut)
+    with pytest.raises(TableError, match=r"orders in d[0-9a-f]+ on 127.0.0.1.* cannot be written"):
+        table.commit(looked_up, Admission("b", entries(["m1"]), staged))
+    assert (known(table, "m1"), subject.ids()) == ({}, [])
+
+
+def test_rows_of_a_task_whose_answer_was_lost_do_not_count(subject: Subject, database: Database) -> None:
+    table = subject.open()
+    staged = subject.stage(table, "b", [record("m1", 1)])
+    # As when an executor dies after its COPY: the task was repeated, and both have written.
+    database.run(
+        f"INSERT INTO sqs_lease.{staged.location} SELECT id, name, _message_id, _sent_at, _batch_id, 1 "
+        f"FROM sqs_lease.{staged.location}"
+    )
+    table.commit(table.look_up(asked("m1")), Admission("b", entries(["m1"]), staged))
+    assert subject.ids() == [("m1", 1)]
+
+
+@pytest.mark.parametrize("upsert_by", [(), ("id",)], ids=["append", "upsert"])
+def test_staged_rows_that_a_crash_of_the_server_took_are_noticed(
+    spark: SparkSession, database: Database, upsert_by: tuple[str, ...]
+) -> None:
+    subject = subject_of(spark, database, upsert_by=upsert_by)
+    table = subject.open()
+    staged = subject.stage(table, "b", [record("m1", 1)])
+    database.run(f"TRUNCATE sqs_lease.{staged.location}")
+    with pytest.raises(TableError, match=r"of 1 rows staged .* 0 were there"):
+        table.commit(table.look_up(asked("m1")), Admission("b", entries(["m1"]), staged))
+    assert known(table, "m1") == {}
+
+
+def test_staging_tables_of_killed_tries_go_with_a_later_try(subject: Subject, database: Database) -> None:
+    table = subject.open()
+    first, second, third = (subject.stage(table, batch_id, [record("m1", 1)]) for batch_id in ("b", "c", "d"))
+    subject.store(table, "b", [record("m1", 1)])
+    assert set(database.staging_tables()) == {second.location, third.location}
+    database.run("UPDATE sqs_lease.staging SET created_at = now() - interval '3 days' WHERE name = %s", second.location)
+    subject.store(table, "e", [record("m2", 1)])
+    assert database.staging_tables() == [third.location]
+    assert database.read("SELECT name FROM sqs_lease.staging") == [{"name": third.location}]
+    assert first.location not in database.staging_tables()
+
+
+def test_a_staging_table_that_is_in_use_is_left_for_later(
+    subject: Subject, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqs_lease.spark.sinks.postgres_sink._LOCK_MILLISECONDS", 1)
+    table = subject.open()
+    staged = subject.stage(table, "b", [record("m1", 1)])
+    with psycopg.connect(database.url) as other:
+        other.execute(f"LOCK TABLE sqs_lease.{staged.location} IN ROW EXCLUSIVE MODE".encode())
+        table.commit(table.look_up(asked("m1")), Admission("b", entries(["m1"]), staged))
+    assert subject.ids() == [("m1", 1)]
+    assert database.staging_tables() == [staged.location]
+
+
+def test_entries_are_forgotten_when_no_queue_can_have_their_messages_any_more(database: Database) -> None:
+    table = opened(database)
+    admit(table, "b", "m1")
+    for aged in (table.name.entries.as_string(None), "sqs_lease.batches"):
+        database.run(f"UPDATE {aged} SET admitted_at = admitted_at - interval '15 days 1 second'")
+    admit(table, "c", "m2")
+    assert known(table, "m1", "m2").keys() == {"m2"}
+    admit(table, "b", "m3")
+
+
+# ---- secrets
+
+
+def test_a_password_is_in_no_plan_and_no_error_of_spark(subject: Subject, database: Database) -> None:
+    secret = "correct-horse"
+    parameters = parameters_of(database.url.replace("postgres@", f"postgres:{secret}@"))
+    copy = CopyRows(parameters, "COPY nowhere FROM STDIN (FORMAT csv)", "orders")
+    rows = subject.rows([record("m1", 1)]).mapInArrow(copy, COPIED_DDL)
+
+    with pytest.raises(PySparkException, match='relation "nowhere" does not exist') as raised:
+        rows.toArrow()
+
+    plan = rows._jdf.queryExecution().toString()
+    assert "CopyRows" in plan
+    assert secret not in f"{raised.value} {plan} {copy!r}"
