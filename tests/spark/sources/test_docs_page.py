@@ -1,0 +1,57 @@
+"""The examples of the page about sources do what the text around them says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sqs_lease.spark.sources.source import Source
+from tests.docs.test_examples import ROOT, blocks
+from tests.spark.sources.parsing import Parsed, parsed
+from tests.spark.sources.s3_messages import in_sns
+
+pytestmark = pytest.mark.processes
+
+PAGE = ROOT / "docs" / "spark-sources.md"
+
+
+def sources(directory: Path) -> list[Source[Any]]:
+    """Run all examples; what they call /data is a directory of the test's own."""
+    found = []
+    for block in blocks(PAGE):
+        names: dict[str, Any] = {"__name__": "page"}
+        exec(compile(block.replace("/data", str(directory)), str(PAGE), "exec"), names)
+        found.append(names["source"])
+    return found
+
+
+def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSession, tmp_path: Path) -> None:
+    json_, inferred, given_in_part, text, variant, sns, s3, s3_with_options, parser = sources(tmp_path)
+    order = '{"order_id": 1, "customer": "Ada", "total": 9.5}'
+
+    def outcome(source: Source[Any], **bodies: str) -> Parsed:
+        return parsed(spark, source, bodies)
+
+    strict = outcome(json_, m1=order, m2="{'order_id': 1}", m3="{}")
+    assert (set(strict.records), set(strict.rejected)) == ({"m1"}, {"m2", "m3"})
+
+    # The third example wrote the file that the second one names.
+    assert outcome(inferred, m1=order).records["m1"][0]["customer"] == "Ada"
+    again = outcome(given_in_part, m1='{"order_id": 1, "city": "Paris"}', m2='{"city": "Rome"}')
+    assert again.records["m1"][0]["city"] == "Paris"
+    assert again.rejected == {"m2": "required, but missing or null: order_id"}
+
+    assert outcome(text, m1="any").records == {"m1": [{"line": "any"}]}
+    assert outcome(variant, m1="[1]").records["m1"][0]["event"].toPython() == [1]
+    assert outcome(sns, m1=in_sns(order), m2=order).records == {"m1": [{"order_id": 1, "total": 9.5}]}
+
+    for source in (s3, s3_with_options):
+        taken, refused = source.checker().reasons(['{"Event": "s3:TestEvent"}', order])
+        assert (taken, "not an S3 notification" in str(refused)) == (None, True)
+
+    found = outcome(parser, m1="1;2.5", m2="", m3="x")
+    assert [row["reading"] for row in found.records["m1"]] == [1.0, 2.5]
+    assert (found.empty, found.rejected) == ({"m2"}, {"m3": "not numbers"})
