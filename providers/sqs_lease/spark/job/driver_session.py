@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark.java import require_java
+from sqs_lease.spark.packaged_java import java_for_spark
 
 
 @contextmanager
@@ -27,24 +28,27 @@ def driver_session(*, master: str | None, remote: str | None, conf: Mapping[str,
     Raises:
         JavaError: There is no Java that Spark can run on.
     """
+    is_local = master is not None and master.startswith("local")
+    if master is not None and not is_local:
+        require_java()
     builder = SparkSession.builder.appName("sqs-lease")
     settings: dict[str, Any] = {"spark.sql.session.timeZone": "UTC"}
     if remote is not None:
         builder = builder.remote(remote)
     else:
-        require_java()
-        # Python workers must run what the driver runs, not the first python3 on PATH.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings["spark.ui.showConsoleProgress"] = "false"
         if master is not None:
+            # Python workers must run what the driver runs, not the first python3 on PATH.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             builder = builder.master(master)
             settings["spark.ui.enabled"] = "false"
-            if master.startswith("local"):
+            if is_local:
                 settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     for name, value in {**settings, **conf}.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    with java_for_spark() if is_local else nullcontext():
+        spark = builder.getOrCreate()
+        try:
+            yield spark
+        finally:
+            spark.stop()
