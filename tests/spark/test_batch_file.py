@@ -1,0 +1,285 @@
+"""A batch becomes a file, whatever its messages come as; the file is gone at the end, and after a kill."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.manifest import ManifestError, write_manifest
+from sqs_lease.spark import WorkspaceError
+from sqs_lease.spark.batch_file import written_batch
+from sqs_lease.spark.sources.json_checker import PlainChecker
+from sqs_lease.spark.workspace import scratch_directory
+from tests.spark.samples import good, message
+
+
+@dataclass
+class Checker:
+    """Rejects bodies that begin with an x, and remembers what it saw."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        self.seen += bodies
+        return ["an x" if body.startswith("x") else None for body in bodies]
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    read: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return read
+
+
+def manifest_of(path: Path, messages: Sequence[Message]) -> Path:
+    write_manifest(path, batch_id="b", queue_url="q", messages=messages)
+    return path
+
+
+def test_messages_are_written_with_what_the_service_and_the_sender_said_of_them(tmp_path: Path) -> None:
+    attributes = {"trace": {"DataType": "Binary", "BinaryValue": b"\x00\xff"}}
+    said = {"SentTimestamp": "1700000000123", "ApproximateReceiveCount": "3", "SenderId": "me"}
+    full = Message(Receipt("full", "handle"), "body", said, attributes)
+
+    for given in (full, full.as_dict()):
+        with written_batch([given, {"MessageId": "bare", "Body": "x"}], workspace=tmp_path, checker=Checker()) as batch:
+            assert batch is not None
+            assert rows(batch.path) == [
+                {
+                    "message_id": "full",
+                    "body": "body",
+                    "sent_at": datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC),
+                    "receive_count": 3,
+                    "message_attributes": '{"trace":{"DataType":"Binary","BinaryValue":{"base64":"AP8="}}}',
+                    "rejected": None,
+                },
+                {
+                    "message_id": "bare",
+                    "body": "x",
+                    "sent_at": None,
+                    "receive_count": 1,
+                    "message_attributes": None,
+                    "rejected": "an x",
+                },
+            ]
+            assert batch.rejected.to_pylist() == [{"message_id": "bare", "reason": "an x"}]
+
+
+def test_attributes_that_are_numbers_already_are_taken_as_they_are(tmp_path: Path) -> None:
+    given = {"MessageId": "m", "Body": "", "Attributes": {"SentTimestamp": 0, "ApproximateReceiveCount": 2}}
+
+    with written_batch([given], workspace=tmp_path, checker=Checker()) as batch:
+        assert batch is not None
+        assert batch.messages["receive_count"].to_pylist() == [2]
+        assert batch.messages["sent_at"].to_pylist() == [datetime(1970, 1, 1, tzinfo=UTC)]
+
+
+def test_an_attribute_that_is_no_number_is_named_with_its_message(tmp_path: Path) -> None:
+    given = {"MessageId": "m1", "Body": "", "Attributes": {"SentTimestamp": "yesterday"}}
+
+    with (
+        pytest.raises(ValueError, match="attribute SentTimestamp of message m1 is no number"),
+        written_batch([*good([7]), given], workspace=tmp_path, checker=Checker()),
+    ):
+        pass
+
+
+def test_a_body_that_no_file_can_hold_is_written_all_the_same(tmp_path: Path) -> None:
+    checker = Checker()
+    with written_batch([message("m", "half \ud800")], workspace=tmp_path, checker=checker) as batch:
+        assert batch is not None
+        assert rows(batch.path)[0]["body"] == "half ?"
+    assert checker.seen == ["half \ud800"]
+
+
+@pytest.mark.parametrize("as_manifest", [False, True], ids=["objects", "manifest"])
+def test_of_several_receptions_of_one_message_the_last_counts(tmp_path: Path, *, as_manifest: bool) -> None:
+    first, second = message("m", "first"), message("m", "second", receive_count=2)
+    third = message("m", "x third", receive_count=2)
+    cases: list[tuple[list[Message], str]] = [
+        ([first, second, *good([1])], "second"),
+        ([*good([1]), second, first], "second"),
+        ([second, *good([1]), third], "x third"),
+        ([third, *good([1]), second], "second"),
+    ]
+    for number, (messages, body) in enumerate(cases):
+        given: Any = manifest_of(tmp_path / f"manifest-{number}", messages) if as_manifest else messages
+        with written_batch(given, workspace=tmp_path / "w", checker=Checker()) as batch:
+            assert batch is not None
+            assert (batch.received, batch.repeated) == (len(messages), len(messages) - 2)
+            assert {row["message_id"]: row["body"] for row in rows(batch.path)}["m"] == body
+            assert batch.rejected["message_id"].to_pylist() == (["m"] if body == "x third" else [])
+            assert sorted(batch.looked_up["message_id"].to_pylist()) == ["m", "m1"]
+
+
+def test_a_batch_is_written_in_row_groups_that_spark_reads_in_parallel(tmp_path: Path) -> None:
+    many = [message(f"m{number}", "") for number in range(10_001)]
+    large = [message(f"l{number}", " " * 2**20) for number in range(20)]
+
+    for messages in (many, large):
+        with written_batch(iter(messages), workspace=tmp_path, checker=Checker()) as batch:
+            assert batch is not None
+            assert batch.messages.num_rows == len(messages)
+            assert pq.read_metadata(batch.path).num_row_groups == 2
+
+
+def test_a_manifest_is_the_file_already(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path / "manifest", [*good([1]), message("bad", "{")])
+    with written_batch(manifest, workspace=tmp_path / "w", checker=PlainChecker()) as batch:
+        assert batch is not None
+        assert batch.path.samefile(manifest)
+        (reject,) = batch.rejected.to_pylist()
+        assert reject["message_id"] == "bad"
+        assert reject["reason"].startswith("not valid JSON")
+        # Its sender may remove it meanwhile.
+        manifest.unlink()
+        assert len(rows(batch.path)) == 2
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+def test_bodies_of_a_manifest_are_only_read_for_who_wants_more_than_their_syntax(tmp_path: Path) -> None:
+    class Syntax(PlainChecker):
+        def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+            raise AssertionError(f"{len(bodies)} bodies were read")
+
+    manifest = manifest_of(tmp_path / "manifest", [message("a", "{}"), message("b", "x {}")])
+    checker = Checker()
+    with written_batch(manifest, workspace=tmp_path / "w", checker=checker) as batch:
+        assert batch is not None
+        assert batch.rejected.to_pylist() == [{"message_id": "b", "reason": "an x"}]
+    with written_batch(str(manifest), workspace=tmp_path / "w", checker=Syntax()) as batch:
+        assert batch is not None
+        assert batch.rejected["message_id"].to_pylist() == ["b"]
+    assert checker.seen == ["{}", "x {}"]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A manifest that is not on a file system, such as an object in a store."""
+
+    path: Path
+
+    def open(self, mode: str) -> Any:
+        return self.path.open(mode)
+
+
+def test_a_manifest_from_elsewhere_is_copied(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path / "manifest", good([1]))
+
+    with written_batch(Elsewhere(manifest), workspace=tmp_path / "w", checker=PlainChecker()) as batch:
+        assert batch is not None
+        assert batch.messages["message_id"].to_pylist() == ["m1"]
+        assert not batch.path.samefile(manifest)
+
+
+def test_a_manifest_without_messages_is_an_empty_batch(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path / "manifest", [])
+
+    with written_batch(manifest, workspace=tmp_path / "w", checker=Checker()) as batch:
+        assert batch is None
+
+
+def test_what_is_no_manifest_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("hello")
+
+    with (
+        pytest.raises(ManifestError, match=f"{path} is not a manifest"),
+        written_batch(path, workspace=tmp_path / "w", checker=Checker()),
+    ):
+        pass
+    with pytest.raises(FileNotFoundError), written_batch(tmp_path / "x", workspace=tmp_path, checker=Checker()):
+        pass
+
+
+def test_rejects_are_picked_out_of_the_file_with_their_reason(tmp_path: Path) -> None:
+    class Reader:
+        """Takes what Spark would be told to read."""
+
+        def __getattr__(self, _name: str) -> Any:
+            return self
+
+        def __call__(self, *_arguments: object) -> Any:
+            return self
+
+        def parquet(self, address: str) -> str:
+            return address.removeprefix("file://")
+
+    messages = [message(f"m{number}", f"body {number}") for number in range(10_002)]
+    reasons = pa.table({"message_id": ["m10001", "m1"], "reason": ["late", "early"]})
+    with written_batch(messages, workspace=tmp_path, checker=Checker()) as batch:
+        assert batch is not None
+        read = rows(Path(str(batch.rejects(Reader(), reasons))))  # type: ignore[arg-type]
+    assert [(row["_message_id"], row["body"], row["reason"]) for row in read] == [
+        ("m1", "body 1", "early"),
+        ("m10001", "body 10001", "late"),
+    ]
+    assert read[0]["_sent_at"] == datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC)
+
+
+def test_the_file_is_gone_at_the_end_even_of_a_failure(tmp_path: Path) -> None:
+    def messages() -> Iterable[Message]:
+        yield from (message(f"m{number}", "") for number in range(10_000))
+        raise KeyError("no more")
+
+    with pytest.raises(KeyError), written_batch(messages(), workspace=tmp_path, checker=Checker()):
+        pass
+    with pytest.raises(ZeroDivisionError), written_batch(good([1]), workspace=tmp_path, checker=Checker()):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from sqs_lease.spark.workspace import scratch_directory
+with scratch_directory({str(tmp_path)!r}) as directory:
+    (directory / "file").write_text("scratch")
+    print(directory, flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().strip())
+        with scratch_directory(tmp_path) as ours:
+            assert ours != theirs
+        assert (theirs / "file").exists()
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    (tmp_path / "of the user").touch()
+
+    with scratch_directory(tmp_path) as ours:
+        assert sorted(tmp_path.iterdir()) == sorted([ours, tmp_path / "of the user"])
+
+
+def test_a_workspace_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with (
+        pytest.raises(WorkspaceError, match=rf"{tmp_path}/file \(.*\): make workspace= a directory"),
+        scratch_directory(tmp_path / "file"),
+    ):
+        pass
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
+    class Full(Checker):
+        def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+            raise OSError(28, "No space left on device")
+
+    with (
+        pytest.raises(WorkspaceError, match="No space left on device"),
+        written_batch(good([1]), workspace=tmp_path, checker=Full()),
+    ):
+        pass

@@ -1,0 +1,242 @@
+"""Drivers that die, fail or are interrupted by others at any step: the table has each message's rows exactly once.
+
+No Spark: the rows, and the table that takes them, are in memory; the loop around them and the ledger are real.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum, auto
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame
+
+from sqs_lease.spark import Ledger, Staged, TableError
+from sqs_lease.spark.batch_file import REASONS
+from sqs_lease.spark.loading import Loaded, Loading
+from sqs_lease.spark.parsing import Parsed
+from sqs_lease.spark.sinks.ledger import Admitted, LedgerSnapshot, OpenLedger
+from sqs_lease.spark.sinks.sink import LOOKED_UP, Table
+from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
+
+SENT: Final = datetime(2026, 3, 1, tzinfo=UTC)
+EXAMPLES: Final = 1_000 if os.environ.get("SQS_LEASE_CHAOS") == "1" else 60
+
+
+def row_count(message: int) -> int:
+    """How many rows a message gives: none, one or two."""
+    return message % 3
+
+
+class Killed(BaseException):
+    """The process has ended: nothing of its code runs any more."""
+
+
+class Event(Enum):
+    """What happens at a step of a driver."""
+
+    NOTHING = auto()
+    KILL = auto()
+    FAIL = auto()
+    OTHER_DRIVER = auto()
+
+
+@dataclass
+class Storage:
+    """What outlives drivers: the table, staged rows, and which application the table took last."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    staged: dict[str, list[str]] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+    version: int = 0
+    locations: Iterator[int] = field(default_factory=count)
+
+
+@dataclass
+class World:
+    """All drivers of one table, and the script of what happens to them."""
+
+    path: Path
+    script: list[tuple[Event, frozenset[int]]] = field(default_factory=list)
+    storage: Storage = field(default_factory=Storage)
+    done: set[int] = field(default_factory=set)
+    drivers: Iterator[int] = field(default_factory=count)
+    depth: int = 0
+
+    def ingest(self, messages: frozenset[int]) -> None:
+        """Run one driver, whatever becomes of it."""
+        driver = Driver(self, next(self.drivers))
+        try:
+            loaded = driver.ingest(messages)
+        except Killed:
+            return
+        except TableError:
+            self.check()
+            return
+        assert loaded.known.num_rows + loaded.ingested + loaded.empty == len(messages)
+        self.done |= messages
+        self.check()
+
+    def check(self) -> None:
+        """No message's rows are there in part or more than once, and those of all that was reported done are."""
+        for message in range(MESSAGES):
+            there = self.storage.rows[str(message)]
+            assert there in {0, row_count(message)}, f"{there} rows of message {message}"
+            if message in self.done:
+                assert there == row_count(message), f"message {message} was reported done, and is not there"
+
+    def recover(self) -> set[int]:
+        """Look at the table once more, in peace; and return which messages it knows."""
+        self.script.clear()
+        everything = looked_up(range(MESSAGES))
+        known = Driver(self, next(self.drivers)).table().look_up(everything).known
+        self.check()
+        return {int(message_id) for message_id in known["message_id"].to_pylist()}
+
+
+@dataclass
+class Driver:
+    """One process."""
+
+    world: World
+    number: int
+    is_dead: bool = False
+
+    def step(self) -> None:
+        """Something may happen here."""
+        if self.is_dead:
+            # What the code does to clean up after an exception is not done by a process that is dead.
+            raise Killed
+        if not self.world.script:
+            return
+        event, messages = self.world.script.pop(0)
+        if event is Event.KILL:
+            self.is_dead = True
+            raise Killed
+        if event is Event.FAIL:
+            raise TableError("no answer")
+        if event is Event.OTHER_DRIVER and self.world.depth < 3:
+            self.world.depth += 1
+            self.world.ingest(messages)
+            self.world.depth -= 1
+
+    def table(self) -> WriteAheadTable:
+        ledger = Ledger(self.world.path).open()
+        return WriteAheadTable(MemoryTable(self), SteppingLedger(ledger.ledger, self))
+
+    def ingest(self, messages: frozenset[int]) -> Loaded:
+        batch = looked_up(sorted(messages))
+        self.step()
+        loading = Loading(self.table(), "-".join(map(str, sorted(messages))), batch, batch["message_id"])
+        loaded = loading.load(MemoryParser(messages))
+        self.step()
+        return loaded
+
+
+@dataclass(frozen=True)
+class SteppingLedger(OpenLedger):
+    driver: Driver
+
+    def snapshot(self) -> LedgerSnapshot:
+        self.driver.step()
+        return super().snapshot()
+
+    def admit(self, snapshot: LedgerSnapshot, batch_id: str, entries: pa.Table, location: str | None) -> Admitted:
+        self.driver.step()
+        admitted = super().admit(snapshot, batch_id, entries, location)
+        self.driver.step()
+        return admitted
+
+
+@dataclass
+class MemoryTable:
+    """A table that takes staged rows, in memory; the "DataFrame" is a list of message ids, one for each row."""
+
+    driver: Driver
+
+    @property
+    def storage(self) -> Storage:
+        return self.driver.world.storage
+
+    def stage(self, rows: DataFrame | Sequence[str], batch_id: str) -> Staged:
+        assert isinstance(rows, list)
+        self.driver.step()
+        location = f"{batch_id}/{next(self.storage.locations)}"
+        self.storage.staged[location] = rows
+        self.driver.step()
+        return Staged(location, pa.chunked_array([rows], pa.string()))
+
+    def apply(self, location: str, application: Application) -> int | None:
+        self.driver.step()
+        if self.storage.taken.get(application.ledger_id, 0) < application.number:
+            # One commit.
+            self.storage.rows.update(self.storage.staged[location])
+            self.storage.taken[application.ledger_id] = application.number
+            self.storage.version += 1
+        self.driver.step()
+        return self.storage.version
+
+    def version(self) -> int | None:
+        return self.storage.version
+
+    def discard(self, location: str) -> None:
+        self.driver.step()
+        self.storage.staged.pop(location, None)
+
+
+@dataclass(frozen=True)
+class MemoryParser:
+    messages: frozenset[int]
+
+    def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
+        unknown = [str(message) for message in sorted(self.messages) if str(message) not in known.to_pylist()]
+        rows: Any = [message_id for message_id in unknown for _ in range(row_count(int(message_id)))]
+        empty = pa.chunked_array([[one for one in unknown if not row_count(int(one))]], pa.string())
+        if not rows:
+            return Parsed(None, pa.chunked_array([], pa.string()), empty, REASONS.empty_table())
+        staged = table.stage(rows, batch_id)
+        return Parsed(
+            staged, pa.chunked_array([staged.message_ids.unique()], pa.string()), empty, REASONS.empty_table()
+        )
+
+
+def looked_up(messages: Sequence[int]) -> pa.Table:
+    return pa.table([[str(message) for message in messages], [SENT] * len(messages)], schema=LOOKED_UP)
+
+
+MESSAGES: Final = 8
+batches = st.frozensets(st.integers(0, MESSAGES - 1), min_size=1)
+# Long quiet stretches, or nobody ever gets to the end.
+events = st.sampled_from([Event.NOTHING] * 8 + [Event.KILL, Event.FAIL, Event.OTHER_DRIVER, Event.OTHER_DRIVER])
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(
+    runs=st.lists(batches, min_size=1, max_size=5),
+    script=st.lists(st.tuples(events, batches), min_size=10, max_size=80),
+)
+def test_each_messages_rows_are_there_once_whatever_happens_to_the_drivers(
+    runs: list[frozenset[int]], script: list[tuple[Event, frozenset[int]]]
+) -> None:
+    with TemporaryDirectory() as directory:
+        world = World(Path(directory), list(script))
+        for messages in runs:
+            world.ingest(messages)
+        known = world.recover()
+        assert {message for message in range(MESSAGES) if world.storage.rows[str(message)]} <= known
+        world.done |= known
+        world.check()
+        # Everything is redelivered, and nobody disturbs.
+        world.ingest(frozenset(range(MESSAGES)))
+        assert world.done == set(range(MESSAGES))
+        assert world.storage.rows == Counter({str(message): message % 3 for message in range(MESSAGES) if message % 3})
