@@ -44,7 +44,7 @@ def make_source(part: Part, environment: Mapping[str, str]) -> Source[Any]:
     parameters = with_environment(part.parameters, environment)
     if part.kind == "sns":
         inner = dict(parameters["source"])
-        wrapped: Source[Any] = _class("sources", SOURCE_CLASSES[part.kind])(
+        wrapped: Source[Any] = class_named("sources", SOURCE_CLASSES[part.kind])(
             make_source(Part(inner.pop("kind"), inner), environment)
         )
         return wrapped
@@ -52,8 +52,8 @@ def make_source(part: Part, environment: Mapping[str, str]) -> Source[Any]:
         parameters["function"] = _function(parameters["function"])
     if "inferred_schema" in parameters:
         path = parameters.pop("inferred_schema")
-        parameters["schema"] = _class("sources", "json_source.InferredSchema")(path)
-    source: Source[Any] = _class("sources", SOURCE_CLASSES[part.kind])(**parameters)
+        parameters["schema"] = class_named("sources", "pinned_schema.InferredSchema")(path)
+    source: Source[Any] = class_named("sources", SOURCE_CLASSES[part.kind])(**parameters)
     return source
 
 
@@ -68,11 +68,12 @@ def make_sink(part: Part, environment: Mapping[str, str]) -> Sink:
     for name in ("partition_by", "upsert_by"):
         if name in parameters:
             parameters[name] = tuple(parameters[name])
-    sink: Sink = _class("sinks", SINK_CLASSES[part.kind])(**parameters)
+    sink: Sink = class_named("sinks", SINK_CLASSES[part.kind])(**parameters)
     return sink
 
 
-def _class(package: str, name: str) -> Any:
+def class_named(package: str, name: str) -> Any:
+    """Import a class: a name of the two tables above, in the package ``sources`` or ``sinks``."""
     # Imported when it is asked for: each sink needs packages of its own.
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(f"sqs_lease.spark.{package}.{module}"), attribute)
