@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import boto3
+import psycopg
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable
 
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.flights import bodies
+from demo.postgres import postgres_server
 from demo.processes import ROOT, wait_until
-from demo.sqs_server import sqs_server
+from demo.sqs_server import REGION, SqsServer, sqs_server
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -40,6 +45,9 @@ ORDERS: Mapping[str, Sequence[str]] = {
     "orders-with-backoff": [order(1), "no order", order(2, customer="unreachable")],
     "orders-that-start-runs": [order(1), order(2, total=2)],
     "flights": [body.text for body in bodies(FLIGHTS)],
+    "json-to-delta": [order(1), order(2), "no order"],
+    "s3-notifications-to-iceberg": [],
+    "queue-to-postgres": [order(1, total=1), order(2), "{}", order(1, total=2)],
 }
 BOOKINGS = [("a", 5.0), ("b", 1.0), ("a", -1.0), ("a", 7.0), ("b", 2.0)]
 DAGS = {
@@ -49,6 +57,9 @@ DAGS = {
     "orders_with_backoff": "orders-with-backoff",
     "bookings_in_order": "bookings-in-order.fifo",
     "flights_to_delta": "flights",
+    "json_to_delta": "json-to-delta",
+    "queue_to_postgres": "queue-to-postgres",
+    "s3_notifications_to_iceberg": "s3-notifications-to-iceberg",
 }
 
 
@@ -58,10 +69,11 @@ class Examples:
     The one that messages start is started by them.
     """
 
-    def __init__(self, stack: AirflowStack, sqs: SQSClient, urls: Mapping[str, str]) -> None:
+    def __init__(self, stack: AirflowStack, sqs: SQSClient, urls: Mapping[str, str], database: str) -> None:
         self.stack = stack
         self.sqs = sqs
         self.urls = urls
+        self.database = database
         self.runs: dict[str, str] = {}
 
     def start(self) -> None:
@@ -86,8 +98,11 @@ class Examples:
 
     def visible(self, dag_id: str) -> list[dict[str, Any]]:
         """What anybody would be given now, in order."""
+        return self.receive_all(self.urls[DAGS[dag_id]])
+
+    def receive_all(self, url: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        while answer := self._receive(self.urls[DAGS[dag_id]]):
+        while answer := self._receive(url):
             found += answer
         return found
 
@@ -119,14 +134,23 @@ def examples(tmp_path_factory: pytest.TempPathFactory, directory: Path) -> Itera
         server = exits.enter_context(sqs_server(home))
         sqs = server.sqs_client()
         urls = _filled_queues(sqs)
+        database = exits.enter_context(postgres_server()).url.replace("+psycopg2", "")
         environment = {
             "AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection,
+            "AIRFLOW_CONN_ORDERS_DATABASE": database,
+            "AIRFLOW_VAR_LAKE_DIRECTORY": str(directory / "lake"),
+            "AIRFLOW_VAR_SPARK_4_1_PYTHON": str(_spark_4_1()),
+            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
+            "PYTHONPATH": str(ROOT / "providers"),
+            "SPARK_CONF_DIR": str(_spark_settings(home)),
             "AIRFLOW_VAR_ORDERS_DIRECTORY": f"file://{directory}/orders",
             "AIRFLOW_VAR_FLIGHTS_QUEUE_URL": urls["flights"],
             "AIRFLOW_VAR_FLIGHTS_TABLE": str(directory / "flights"),
         }
         stack = exits.enter_context(airflow_stack(home, ROOT / "dags", environment))
-        under_way = Examples(stack, sqs, urls)
+        _put_files(server, sqs, urls)
+        (directory / "lake" / "warehouse" / "sales").mkdir(parents=True)
+        under_way = Examples(stack, sqs, urls, database)
         under_way.start()
         yield under_way
 
@@ -205,12 +229,82 @@ def test_flights_are_in_the_table_and_what_is_none_goes_back(examples: Examples,
     assert examples.report("flights_to_delta", "flights_keeper")["released"] == malformed
 
 
+def test_json_is_in_a_delta_table_and_what_is_none_in_another(examples: Examples, directory: Path) -> None:
+    assert examples.ended("json_to_delta") == "success"
+    stored = DeltaTable(directory / "lake" / "orders").to_pyarrow_table()
+    assert sorted(stored["order_id"].to_pylist()) == [1, 2]
+    (rejected,) = DeltaTable(directory / "lake" / "rejected_orders").to_pyarrow_table().to_pylist()
+    assert (rejected["body"], bool(rejected["reason"])) == ("no order", True)
+    assert examples.report("json_to_delta", "orders_keeper")["deleted"] == 3
+    assert examples.counts("json-to-delta") == (0, 0)
+    result = examples.stack.api.xcom("json_to_delta", examples.runs["json_to_delta"], "store")
+    assert isinstance(result, dict)
+    assert (result["ingested"], result["rejected"], result["batchItemFailures"]) == (2, 1, [])
+
+
+def test_orders_are_in_postgres_and_what_is_none_in_the_dead_letter_queue_with_the_reason(examples: Examples) -> None:
+    assert examples.ended("queue_to_postgres") == "success"
+    with psycopg.connect(examples.database) as connection:
+        rows = connection.execute("SELECT order_id, total FROM orders ORDER BY order_id").fetchall()
+    assert rows == [(1, 2.0), (2, 9.5)]
+    report = examples.report("queue_to_postgres", "orders_keeper")
+    assert (report["deleted"], report["dead_lettered"]) == (3, 1)
+    letters = {letter["Body"]: letter for letter in examples.receive_all(examples.urls["orders-that-are-none"])}
+    reason = letters["{}"]["MessageAttributes"]["sqs_lease_reason"]["StringValue"]
+    assert "order_id" in reason
+    assert "task store returned it in batchItemFailures" in reason
+
+
+def test_files_that_s3_told_of_are_in_an_iceberg_table(examples: Examples, directory: Path) -> None:
+    assert examples.ended("s3_notifications_to_iceberg") == "success"
+    data = directory / "lake" / "warehouse" / "sales" / "orders" / "data"
+    stored = [row for file in data.rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    assert sorted((row["order_id"], row["_s3_key"]) for row in stored) == [
+        (1, "new orders.jsonl"),
+        (2, "new orders.jsonl"),
+    ]
+    report = examples.report("s3_notifications_to_iceberg", "notifications_keeper")
+    assert (report["deleted"], report["released"]) == (2, 1)
+
+
+def _spark_4_1() -> Path:
+    """The Python of an environment with the Spark that Iceberg's jar is made for."""
+    subprocess.run([ROOT / "requirements" / "table-formats.sh"], check=True, cwd=ROOT)
+    return ROOT / ".table-formats" / "bin" / "python"
+
+
+def _spark_settings(home: Path) -> Path:
+    """A directory with settings by which Spark keeps the jars that it fetches, for the next time."""
+    settings = home / "spark-settings"
+    settings.mkdir()
+    (settings / "spark-defaults.conf").write_text(f"spark.jars.ivy {ROOT / '.jars'}\n")
+    return settings
+
+
+def _put_files(server: SqsServer, sqs: SQSClient, urls: Mapping[str, str]) -> None:
+    """Put a file on S3, and into the queue what S3 says of it, of one that is gone, and when it is set up."""
+    session = boto3.Session(aws_access_key_id="test", aws_secret_access_key="test", region_name=REGION)
+    s3: Any = session.client("s3", endpoint_url=server.endpoint_url)
+    s3.create_bucket(Bucket="arrivals")
+    s3.put_object(Bucket="arrivals", Key="new orders.jsonl", Body=f"{order(1)}\n{order(2)}\n".encode())
+    for key in ("new+orders.jsonl", "gone.jsonl"):
+        place = {"bucket": {"name": "arrivals"}, "object": {"key": key}}
+        event = {"Records": [{"eventSource": "aws:s3", "eventName": "ObjectCreated:Put", "s3": place}]}
+        sqs.send_message(QueueUrl=urls["s3-notifications-to-iceberg"], MessageBody=json.dumps(event))
+    test_event = {"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "arrivals"}
+    sqs.send_message(QueueUrl=urls["s3-notifications-to-iceberg"], MessageBody=json.dumps(test_event))
+
+
 def _filled_queues(sqs: SQSClient) -> dict[str, str]:
-    urls = {"dead-letters": sqs.create_queue(QueueName="dead-letters")["QueueUrl"]}
-    arn = sqs.get_queue_attributes(QueueUrl=urls["dead-letters"], AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    redrive = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 10})
+    urls: dict[str, str] = {}
+    redrive = {}
+    for queue in ("dead-letters", "orders-that-are-none"):
+        urls[queue] = sqs.create_queue(QueueName=queue)["QueueUrl"]
+        attributes = sqs.get_queue_attributes(QueueUrl=urls[queue], AttributeNames=["QueueArn"])["Attributes"]
+        redrive[queue] = json.dumps({"deadLetterTargetArn": attributes["QueueArn"], "maxReceiveCount": 10})
     for queue, texts in ORDERS.items():
-        urls[queue] = sqs.create_queue(QueueName=queue, Attributes={"RedrivePolicy": redrive})["QueueUrl"]
+        policy = redrive["orders-that-are-none" if queue == "queue-to-postgres" else "dead-letters"]
+        urls[queue] = sqs.create_queue(QueueName=queue, Attributes={"RedrivePolicy": policy})["QueueUrl"]
         for text in texts:
             sqs.send_message(QueueUrl=urls[queue], MessageBody=text)
     fifo = "bookings-in-order.fifo"

@@ -65,7 +65,8 @@ class SqsToSparkOperator(BaseOperator):
             parsed, and holds no secrets.
         spark: Where Spark runs: ``local[2]`` (the default: in the job's process on the worker, with that many cores),
             another master (``spark://host:7077``), or a Connect server (``sc://host:15002``) (templated).
-        python: The Python of an environment with ``sqs-lease[spark]``; by default the one that runs Airflow.
+        python: The Python of an environment with ``sqs-lease[spark]``; by default the one that runs Airflow
+            (templated).
         connections: Environment variables of the job that hold the URI of an Airflow connection, by name: for
             ``{"env": "NAME"}`` in the spec.
         aws_conn_id: An Airflow connection whose credentials, region and endpoint the job gets; None, the default,
@@ -83,7 +84,7 @@ class SqsToSparkOperator(BaseOperator):
         ValueError: Arguments contradict one another.
     """
 
-    template_fields = ("spec", "spark")
+    template_fields = ("spec", "spark", "python")
     template_fields_renderers: ClassVar[dict[str, str]] = {"spec": "json"}
     ui_color = "#fdebd0"
 
