@@ -123,7 +123,8 @@ def _make_entries(cursor: Cursor, table: TableName) -> None:
         return
     cursor.execute(
         sql.SQL(
-            "CREATE TABLE {} (message_id text PRIMARY KEY, batch_id text NOT NULL, sent_at timestamptz, "
+            # Compared byte by byte, which is faster than by a language's rules.
+            'CREATE TABLE {} (message_id text COLLATE "C" PRIMARY KEY, batch_id text NOT NULL, sent_at timestamptz, '
             "outcome text NOT NULL, reason text, admitted_at timestamptz NOT NULL DEFAULT now())"
         ).format(table.entries)
     )

@@ -69,8 +69,8 @@ def explained(what: str) -> Iterator[None]:
         reason = reason_of(error)
     else:
         return
-    # Without the cause: its text would quote rows.
-    raise TableError(f"{what}: {reason}")
+    # Without what led to it, which a traceback would show: its text may quote rows.
+    raise TableError(f"{what}: {reason}") from None
 
 
 def reason_of(error: psycopg.Error) -> str:
