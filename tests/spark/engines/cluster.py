@@ -1,0 +1,216 @@
+"""A Spark cluster and a Connect server as real processes, started from the pip package alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyspark
+
+from demo.processes import LOOPBACK, ROOT, ServerProcess, await_stop, free_port, request_stop, start_process, wait_until
+
+HOME: Final = Path(pyspark.__file__).parent
+READY_SECONDS: Final = 240.0
+DONE_SECONDS: Final = 280.0
+STOP_SECONDS: Final = 10.0
+WORKERS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Where drivers find a running engine.
+
+    Attributes:
+        address: What a session is built with: a master's address or that of a Connect server.
+        processes: What it consists of.
+        directory: For logs.
+    """
+
+    address: str
+    processes: tuple[ServerProcess, ...]
+    directory: Path
+
+    def start_driver(self, **order: Any) -> Driver:
+        """Start a process that ingests: see `driver`."""
+        number = len(list(self.directory.glob("driver-*.log")))
+        command = [sys.executable, "-m", "tests.spark.engines.driver", json.dumps({"engine": self.address, **order})]
+        process = start_process(
+            "driver",
+            command,
+            log_path=self.directory / f"driver-{number}.log",
+            environment=environment(),
+            directory=self.directory,
+        )
+        return Driver(process, self)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A process that ingests."""
+
+    process: ServerProcess
+    engine: Engine
+
+    def results(self) -> list[dict[str, Any]]:
+        """What it said of each batch, when it has ended."""
+        try:
+            code = self.process.popen.wait(DONE_SECONDS)
+            if code != 0:
+                raise self.process.failure(f"ended with exit code {code}")
+        finally:
+            self.process.kill()
+        return self.said()
+
+    def end(self) -> int:
+        """Its exit code, when it has ended."""
+        try:
+            return self.process.popen.wait(DONE_SECONDS)
+        finally:
+            self.process.kill()
+
+    def wait_until_there(self, directory: Path, pattern: str) -> Path:
+        """A file, when it is there."""
+        wait_until(
+            lambda: any(directory.glob(pattern)),
+            processes=[self.process, *self.engine.processes],
+            what="as far as the test wants it",
+            deadline_seconds=DONE_SECONDS,
+        )
+        return next(directory.glob(pattern))
+
+    def said(self) -> list[dict[str, Any]]:
+        """What it has said so far."""
+        lines = self.process.log_path.read_text().splitlines()
+        return [json.loads(line[1:]) for line in lines if line.startswith("@")]
+
+
+@contextmanager
+def standalone_cluster(directory: Path) -> Iterator[Engine]:
+    """A standalone master and two workers of one core each, until the block ends."""
+    port, page = free_port(), free_port()
+    address = f"spark://{LOOPBACK}:{port}"
+    master = _start(
+        "master",
+        directory,
+        "spark-class",
+        "org.apache.spark.deploy.master.Master",
+        *("--host", LOOPBACK, "--port", port, "--webui-port", page),
+    )
+    processes = [master]
+    try:
+        _wait_for_port(port, processes)
+        for number in range(WORKERS):
+            work = directory / f"worker-{number}"
+            worker = _start(
+                work.name,
+                directory,
+                "spark-class",
+                "org.apache.spark.deploy.worker.Worker",
+                *("--host", LOOPBACK, "--port", free_port(), "--webui-port", free_port()),
+                *("--cores", 1, "--memory", "1g", "--work-dir", work, address),
+            )
+            processes.append(worker)
+        wait_until(
+            lambda: _state(page).get("aliveworkers") == WORKERS,
+            processes=processes,
+            what="joined by its workers",
+            deadline_seconds=READY_SECONDS,
+        )
+        yield Engine(address, tuple(processes), directory)
+    finally:
+        # A driver that goes away lets the workers end its executors.
+        _stop(processes)
+
+
+@contextmanager
+def connect_server(directory: Path, master: str) -> Iterator[Engine]:
+    """A Spark Connect server, until the block ends.
+
+    Args:
+        directory: For its log.
+        master: Where its executors run.
+    """
+    port = free_port()
+    settings = {
+        "spark.connect.grpc.binding.address": LOOPBACK,
+        "spark.connect.grpc.binding.port": port,
+        **session_settings(),
+    }
+    server = _start(
+        "connect-server",
+        directory,
+        "spark-submit",
+        *("--master", master, "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        *(part for name, value in settings.items() for part in ("--conf", f"{name}={value}")),
+        "spark-internal",
+    )
+    try:
+        _wait_for_port(port, [server])
+        yield Engine(f"sc://{LOOPBACK}:{port}", (server,), directory)
+    finally:
+        _stop([server])
+
+
+def session_settings() -> dict[str, str]:
+    """What a session on the cluster is made with."""
+    return {
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.executor.memory": "512m",
+        "spark.executorEnv.PYTHONPATH": environment()["PYTHONPATH"],
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def environment() -> dict[str, str]:
+    """What every process gets."""
+    return {
+        "PATH": os.environ["PATH"],
+        **{name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ},
+        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "providers"), str(ROOT)]),
+        "SPARK_HOME": str(HOME),
+        "SPARK_LOCAL_IP": LOOPBACK,
+    }
+
+
+def _start(name: str, directory: Path, program: str, *arguments: object) -> ServerProcess:
+    return start_process(
+        name,
+        [HOME / "bin" / program, *map(str, arguments)],
+        log_path=directory / f"{name}.log",
+        environment=environment(),
+        directory=directory,
+    )
+
+
+def _stop(processes: list[ServerProcess]) -> None:
+    request_stop(processes)
+    await_stop(processes, STOP_SECONDS)
+
+
+def _wait_for_port(port: int, processes: list[ServerProcess]) -> None:
+    def answers() -> bool:
+        with socket.socket() as connection:
+            return connection.connect_ex((LOOPBACK, port)) == 0
+
+    wait_until(answers, processes=processes, what="ready", deadline_seconds=READY_SECONDS)
+
+
+def _state(page: int) -> dict[str, Any]:
+    with suppress(OSError), urllib.request.urlopen(f"http://{LOOPBACK}:{page}/json/", timeout=5) as answer:
+        state: dict[str, Any] = json.load(answer)
+        return state
+    return {}

@@ -1,0 +1,187 @@
+"""A batch that several processes complete at the same time is in the table once.
+
+The second process is a second session with a catalog of its own, in the same JVM.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.sinks.iceberg_sink import IcebergTable
+from sqs_lease.spark.sinks.staged_rows import StagedRows
+from sqs_lease.spark.sinks.write_ahead import Application
+from sqs_lease.testing.sink_subject import SENT, Subject, record
+from tests.spark.engines.table_formats.subjects import iceberg_subject, native_delta_subject, staged_files
+
+MakeSubject = Callable[..., Subject]
+BOTH = pytest.mark.parametrize("make_subject", [native_delta_subject, iceberg_subject], ids=["delta", "iceberg"])
+LEDGER = "a ledger"
+
+
+def table_of(subject: Subject, spark: SparkSession | None = None) -> Any:
+    """The open table without its ledger."""
+    return (replace(subject, spark=spark) if spark else subject).open().target
+
+
+def staged(subject: Subject, batch_id: str, *records: dict[str, Any]) -> str:
+    return subject.stage(table_of(subject), batch_id, records).location
+
+
+@dataclass(frozen=True)
+class MeanwhileRows(StagedRows):
+    """Has something happen after the rows were read, and before they are written."""
+
+    meanwhile: Callable[[], object] = lambda: None
+
+    def read(self, location: str, columns: StructType) -> DataFrame | None:
+        rows = super().read(location, columns)
+        self.meanwhile()
+        return rows
+
+
+@dataclass(frozen=True)
+class MeanwhileTable(IcebergTable):
+    """Has something happen after the branch was written, and before it becomes the table."""
+
+    meanwhile: Callable[[], object] = lambda: None
+
+    def _write(self, rows: DataFrame, branch: str, application: Application) -> None:
+        super()._write(rows, branch, application)
+        self.meanwhile()
+
+
+def once(action: Callable[[], object]) -> Callable[[], None]:
+    """An action that happens the first time only."""
+    left = [action]
+    return lambda: None if not left else (left.pop()(), None)[1]
+
+
+def test_a_slow_writer_of_iceberg_is_refused_where_another_completed_the_batch(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    subject = iceberg_subject(spark, tmp_path)
+    location = staged(subject, "b", record("m1", 1), record("m1", 2))
+    application = Application(LEDGER, 1, "b")
+    table, other = table_of(subject), table_of(subject, spark.newSession())
+    # The rows stay, as if the other were killed before it could remove them, or say that it is done.
+    stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.directory))
+    slow = _meanwhile(table, once(lambda: stuck.apply(location, application)))
+    slow.apply(location, application)
+    assert subject.ids() == [("m1", 1), ("m1", 2)]
+    assert "again" in caplog.text
+    assert spark.table(f"{table.name}.refs").count() == 1, "no branch is left"
+
+
+def test_a_slow_writer_of_iceberg_does_not_undo_a_later_batch(spark: SparkSession, tmp_path: Path) -> None:
+    subject = iceberg_subject(spark, tmp_path, ("id",))
+    first = staged(subject, "b", record("m1", 1))
+    second = staged(subject, "c", record("m2", 1, batch_id="c"))
+    table, other = table_of(subject), table_of(subject, spark.newSession())
+
+    def overtake() -> None:
+        other.apply(first, Application(LEDGER, 1, "b"))
+        other.apply(second, Application(LEDGER, 2, "c"))
+
+    _meanwhile(table, once(overtake)).apply(first, Application(LEDGER, 1, "b"))
+    assert subject.ids() == [("m2", 1)]
+
+
+@BOTH
+def test_a_batch_that_was_completed_between_reading_and_writing_is_not_written_again(
+    spark: SparkSession, tmp_path: Path, make_subject: MakeSubject
+) -> None:
+    subject = make_subject(spark, tmp_path)
+    location = staged(subject, "b", record("m1", 1))
+    application = Application(LEDGER, 1, "b")
+    table, other = table_of(subject), table_of(subject, spark.newSession())
+    stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.directory))
+    rows = MeanwhileRows(spark, table.staged.directory, once(lambda: stuck.apply(location, application)))
+    replace(table, staged=rows).apply(location, application)
+    assert subject.ids() == [("m1", 1)]
+    assert subject.leftovers() == []
+
+
+@BOTH
+def test_processes_that_complete_a_batch_at_the_same_time_store_it_once(
+    spark: SparkSession, tmp_path: Path, make_subject: MakeSubject
+) -> None:
+    subject = make_subject(spark, tmp_path)
+    tables = [table_of(subject, spark.newSession()) for _ in range(2)]
+    for number in range(1, 4):
+        location = staged(subject, f"b{number}", record(f"m{number}", number))
+        together = Barrier(len(tables))
+
+        def complete(
+            table: Any, location: str = location, number: int = number, together: Barrier = together
+        ) -> int | None:
+            together.wait()
+            version: int | None = table.apply(location, Application(LEDGER, number, f"b{number}"))
+            return version
+
+        with ThreadPoolExecutor(len(tables)) as pool:
+            assert all(version is not None for version in pool.map(complete, tables))
+    assert subject.ids() == [("m1", 1), ("m2", 2), ("m3", 3)]
+    assert subject.leftovers() == []
+
+
+@BOTH
+def test_a_batch_whose_rows_were_removed_by_somebody_else_is_an_error(
+    spark: SparkSession, tmp_path: Path, make_subject: MakeSubject
+) -> None:
+    subject = make_subject(spark, tmp_path)
+    location = staged(subject, "b", record("m1", 1), record("m2", 2))
+    file = next(iter(subject.leftovers()))
+    Path(file).unlink()
+    with pytest.raises(TableError, match="batch b, which was admitted, have gone"):
+        table_of(subject).apply(location, Application(LEDGER, 1, "b"))
+    assert subject.read_rows() == []
+
+
+@BOTH
+def test_a_number_that_the_table_has_passed_is_not_applied(
+    spark: SparkSession, tmp_path: Path, make_subject: MakeSubject
+) -> None:
+    subject = make_subject(spark, tmp_path, ("id",))
+    first, again = (staged(subject, "b", record("m1", 1, sent_at=SENT + timedelta(days=1))) for _ in range(2))
+    table = table_of(subject)
+    table.apply(staged(subject, "a", record("m0", 0)), Application(LEDGER, 1, "a"))
+    table.apply(first, Application(LEDGER, 2, "b"))
+    table.apply(again, Application(LEDGER, 1, "b"))
+    assert subject.ids() == [("m0", 0), ("m1", 1)]
+
+
+def test_a_new_ledger_counts_from_one_again(spark: SparkSession, tmp_path: Path) -> None:
+    subject = iceberg_subject(spark, tmp_path)
+    table = table_of(subject)
+    table.apply(staged(subject, "a", record("m1", 1)), Application(LEDGER, 1, "a"))
+    table.apply(staged(subject, "b", record("m2", 2)), Application("another ledger", 1, "b"))
+    assert subject.ids() == [("m1", 1), ("m2", 2)]
+    assert staged_files(tmp_path / "ledger") == []
+
+
+@dataclass(frozen=True)
+class _Forgetful(StagedRows):
+    """Is killed right after the table was written."""
+
+    def mark_applied(self, application: Application) -> None:
+        pass
+
+    def remove(self, location: str) -> None:
+        pass
+
+
+def _meanwhile(table: IcebergTable, action: Callable[[], object]) -> MeanwhileTable:
+    return MeanwhileTable(table.spark, table.catalog, table.identifier, table.upsert_by, table.staged, action)
