@@ -1,0 +1,20 @@
+"""The example of docs/writing-a-sink.md keeps the contract of sinks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[3] / "docs" / "writing-a-sink.md"
+
+pytestmark = pytest.mark.processes
+
+# The page's two blocks, one after the other, are this test module.
+for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+    exec(compile(block, PAGE.name, "exec"))
+
+
+def test_the_page_has_the_tests_of_its_sink() -> None:
+    assert "TestSqliteSink" in globals()
