@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
-RUN_SECONDS = 300.0
+RUN_SECONDS = 500.0
 FLIGHTS = 60
 
 
