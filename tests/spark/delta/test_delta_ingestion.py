@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import DeltaSink, JsonSource, Overtaken, ingest
+from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.sinks.delta_sink import OpenDelta
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted
+from sqs_lease.testing.sink_subject import asked, entries
 from tests.spark.delta.conftest import Bucket
 from tests.spark.delta.subjects import leftovers, load, read_rows
+from tests.spark.delta.tables import NOON
 
 pytestmark = pytest.mark.processes
 
@@ -173,3 +176,17 @@ def test_several_tasks_write_at_once_and_leave_nothing_else(on_s3: Place, monkey
     assert len(on_s3.ids()) == 12
     assert leftovers(on_s3.sink) == []
     assert len(load(on_s3.sink).file_uris()) == 3
+
+
+def test_columns_may_have_any_name_that_delta_takes(place: Place) -> None:
+    names = ["a.b", "select", "it`s", "Upper", "ümlaut", "x/y"]
+    columns = table_columns(StructType([StructField(name, StringType()) for name in names]))
+    rows = place.spark.createDataFrame([(*names, "m1", NOON, "batch")], columns)
+    sink = DeltaSink(place.sink.path, ("a.b", "x/y"), (), place.sink.storage_options)
+    table = sink.open(place.spark, columns, widen=False)
+
+    staged = table.stage(rows, "batch")
+    table.commit(table.look_up(asked("m1")), Admission("batch", entries(["m1"]), staged))
+
+    (row,) = read_rows(sink)
+    assert {name: row[name] for name in names} == {name: name for name in names}

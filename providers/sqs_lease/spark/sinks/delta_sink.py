@@ -248,8 +248,8 @@ class OpenDelta:
         """Add the rows, and return the version that has them, if nobody commits in between."""
         version = table.version() + 1
         properties = CommitProperties(
-            # With retries, delta-rs would accept a commit that was prepared for an older version, and so the same
-            # application twice.
+            # Refused when anybody else was faster, rather than put on top of what was not looked at: rows that are
+            # merged have to be compared with those that are there by now.
             max_commit_retries=0,
             app_transactions=[Transaction(_name(application), application.number)],
         )
