@@ -25,7 +25,9 @@ from sqs_lease.spark import Ledger, Staged, TableError
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.parsing import Parsed
-from sqs_lease.spark.sinks.ledger import Admitted, LedgerSnapshot, OpenLedger
+from sqs_lease.spark.sinks.ledger import OpenLedger
+from sqs_lease.spark.sinks.ledger_files import Admitted
+from sqs_lease.spark.sinks.ledger_snapshot import LedgerSnapshot
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Table
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 
@@ -132,7 +134,7 @@ class Driver:
 
     def table(self) -> WriteAheadTable:
         ledger = Ledger(self.world.path).open()
-        return WriteAheadTable(MemoryTable(self), SteppingLedger(ledger.ledger, self))
+        return WriteAheadTable(MemoryTable(self), SteppingLedger(ledger.place, driver=self))
 
     def ingest(self, messages: frozenset[int]) -> Loaded:
         batch = looked_up(sorted(messages))
@@ -143,7 +145,7 @@ class Driver:
         return loaded
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SteppingLedger(OpenLedger):
     driver: Driver
 

@@ -84,7 +84,7 @@ class MessageParser:
             try:
                 nothing = pc.equal(reasons["reason"], NOTHING_TO_STORE)
                 seen = _each_once(reasons.filter(pc.invert(nothing)))
-                ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
+                ingested = self._with_rows(staged)
                 torn_now = seen.filter(is_among(seen["message_id"], ingested))
                 if not torn_now.num_rows:
                     empty = pa.chunked_array([pc.unique(reasons["message_id"].filter(nothing))], pa.string())
@@ -97,6 +97,13 @@ class MessageParser:
             logger.info("batch %s: %d messages are parsed out, they have records and rejects", batch_id, len(torn_now))
             table.discard(staged)
             torn = pa.concat_tables([torn, torn_now])
+
+    def _with_rows(self, staged: Staged) -> pa.ChunkedArray:
+        everything = self.batch.messages[batch_file.MESSAGE_ID]
+        if staged.message_ids.equals(everything):
+            # One row for each message: as it mostly is, and cheaper to see than to work out.
+            return everything
+        return pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
 
     def _stage(self, table: Table[Any], without: pa.ChunkedArray, batch_id: str) -> tuple[Staged, pa.Table]:
         """Stage the rows of all messages that the driver accepted, some left out.

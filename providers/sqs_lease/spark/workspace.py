@@ -58,7 +58,9 @@ def _locked_directory(root: Path) -> tuple[Path, int]:
         with suppress(FileNotFoundError):
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                # Where the file system has no locks, a dead process's directory looks like a living one's, and stays.
+                with suppress(OSError):
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                 if os.path.samestat((directory / _LOCK).stat(), os.fstat(lock)):
                     return directory, lock
             except BaseException:

@@ -22,7 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.errors import BatchIdReusedError, TableError
-from sqs_lease.spark.sinks.ledger import Admitted, Ledger, LedgerSnapshot, OpenLedger
+from sqs_lease.spark.sinks.ledger import Ledger, OpenLedger
+from sqs_lease.spark.sinks.ledger_files import Admitted
+from sqs_lease.spark.sinks.ledger_snapshot import LedgerSnapshot
 from sqs_lease.spark.sinks.sink import Admission, Staged
 
 logger = logging.getLogger(__name__)
@@ -138,7 +140,7 @@ class WriteAheadTable:
         if before != pc.sum(pc.equal(looked_up.known["batch_id"], batch_id), min_count=0).as_py():
             raise BatchIdReusedError(
                 f"batch id {batch_id} stands for other messages already: {before} of them are in the ledger "
-                f"{self.ledger.ledger.address}. Leave batch_id out, or give every batch an id of its own"
+                f"{self.ledger.place.address}. Leave batch_id out, or give every batch an id of its own"
             )
         location = None if admission.staged is None else admission.staged.location
         admitted = self.ledger.admit(snapshot, batch_id, admission.entries, location)
