@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.settings import session_settings
+from sqs_lease.spark.sources.json_checker import ClosedChecker
 from sqs_lease.spark.sources.json_source import JsonSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from tests.spark.sources.parsing import Parsed, parsed
@@ -164,6 +166,12 @@ def test_a_new_field_is_ignored_by_default_and_rejected_by_name_on_request(spark
     assert ignoring.records == {"old": [{"id": 1}], "new": [{"id": 2}]}
     assert rejecting.records == {"old": [{"id": 1}]}
     assert rejecting.rejected == {"new": "not in the schema: size, id2"}
+
+
+def test_no_reason_is_longer_than_a_few_names() -> None:
+    (reason,) = ClosedChecker(["id"]).reasons([json.dumps({"x" * 10_000 + str(number): 1 for number in range(100)})])
+
+    assert str(reason) == "not in the schema: " + ", ".join(["x" * 63] * 3)
 
 
 def test_a_given_schema_cannot_grow() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -13,6 +14,7 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.sources.json_source import JsonSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.sns import SnsEnvelope
+from sqs_lease.spark.sources.sns_envelope import NotANotificationError, unwrap
 from sqs_lease.spark.sources.text_source import TextSource
 from tests.spark.sources.parsing import parsed
 from tests.spark.sources.s3_messages import in_sns
@@ -41,7 +43,33 @@ def test_the_published_text_is_checked_and_parsed_by_the_other_source(spark: Spa
     assert "raw message delivery" in outcome.rejected["raw"]
     assert outcome.rejected["cut off"].startswith("not valid JSON")
     assert "SubscriptionConfirmation" in outcome.rejected["subscription"]
-    assert outcome.rejected["unknown"] == "an SNS envelope of an unknown type"
+    assert outcome.rejected["unknown"] == "an SNS envelope of an unknown form"
+
+
+ENVELOPE = json.loads(in_sns("text"))
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        pytest.param({**ENVELOPE, "Message": {"id": 1}}, id="a message that is no text"),
+        pytest.param({**ENVELOPE, "More": 1.5}, id="a number"),
+        pytest.param({**ENVELOPE, "x" * 60_000: "a"}, id="a name that Spark does not read"),
+        pytest.param({**ENVELOPE, "MessageAttributes": ["a"]}, id="attributes that are none"),
+        pytest.param({**ENVELOPE, "MessageAttributes": {"a": "b"}}, id="an attribute that is none"),
+        pytest.param({**ENVELOPE, "MessageAttributes": {"a": {"Value": 1}}}, id="an attribute that is no text"),
+        pytest.param({**ENVELOPE, "MessageAttributes": {"x" * 60_000: {}}}, id="a long name of an attribute"),
+    ],
+)
+def test_an_envelope_that_spark_might_read_otherwise_is_refused(envelope: dict[str, Any]) -> None:
+    with pytest.raises(NotANotificationError, match="unknown form"):
+        unwrap(json.dumps(envelope))
+
+
+def test_an_envelope_may_have_fields_that_are_null_or_new() -> None:
+    assert (
+        unwrap(json.dumps({**ENVELOPE, "Subject": None, "SequenceNumber": "10", "MessageAttributes": None})) == "text"
+    )
 
 
 def test_the_published_text_arrives_as_it_was(spark: SparkSession) -> None:

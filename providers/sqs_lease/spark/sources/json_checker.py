@@ -12,7 +12,14 @@ from sqs_lease.json_syntax import NotJsonError, decode, decode_object
 MOST_COLUMNS: Final = 1000
 """Wider than this no table grows by itself: objects with names such as ids would add columns without end."""
 
-_SHOWN_FIELDS = 3
+SHOWN_FIELDS: Final = 3
+"""How many unknown fields a reason names."""
+
+SHOWN_CHARACTERS: Final = 63
+"""How much of each name."""
+
+UNKNOWN_FIELD: Final = "not in the schema: "
+"""How the reason starts when a message has fields that are no columns; their names follow."""
 
 
 class AnyJsonChecker:
@@ -63,8 +70,8 @@ class ClosedChecker(ObjectChecker):
         """See :class:`ObjectChecker`."""
         if record.keys() <= self._columns:
             return None
-        unknown = [name for name in record if name not in self._columns]
-        return f"not in the schema: {', '.join(unknown[:_SHOWN_FIELDS])}"
+        unknown = [name[:SHOWN_CHARACTERS] for name in record if name not in self._columns]
+        return f"{UNKNOWN_FIELD}{', '.join(unknown[:SHOWN_FIELDS])}"
 
 
 class OpenChecker(ObjectChecker):

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from sqs_lease.spark.columns import REASON
+from sqs_lease.spark.sources.json_checker import SHOWN_CHARACTERS, SHOWN_FIELDS, UNKNOWN_FIELD
 from sqs_lease.spark.sources.schemas import quoted
 
 _CORRUPT: Final = "_sqs_lease_corrupt"
@@ -84,14 +85,8 @@ def _reason(record: Column, columns: StructType, *, closed: bool) -> Column:
     if not closed:
         return reason
     unknown = F.array_except(F.json_object_keys(_TEXT), F.array(*map(F.lit, columns.names)))
-    return F.coalesce(
-        reason,
-        F.when(F.size(unknown) > 0, F.concat(F.lit(UNKNOWN_FIELD), F.array_join(F.slice(unknown, 1, 3), ", "))),
-    )
-
-
-UNKNOWN_FIELD: Final = "not in the schema: "
-"""How the reason starts when a message has fields that are no columns; up to three names follow."""
+    named = F.transform(F.slice(unknown, 1, SHOWN_FIELDS), lambda name: F.substring(name, 1, SHOWN_CHARACTERS))
+    return F.coalesce(reason, F.when(F.size(unknown) > 0, F.concat(F.lit(UNKNOWN_FIELD), F.array_join(named, ", "))))
 
 
 def _missing(gaps: Sequence[tuple[str, Column]]) -> Column:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal, get_args
 
 from pyspark.sql import DataFrame
@@ -64,7 +63,7 @@ class JsonSource:
     @property
     def identity(self) -> str:
         """The schema, or where it is pinned, and what becomes of new fields."""
-        what = Path(self.schema.path).absolute() if isinstance(self.schema, InferredSchema) else notation(self.schema)
+        what = self.schema.file if isinstance(self.schema, InferredSchema) else notation(self.schema)
         return f"json; {self.new_fields}; {what}"
 
     @property

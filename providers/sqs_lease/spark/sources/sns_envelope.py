@@ -10,7 +10,10 @@ from sqs_lease.json_syntax import decode_object
 MESSAGE: Final = "Message"
 """The field of the envelope that holds what was published."""
 
+_ATTRIBUTES: Final = "MessageAttributes"
 _CONFIRMATIONS: Final = {"SubscriptionConfirmation", "UnsubscribeConfirmation"}
+# Of an attribute, the longest name that is used: "Amazon SNS message attributes" in the Amazon SNS Developer Guide.
+_NAME_CHARACTERS: Final = 256
 
 
 class NotANotificationError(ValueError):
@@ -48,7 +51,27 @@ def published(value: Mapping[str, Any]) -> str:
         raise NotANotificationError(
             f"an SNS {kind}, which carries nothing to store: confirm the subscription, then delete the message"
         )
-    if kind != "Notification" or not isinstance(value[MESSAGE], str):
-        raise NotANotificationError("an SNS envelope of an unknown type")
+    if kind != "Notification" or not isinstance(value[MESSAGE], str) or not _is_plain(value):
+        raise NotANotificationError("an SNS envelope of an unknown form")
     message: str = value[MESSAGE]
     return message
+
+
+def _is_plain(envelope: Mapping[str, Any]) -> bool:
+    """Whether an envelope holds nothing but texts, so that Spark's parser too takes it apart without exception."""
+    attributes = envelope.get(_ATTRIBUTES)
+    if attributes is None:
+        return _are_texts(envelope)
+    others = {name: value for name, value in envelope.items() if name != _ATTRIBUTES}
+    return (
+        _are_texts(others)
+        and isinstance(attributes, dict)
+        and all(len(name) <= _NAME_CHARACTERS for name in attributes)
+        and all(isinstance(its, dict) and _are_texts(its) for its in attributes.values())
+    )
+
+
+def _are_texts(fields: Mapping[str, Any]) -> bool:
+    return all(
+        len(name) <= _NAME_CHARACTERS and (value is None or isinstance(value, str)) for name, value in fields.items()
+    )
