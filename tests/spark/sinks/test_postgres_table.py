@@ -13,7 +13,8 @@ import psycopg
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType, VariantType
 
 from sqs_lease.spark import JsonSource, ingest
 from sqs_lease.spark.columns import table_columns
@@ -95,6 +96,17 @@ def test_nul_characters_are_replaced_wherever_they_stand(spark: SparkSession, da
     (stored,) = subject.read_rows()
     assert (stored["name"], stored["nested"]) == ("a\ufffdb", {"s": "\ufffdx"})
     assert stored["texts"] == [text.replace("\0", "\ufffd") for text in texts]
+
+
+def test_a_variant_becomes_jsonb(subject: Subject, database: Database) -> None:
+    columns = columns_of(name=StringType(), document=VariantType())
+    table = subject.open(columns)
+    rows = subject.rows([record("m1", 1)]).withColumn("document", F.parse_json(F.lit('{"a": [1.5, "\\u0000", null]}')))
+    staged = table.stage(rows.select(columns.names), "b")
+    table.commit(table.look_up(asked("m1")), Admission("b", entries(["m1"]), staged))
+    assert database.read("SELECT document, pg_typeof(document)::text AS kind FROM orders") == [
+        {"document": {"a": [1.5, "\ufffd", None]}, "kind": "jsonb"}
+    ]
 
 
 # ---- what the user's table may be
