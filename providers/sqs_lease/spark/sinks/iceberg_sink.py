@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -47,6 +47,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.delta_schema import differences
 from sqs_lease.spark.sinks.ledger import Ledger
@@ -126,6 +127,7 @@ class IcebergTable:
         identifier: Its name there, quoted.
         upsert_by: The key's columns; none to append.
         staged: Where rows wait.
+        own: What this very object staged and was not told to take yet: nobody else can have taken it.
     """
 
     spark: SparkSession
@@ -133,6 +135,7 @@ class IcebergTable:
     identifier: str
     upsert_by: tuple[str, ...]
     staged: StagedRows
+    own: set[str] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -174,10 +177,14 @@ class IcebergTable:
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.write_ahead.TargetTable.stage`."""
-        return self.staged.write(rows, batch_id)
+        staged = self.staged.write(rows, batch_id)
+        self.own.add(staged.location)
+        return staged
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
+        is_first = location in self.own
+        self.own.discard(location)
         for _ in range(_TRIES):
             if self.staged.is_applied(application):
                 break
@@ -195,7 +202,8 @@ class IcebergTable:
                         if self.staged.is_applied(application):
                             break
                         raise gone(self.name, location, application)
-                    self._take(rows, before, application)
+                    if is_first or not self._has_rows(rows, application):
+                        self._take(rows, before, application)
             except SPARK_ERRORS as error:
                 if not _collided(error) and self.version() == before:
                     raise self._unusable("cannot be written", error) from error
@@ -253,6 +261,16 @@ class IcebergTable:
         said = F.col("summary").getItem(_property(application)).cast("bigint")
         snapshots = self.spark.table(f"{self.name}.snapshots").where(said >= application.number)
         return not snapshots.join(self.spark.table(f"{self.name}.history"), "snapshot_id").isEmpty()
+
+    def _has_rows(self, rows: DataFrame, application: Application) -> bool:
+        """Whether rows of the batch are in the table, although the snapshot that said so may have expired.
+
+        To merge the newest batch twice changes nothing, so it needs no such question.
+        """
+        if self.upsert_by:
+            return False
+        stored = self.spark.table(self.name).where(F.col(BATCH_ID) == application.batch_id)
+        return not stored.join(F.broadcast(rows.select(MESSAGE_ID).distinct()), MESSAGE_ID, "left_semi").isEmpty()
 
     def _newest_snapshot(self) -> int | None:
         rows = self.spark.table(f"{self.name}.refs").where("name = 'main'").select("snapshot_id").collect()

@@ -23,6 +23,7 @@ from sqs_lease.spark.sinks.iceberg_sink import IcebergTable
 from sqs_lease.spark.sinks.staged_rows import StagedRows
 from sqs_lease.spark.sinks.write_ahead import Application
 from sqs_lease.testing.sink_subject import SENT, Subject, record
+from tests.spark.engines.table_formats.conftest import CATALOG
 from tests.spark.engines.table_formats.subjects import iceberg_subject, native_delta_subject, staged_files
 
 MakeSubject = Callable[..., Subject]
@@ -172,6 +173,24 @@ def test_a_new_ledger_counts_from_one_again(spark: SparkSession, tmp_path: Path)
     assert staged_files(tmp_path / "ledger") == []
 
 
+def test_a_batch_is_known_after_the_snapshot_that_says_so_has_expired(spark: SparkSession, tmp_path: Path) -> None:
+    subject = iceberg_subject(spark, tmp_path)
+    location = staged(subject, "b", record("m1", 1), record("m1", 2))
+    table = table_of(subject)
+    killed = replace(table, staged=_Forgetful(spark, table.staged.directory))
+    killed.apply(location, Application(LEDGER, 1, "b"))
+    spark.table(table.name).where("false").writeTo(table.name).append()
+    spark.sql(
+        f"CALL {CATALOG}.system.expire_snapshots("
+        f"table => '{table.name}', older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
+    )
+    assert spark.table(f"{table.name}.snapshots").count() == 1
+
+    table_of(subject).apply(location, Application(LEDGER, 1, "b"))
+    assert subject.ids() == [("m1", 1), ("m1", 2)]
+    assert subject.leftovers() == []
+
+
 @dataclass(frozen=True)
 class _Forgetful(StagedRows):
     """Is killed right after the table was written."""
@@ -184,4 +203,4 @@ class _Forgetful(StagedRows):
 
 
 def _meanwhile(table: IcebergTable, action: Callable[[], object]) -> MeanwhileTable:
-    return MeanwhileTable(table.spark, table.catalog, table.identifier, table.upsert_by, table.staged, action)
+    return MeanwhileTable(table.spark, table.catalog, table.identifier, table.upsert_by, table.staged, set(), action)
