@@ -63,13 +63,22 @@ class Ledger:
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     clock: Callable[[], datetime] = field(default=_now, repr=False)
 
+    @property
+    def address(self) -> str:
+        """The path, absolute, or the address."""
+        return self._place.address
+
+    @property
+    def _place(self) -> LedgerPlace:
+        return LedgerPlace.of(self.path, self.storage_options)
+
     def open(self) -> OpenLedger:
         """Find the ledger, or create it; several processes may do so at once.
 
         Raises:
             TableError: It can neither be found nor created there.
         """
-        ledger = OpenLedger(LedgerPlace.of(self.path, self.storage_options), self.clock)
+        ledger = OpenLedger(self._place, self.clock)
         if ledger.load() is None:
             ledger.create()
         return ledger
