@@ -23,7 +23,7 @@ from demo.sqs_server import SqsServer
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read
+from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read, object_rows
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, JsonLines
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows
@@ -151,7 +151,10 @@ class TestObjects:
 
         assert {reason(rows) for rows in found.values()} == {NOTHING_TO_STORE}
 
-    def test_many_messages_keep_their_rows_apart_and_come_in_few_batches(self, bucket: Bucket) -> None:
+    def test_many_messages_keep_their_rows_apart_also_when_these_are_on_disk(
+        self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(object_rows, "_IN_MEMORY_BYTES", 50)
         for number in range(30):
             bucket.put(f"o{number}", b"".join(b'{"id": %d}\n' % number for _ in range(number + 1)))
         bodies = {f"m{number}": bucket.told(f"o{number}") for number in range(30)}

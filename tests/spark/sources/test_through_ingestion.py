@@ -12,6 +12,7 @@ from uuid import uuid4
 import boto3
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from demo.sqs_server import SqsServer
@@ -21,7 +22,7 @@ from sqs_lease.spark.sources.parser_source import ParserSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.s3_events import S3EventsSource
 from sqs_lease.spark.sources.sns import SnsEnvelope
-from tests.spark.samples import Place, message, rows
+from tests.spark.samples import Place, message, rows, staged_files
 from tests.spark.sources.s3_messages import direct, in_sns, record
 
 pytestmark = pytest.mark.processes
@@ -87,6 +88,17 @@ def test_a_parsers_records_rejects_and_empty_messages_add_up(place: Place) -> No
 
     assert (result.ingested, result.empty, result.rows, set(result.rejected)) == (1, 1, 3, {"half"})
     assert sorted(row["word"] for row in rows(place.table)) == ["a", "b", "c"]
+
+
+def test_a_parser_that_fails_stops_the_batch_and_nothing_is_stored(place: Place) -> None:
+    def parser(messages: pa.RecordBatch) -> pa.Table:
+        return pa.table({"message_id": [*messages.column("message_id").to_pylist(), "m9"], "word": ["a", "b"]})
+
+    with pytest.raises(PythonException, match="gave rows of messages that it did not get, for example m9"):
+        place.ingest([message("m1", "a")], source=ParserSource(parser, "word STRING"))
+
+    assert rows(place.table) == []
+    assert staged_files(place.table) == set()
 
 
 def test_new_fields_widen_the_table_and_a_driver_a_step_behind_goes_on(place: Place, tmp_path: Path) -> None:
