@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from sqs_lease.spark import DeltaSink, TableError
 from tests.spark.delta.conftest import Bucket
-from tests.spark.delta.tables import TABLE_SCHEMA, open_table
+from tests.spark.delta.tables import TABLE_SCHEMA, open_table, row, stage
 
 
 @pytest.mark.parametrize("address", ["gs://bucket/table", "hdfs://host/table", "file:///table"])
@@ -80,6 +80,14 @@ def test_a_directory_with_other_files_is_not_made_a_table(tmp_path: Path) -> Non
     with pytest.raises(TableError, match=f"{tmp_path} has files in it, but is no Delta table"):
         open_table(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.csv"]
+
+
+def test_files_of_a_table_that_was_created_a_moment_ago_are_its_own(tmp_path: Path) -> None:
+    table = open_table(tmp_path)
+    stage(table, [row(1, "m1")])
+
+    # What a driver does that did not find the table yet.
+    table.storage.require_empty()
 
 
 @pytest.mark.processes

@@ -226,6 +226,11 @@ def test_optimizing_starts_again_when_rows_are_replaced_meanwhile(
     assert stored(open_table(two_small_files)) == [(1, "m1"), (2, "m3")]
 
 
+def test_files_of_the_size_that_was_asked_for_are_left_alone(two_small_files: Path) -> None:
+    assert DeltaSink(two_small_files).optimize(target_file_bytes=1).files_removed == 0
+    assert DeltaSink(two_small_files).optimize().files_removed == 2
+
+
 def test_optimizing_by_what_is_no_column_is_refused(tmp_path: Path) -> None:
     open_table(tmp_path, partition_by=["name"])
 

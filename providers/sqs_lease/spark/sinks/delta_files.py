@@ -73,7 +73,7 @@ class Listing:
     files: Sequence[StagedFile]
 
     def write(self, storage: TableStorage, directory: str) -> str:
-        """Write it beside the files, whole or not at all, and return its path relative to the table."""
+        """Write it beside the files, and return its path relative to the table."""
         content = {"upsert_by": list(self.upsert_by), "files": [asdict(file) for file in self.files]}
         path = f"{directory}/{_LISTING}"
         files = storage.file_system()

@@ -34,15 +34,13 @@ class Optimized:
     table_version: int
 
 
-def optimize(
-    storage: TableStorage, *, z_order_by: Sequence[str], target_file_bytes: int | None, max_tasks: int | None
-) -> Optimized:
+def optimize(storage: TableStorage, *, z_order_by: Sequence[str], target_file_bytes: int | None) -> Optimized:
     """See :meth:`.delta_sink.DeltaSink.optimize`."""
     for _ in range(_TRIES):
         table = _existing(storage)
         _check_order(storage, table, z_order_by)
         try:
-            metrics = _rewrite(table, z_order_by, target_file_bytes, max_tasks)
+            metrics = _rewrite(table, z_order_by, target_file_bytes)
         except CommitFailedError as error:
             if _existing(storage).version() == table.version():
                 raise storage.unusable("cannot be optimized", error) from error
@@ -72,16 +70,12 @@ def _check_order(storage: TableStorage, table: DeltaTable, z_order_by: Sequence[
             )
 
 
-def _rewrite(
-    table: DeltaTable, z_order_by: Sequence[str], target_file_bytes: int | None, max_tasks: int | None
-) -> dict[str, Any]:
+def _rewrite(table: DeltaTable, z_order_by: Sequence[str], target_file_bytes: int | None) -> dict[str, Any]:
     # delta-rs lets a commit pass that others overtook if they only added files, and refuses it if they removed some
     # that it replaces.
     if z_order_by:
-        return dict(
-            table.optimize.z_order(list(z_order_by), target_size=target_file_bytes, max_concurrent_tasks=max_tasks)
-        )
-    return dict(table.optimize.compact(target_size=target_file_bytes, max_concurrent_tasks=max_tasks))
+        return dict(table.optimize.z_order(list(z_order_by), target_size=target_file_bytes))
+    return dict(table.optimize.compact(target_size=target_file_bytes))
 
 
 def vacuum(storage: TableStorage, *, older_than: timedelta) -> list[str]:

@@ -72,9 +72,7 @@ class DeltaSink:
         target = DeltaTarget(self.path, self.partition_by, self.upsert_by, self.storage_options)
         return WriteAheadSink(target, self._ledger).open(spark, columns, widen=widen)
 
-    def optimize(
-        self, *, z_order_by: Sequence[str] = (), target_file_bytes: int | None = None, max_tasks: int | None = None
-    ) -> Optimized:
+    def optimize(self, *, z_order_by: Sequence[str] = (), target_file_bytes: int | None = None) -> Optimized:
         """Rewrite the table's many small files as few large ones; call it from a maintenance task now and then.
 
         It needs no Spark, and changes no row. Batches may be ingested meanwhile: they are never lost or doubled. If
@@ -85,12 +83,11 @@ class DeltaSink:
             z_order_by: Sort rows by these columns together, so that readers that filter by one of them open few
                 files; all files are then rewritten. Empty, the default, puts small files together as they are.
             target_file_bytes: How large files become; None takes the table's own setting, or deltalake's default.
-            max_tasks: How many files are rewritten at once; None takes as many as there are processors.
 
         Raises:
             TableError: There is no table, it cannot be written, or others changed it again and again.
         """
-        return optimize(self._storage, z_order_by=z_order_by, target_file_bytes=target_file_bytes, max_tasks=max_tasks)
+        return optimize(self._storage, z_order_by=z_order_by, target_file_bytes=target_file_bytes)
 
     def vacuum(self, *, older_than: timedelta = timedelta(days=7)) -> list[str]:
         """Remove files that the table does not have: replaced ones, and those that killed processes left behind.

@@ -96,7 +96,7 @@ def write_by_tasks(
         rows = rows.sortWithinPartitions(*(numbered[name] for name in partition_by))
     answers = rows.mapInArrow(_task(storage, directory, tuple(partition_by), schema), _ANSWER).toArrow()
     staged = [answered(answer) for answer in answers.drop_columns(["message_ids"]).to_pylist()]
-    message_ids = [pc.list_flatten(chunk) for chunk in answers["message_ids"].chunks]
+    message_ids = [pc.list_flatten(chunk).cast(pa.string()) for chunk in answers["message_ids"].chunks]
     return staged, pa.chunked_array(message_ids, pa.string())
 
 

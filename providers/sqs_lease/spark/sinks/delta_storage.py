@@ -102,8 +102,8 @@ class TableStorage:
             found = self.file_system().get_file_info(pafs.FileSelector("", allow_not_found=True))
         except (DeltaError, OSError) as error:
             raise self.unusable("cannot be looked at", error) from error
-        # Another driver may be creating the table at this moment.
-        if any(entry.base_name not in {LOG, OURS} for entry in found):
+        # Another driver may be creating the table at this moment, or have done so a moment ago.
+        if any(entry.base_name not in {LOG, OURS} for entry in found) and self.load() is None:
             raise TableError(
                 f"{self.uri} has files in it, but is no Delta table: give the path of a table, or of a "
                 "directory that is empty or does not exist"
