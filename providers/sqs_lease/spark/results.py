@@ -41,8 +41,10 @@ class IngestResult:
         """Name the messages that are not done, in the shape of AWS Lambda: return it from the task that did the work.
 
         Returns:
-            ``{"batchItemFailures": [{"itemIdentifier": message id}, ...]}``: the rejected messages, unless they were
-            stored. These are released, and all other messages of the batch deleted.
+            ``{"batchItemFailures": [{"itemIdentifier": message id, "reason": text}, ...]}``: the rejected messages,
+            unless they were stored. These are released, and all other messages of the batch deleted. The reason is no
+            part of AWS's shape; it goes with a message that is dead-lettered.
         """
-        failures = () if self.rejects_stored else self.rejected
-        return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failures]}
+        failures = {} if self.rejects_stored else self.rejected
+        items = [{"itemIdentifier": message_id, "reason": reason} for message_id, reason in failures.items()]
+        return {"batchItemFailures": items}

@@ -77,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--result", required=True, metavar="URI", help="where the result is written")
     parser.add_argument("--spec", required=True, metavar="JSON|URI", help="source, sink and workspace")
-    parser.add_argument("--batch-id", help="the batch's name; by default it is named after its messages")
     engine = parser.add_mutually_exclusive_group()
     engine.add_argument("--master", help="local[2], spark://...; not with spark-submit, which says it itself")
     engine.add_argument("--remote", help="a Spark Connect server, sc://...")
@@ -107,7 +106,6 @@ def _run(options: argparse.Namespace, termination: Termination) -> None:
                 source=source,
                 sink=sink,
                 workspace=spec.workspace,
-                batch_id=options.batch_id,
                 rejects=rejects,
                 still_held=lambda: not termination.asked,
             )
@@ -135,10 +133,7 @@ def _stored(result: IngestResult) -> StoredResult:
         rows=result.rows,
         table_version=result.table_version,
         rejects_stored=bool(result.rejects_stored),
-        batchItemFailures=[
-            {**item, "reason": result.rejected[item["itemIdentifier"]]}
-            for item in result.partial_batch_response()["batchItemFailures"]
-        ],
+        batchItemFailures=result.partial_batch_response()["batchItemFailures"],
     )
 
 
