@@ -62,6 +62,10 @@ class Book:
         assert known.schema == KNOWN
         return dict(zip(known["message_id"].to_pylist(), known["batch_id"].to_pylist(), strict=True))
 
+    def clean_up(self) -> None:
+        ledger = self.open()
+        ledger.clean_up(ledger.snapshot())
+
     def files(self) -> list[Path]:
         """The files that the ledger has, in the order of their numbers."""
         uris = DeltaTable(self.path).file_uris()
@@ -234,15 +238,15 @@ def test_batches_are_forgotten_when_no_queue_can_have_their_messages_any_more(bo
     book.clock.now = NOON + 15 * DAY
     book.admit("new", {"new": book.clock.now})
 
-    book.open().clean_up()
+    book.clean_up()
     # It is the sixteenth day only when all of the first one is 15 days ago.
     assert book.find({"old": None, "younger": None, "new": None}).keys() == {"old", "younger", "new"}
 
     book.clock.now += 12 * HOUR
-    book.open().clean_up()
+    book.clean_up()
     assert book.find({"old": None, "younger": None, "new": None}).keys() == {"younger", "new"}
     version = DeltaTable(book.path).version()
-    book.open().clean_up()
+    book.clean_up()
     assert DeltaTable(book.path).version() == version
 
 
@@ -252,7 +256,7 @@ def test_the_newest_batch_is_never_forgotten(book: Book) -> None:
     book.admit("newest", {"newest": NOON}, location="half done")
     book.clock.now += 100 * DAY
 
-    book.open().clean_up()
+    book.clean_up()
 
     snapshot = book.open().snapshot()
     assert snapshot.newest() == Admitted(2, "newest", "half done")
@@ -266,7 +270,7 @@ def test_whoever_looked_before_the_clean_up_is_refused_and_looks_again(book: Boo
     book.admit("new", {"new": book.clock.now})
     ledger = book.open()
     snapshot = ledger.snapshot()
-    book.open().clean_up()
+    book.clean_up()
 
     with pytest.raises(Overtaken):
         ledger.admit(snapshot, "next", entries({"next": NOON}), None)
@@ -284,11 +288,11 @@ def test_a_clean_up_that_comes_late_leaves_it_to_the_others(book: Book, caplog: 
         return delete(table, *args, **options)
 
     with patch.object(DeltaTable, "delete", overtaken):
-        book.open().clean_up()
+        book.clean_up()
 
     assert book.find({"old": None, "new": None, "between": None}).keys() == {"old", "new", "between"}
     assert not caplog.records
-    book.open().clean_up()
+    book.clean_up()
     assert "old" not in book.find({"old": None})
 
 
@@ -298,7 +302,7 @@ def test_trouble_with_the_clean_up_does_no_harm(book: Book, caplog: pytest.LogCa
     book.admit("new", {"new": book.clock.now})
 
     with patch.object(DeltaTable, "delete", side_effect=DeltaError("no permission")):
-        book.open().clean_up()
+        book.clean_up()
 
     assert f"ledger {book.path} was not cleaned up, which is tried again: no permission" in caplog.text
 
@@ -313,7 +317,7 @@ def test_files_that_a_killed_process_left_go_with_the_clean_up(book: Book) -> No
     eight_days_ago = time.time() - 8 * 24 * 3600
     os.utime(orphan, (eight_days_ago, eight_days_ago))
 
-    book.open().clean_up()
+    book.clean_up()
 
     assert not orphan.exists()
     assert young.exists()

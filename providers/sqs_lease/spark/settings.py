@@ -14,6 +14,9 @@ INGESTION: Final[Mapping[str, str]] = {
     # EXCEPTION would fail the whole batch for one old date, and quote the value in the error text.
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    # The file of a batch has a third of its bodies' bytes, or less: by the default, 128 MB, a million messages of 1 KB
+    # would be three tasks, on whatever cluster.
+    "spark.sql.files.maxPartitionBytes": "32m",
 }
 """What a stored batch must not leave to the session that happens to run it."""
 

@@ -156,13 +156,18 @@ class OpenLedger:
             raise self.place.unusable("cannot be written", error) from error
         return admitted
 
-    def clean_up(self) -> None:
+    def clean_up(self, seen: LedgerSnapshot) -> None:
         """Forget what is older than any message in a queue can be: whole days, so at most once a day.
 
         It may lose against another process, and leaves the work to that one, or to the next day. Trouble is logged
         and does no harm.
+
+        Args:
+            seen: A version that was looked at a moment ago, by which most calls see that there is nothing to do.
         """
         oldest = (self.clock() - REMEMBERED).astimezone(UTC).date()
+        if not any(day < oldest for day in seen.days()):
+            return
         try:
             snapshot = self.snapshot()
             newest = snapshot.newest_day()

@@ -145,7 +145,7 @@ class WriteAheadTable:
         location = None if admission.staged is None else admission.staged.location
         admitted = self.ledger.admit(snapshot, batch_id, admission.entries, location)
         version = self._apply(snapshot.ledger_id, admitted)
-        self.ledger.clean_up()
+        self.ledger.clean_up(snapshot)
         return version
 
     def discard(self, staged: Staged) -> None:
