@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from itertools import count
 from pathlib import Path
@@ -17,18 +17,19 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
-from sqs_lease.spark import Ledger, Staged, TableError
+from sqs_lease.spark import BatchIdReusedError, Ledger, Staged, TableError
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.parsing import Parsed
 from sqs_lease.spark.sinks.ledger import OpenLedger
 from sqs_lease.spark.sinks.ledger_files import Admitted
 from sqs_lease.spark.sinks.ledger_snapshot import LedgerSnapshot
-from sqs_lease.spark.sinks.sink import LOOKED_UP, Table
+from sqs_lease.spark.sinks.sink import ENTRIES, INGESTED, LOOKED_UP, Admission, Table
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 
 SENT: Final = datetime(2026, 3, 1, tzinfo=UTC)
@@ -242,3 +243,66 @@ def test_each_messages_rows_are_there_once_whatever_happens_to_the_drivers(
         world.ingest(frozenset(range(MESSAGES)))
         assert world.done == set(range(MESSAGES))
         assert world.storage.rows == Counter({str(message): message % 3 for message in range(MESSAGES) if message % 3})
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Driver:
+    return Driver(World(tmp_path / "ledger"), 0)
+
+
+def admission(batch_id: str, *messages: int, staged: Staged | None = None) -> Admission:
+    asked = looked_up(messages)
+    columns = [*asked.columns, [INGESTED] * len(messages), pa.nulls(len(messages), pa.string())]
+    return Admission(batch_id, pa.Table.from_arrays(columns, schema=ENTRIES), staged)
+
+
+def test_a_commit_cleans_up_the_ledger(driver: Driver) -> None:
+    now = [SENT]
+    ledger = Ledger(driver.world.path, clock=lambda: now[0]).open()
+    table = WriteAheadTable(MemoryTable(driver), ledger)
+    table.commit(table.look_up(looked_up([1])), admission("old", 1))
+    now[0] += timedelta(days=20)
+
+    table.commit(table.look_up(looked_up([2])), admission("new", 2))
+
+    assert table.look_up(looked_up([1, 2])).known["batch_id"].to_pylist() == ["new"]
+
+
+def test_a_batch_id_stands_for_the_same_messages_again_and_more_of_them_but_not_for_others(driver: Driver) -> None:
+    table = driver.table()
+    table.commit(table.look_up(looked_up([1, 2])), admission("mine", 1))
+
+    # Message 2 was rejected, and is a record now that what it refers to is there.
+    table.commit(table.look_up(looked_up([1, 2])), admission("mine", 2))
+
+    with pytest.raises(BatchIdReusedError, match="batch id mine stands for other messages already: 2 of them are in"):
+        table.commit(table.look_up(looked_up([2, 3])), admission("mine", 3))
+    assert table.look_up(looked_up([3])).known.num_rows == 0
+
+
+def test_an_admission_that_was_not_applied_is_finished_by_whoever_looks_next(driver: Driver) -> None:
+    table = driver.table()
+    staged = table.stage(["1"], "first")  # type: ignore[arg-type]
+    seen = table.look_up(looked_up([1]))
+    table.ledger.admit(seen.snapshot, "first", admission("first", 1).entries, staged.location)
+    assert driver.world.storage.rows == Counter()
+    # Not even the process that staged the rows may remove them now.
+    table.discard(staged)
+
+    other = Driver(driver.world, 1).table()
+
+    assert other.look_up(looked_up([1, 2])).known["message_id"].to_pylist() == ["1"]
+    assert driver.world.storage.rows == Counter({"1": 1})
+
+
+def test_rows_are_left_where_it_cannot_be_known_whether_they_were_admitted(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = driver.table()
+    staged = table.stage(["1"], "first")  # type: ignore[arg-type]
+    driver.world.path.rename(driver.world.path.with_name("elsewhere"))
+
+    table.discard(staged)
+
+    assert f"left over, perhaps: {staged.location}" in caplog.text
+    assert staged.location in driver.world.storage.staged
