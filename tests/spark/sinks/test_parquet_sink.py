@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,17 @@ def test_a_batch_that_was_applied_may_be_removed_by_its_owner(table: ParquetTabl
     table.apply(str(location), APPLICATION)
 
     assert list(table.root.glob(f"{NUMBER_COLUMN}=*")) == []
+
+
+def test_a_batch_is_not_missed_after_a_later_one_was_applied(table: ParquetTable) -> None:
+    first = staged_by_hand(table)
+    table.apply(str(first), APPLICATION)
+    later = Application(APPLICATION.ledger_id, APPLICATION.number + 1, "c")
+    table.apply(str(staged_by_hand(table)), later)
+    for directory in table.root.glob(f"{NUMBER_COLUMN}=*"):
+        shutil.rmtree(directory)
+
+    table.apply(str(first), APPLICATION)
 
 
 def test_rows_that_are_gone_before_they_were_applied_are_an_error(table: ParquetTable) -> None:

@@ -23,7 +23,6 @@ def subject_of(spark: SparkSession, database: Database, **options: Any) -> Subje
         read_rows=lambda: database.read("SELECT * FROM orders"),
         leftovers=database.staging_tables,
         interruptions={
-            "before the entries": lambda: interrupted(PostgresTable, "_admit", "before"),
             "after the entries": lambda: interrupted(PostgresTable, "_admit", "after"),
             "after the rows": lambda: interrupted(PostgresTable, "_take", "after"),
             "after the commit": lambda: interrupted(PostgresTable, "_tidy", "before"),

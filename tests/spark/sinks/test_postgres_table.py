@@ -208,20 +208,42 @@ def test_of_two_commits_of_one_message_at_the_same_time_the_second_waits_and_is_
     assert known(table, "m0", "m1").keys() == {"m1"}
 
 
-def test_a_commit_that_the_server_cannot_serialize_is_overtaken(database: Database) -> None:
+def test_drivers_meet_in_the_same_way_under_another_isolation_by_default(database: Database) -> None:
     table = opened(database)
     looked_up = table.look_up(asked("m1"))
     database.run("ALTER ROLE postgres SET default_transaction_isolation = 'serializable'")
     try:
         with psycopg.connect(database.url) as other:
-            theirs = opened(database)
             other.execute(f"SELECT count(*) FROM {table.name.entries.as_string(other)}".encode())
-            admit(theirs, "theirs", "m1")
-        with pytest.raises(Overtaken):
-            table.commit(looked_up, Admission("ours", entries(["m1"]), None))
+            admit(table, "theirs", "m1")
+            with pytest.raises(Overtaken):
+                table.commit(looked_up, Admission("ours", entries(["m1"]), None))
     finally:
         database.run("ALTER ROLE postgres RESET default_transaction_isolation")
     assert known(table, "m1")["m1"][0] == "theirs"
+
+
+def test_a_commit_that_the_server_gave_up_for_another_one_is_overtaken(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = opened(database)
+    looked_up = table.look_up(asked("m1"))
+
+    def deadlocked(*_: object) -> None:
+        raise psycopg.errors.DeadlockDetected
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresTable, "_admit", deadlocked)
+        with pytest.raises(Overtaken):
+            table.commit(looked_up, Admission("b", entries(["m1"]), None))
+    table.commit(looked_up, Admission("b", entries(["m1"]), None))
+
+
+def test_drivers_that_make_a_table_at_once_all_have_it(database: Database) -> None:
+    with ThreadPoolExecutor() as pool:
+        made = [pool.submit(opened, database) for _ in range(4)]
+    assert len({table.result().name for table in made}) == 1
+    database.read("SELECT * FROM orders")
 
 
 # ---- drivers and tasks that die

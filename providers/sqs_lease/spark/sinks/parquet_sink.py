@@ -154,22 +154,22 @@ class ParquetTable:
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
-        name = f"{application.number:012d}-{application.ledger_id[:8]}"
-        directory, mark = self.root / f"{NUMBER_COLUMN}={name}", self._mark(application)
+        directory = self.root / f"{NUMBER_COLUMN}={application.number:012d}-{application.ledger_id[:8]}"
         try:
-            if not directory.exists() and not mark.exists():
+            if self._is_marked(application):
+                return None
+            if not directory.exists():
                 try:
                     Path(location).rename(directory)
                 except FileNotFoundError as error:
                     # Unless another process did the same at this moment.
-                    if not directory.exists() and not mark.exists():
+                    if not directory.exists() and not self._is_marked(application):
                         raise TableError(
                             f"the rows of batch {application.batch_id}, which the ledger has admitted, are gone from "
                             f"{location}: restore them, or ingest into a new directory"
                         ) from error
                 _flush(self.root)
-            if not mark.exists():
-                self._tidy(application)
+            self._tidy(application)
         except OSError as error:
             raise self.unusable("cannot be written", error) from error
         return None
@@ -191,6 +191,11 @@ class ParquetTable:
 
     def _mark(self, application: Application) -> Path:
         return self.root / _OURS / "applied" / f"{application.ledger_id}-{application.number:012d}"
+
+    def _is_marked(self, application: Application) -> bool:
+        """Whether this application was taken, or a later one, which is admitted only after it."""
+        mark = self._mark(application)
+        return any(other.name >= mark.name for other in mark.parent.glob(f"{application.ledger_id}-*"))
 
     def _tidy(self, application: Application) -> None:
         """Say that the batch is in the table, so that it may go from there, and remove what nobody will ask for."""

@@ -50,7 +50,10 @@ def connect(parameters: Parameters) -> psycopg.Connection[tuple[Any, ...]]:
         psycopg.Error: The server cannot be reached, or lets nobody in.
     """
     # Prepared statements would not outlive a transaction behind a pooler.
-    return psycopg.connect(**{**parameters, "client_encoding": "UTF8"}, prepare_threshold=None)
+    connection = psycopg.connect(**{**parameters, "client_encoding": "UTF8"}, prepare_threshold=None)
+    # Whatever the role's default is: after waiting for another transaction, its outcome is to be seen.
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return connection
 
 
 @contextmanager
