@@ -20,8 +20,8 @@ test: setup lint ## lint, then run all tests
 	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --ignore tests/failover
 	@$(PYTHON_ENVIRONMENT)/python -m pytest tests/failover
 
-chaos: setup ## the failover tests in their full form: 20 keepers, Airflow's default settings, longer stops
-	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover --log-cli-level=INFO
+chaos: setup ## tests of failures in their full form: 20 keepers, Airflow's default settings, longer stops, all of Spark's engines
+	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark/engines --log-cli-level=INFO
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check $(SOURCES)
