@@ -17,7 +17,7 @@ import pytest
 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.manifest import ManifestError, write_manifest
-from sqs_lease.spark import WorkspaceError
+from sqs_lease.spark import TextSource, WorkspaceError
 from sqs_lease.spark.batch_file import written_batch
 from sqs_lease.spark.sources.json_checker import PlainChecker
 from sqs_lease.spark.workspace import scratch_directory
@@ -160,6 +160,14 @@ def test_bodies_of_a_manifest_are_only_read_for_who_wants_more_than_their_syntax
         assert batch is not None
         assert batch.rejected["message_id"].to_pylist() == ["b"]
     assert checker.seen == ["{}", "x {}"]
+
+
+def test_what_is_no_json_is_still_text(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path / "manifest", [message("a", "{}"), message("b", "hello")])
+
+    with written_batch(manifest, workspace=tmp_path / "w", checker=TextSource().checker()) as batch:
+        assert batch is not None
+        assert batch.rejected.num_rows == 0
 
 
 @dataclass(frozen=True)

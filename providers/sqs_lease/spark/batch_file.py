@@ -205,7 +205,7 @@ def _from_manifest(path: Path, checker: Checker, *, name: object) -> BatchFile |
             reasons = checker.reasons_by_syntax(messages[_NOT_JSON])
         else:
             groups = (file.read_row_group(number, columns=[BODY])[BODY] for number in range(file.num_row_groups))
-            reasons = pa.chunked_array((checker.reasons(bodies.to_pylist()) for bodies in groups), pa.string())
+            reasons = pa.chunked_array([checker.reasons(bodies.to_pylist()) for bodies in groups], pa.string())
     is_marked = pc.all(pc.equal(pc.is_null(reasons), pc.is_null(messages[_NOT_JSON]))).as_py()
     messages = messages.select(_KEPT).append_column(_REJECTED, reasons)
     return _each_once(path, messages, _NOT_JSON if is_marked else None)

@@ -23,9 +23,9 @@ class Checker(Protocol):
 
 @runtime_checkable
 class SyntaxChecker(Checker, Protocol):
-    """A checker that only asks whether a body is one JSON object by the letter: manifests have the answer already.
+    """A checker that asks of a body at most whether it is one JSON object by the letter, which manifests say already.
 
-    Its bodies need not be read in the driver then.
+    The driver then need not read the bodies of a manifest.
     """
 
     def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:

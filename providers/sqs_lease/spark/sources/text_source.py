@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StringType, StructField, StructType
@@ -19,6 +20,10 @@ class TextChecker:
     def reasons(self, bodies: Sequence[str]) -> list[str | None]:
         """See :class:`.source.Checker`."""
         return [_reason(body) for body in bodies]
+
+    def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
+        """See :class:`.source.SyntaxChecker`. What is in a manifest could be written as UTF-8, JSON or not."""
+        return pa.chunked_array([pa.nulls(len(not_json), pa.string())])
 
 
 @dataclass(frozen=True)
