@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from sqs_lease.core.messages import Message
 from sqs_lease.manifest import write_manifest
@@ -26,7 +25,7 @@ from sqs_lease.spark import (
     TableError,
     WorkspaceError,
 )
-from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
+from sqs_lease.spark.columns import NOTHING_TO_STORE
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 from tests.spark.samples import (
@@ -379,108 +378,6 @@ def test_a_workspace_that_cannot_be_written_is_named(place: Place) -> None:
 
     with pytest.raises(WorkspaceError, match=rf"{place.workspace}.*make workspace= a directory"):
         place.ingest(good([1]))
-
-
-@dataclass(frozen=True)
-class ListSource(JsonSource):
-    """Each message is ``{"rows": [...]}``: a row for each string, a reject for each null, nothing to store for none."""
-
-    def columns(self, _messages: DataFrame, _checker: Any) -> StructType:
-        return StructType([StructField("name", StringType())])
-
-    def parse(self, messages: DataFrame, _columns: StructType) -> DataFrame:
-        parsed = F.from_json("body", "rows ARRAY<STRING>")["rows"]
-        names = F.when(F.size(parsed) == 0, F.lit([NOTHING_TO_STORE]).cast(ArrayType(StringType()))).otherwise(parsed)
-        exploded = messages.select("message_id", "sent_at", F.explode(names).alias("name"))
-        reason = F.when(F.col("name").isNull(), F.lit("no name")).when(
-            F.col("name") == NOTHING_TO_STORE, F.lit(NOTHING_TO_STORE)
-        )
-        return exploded.select(
-            "name", F.col("message_id").alias(MESSAGE_ID), F.col("sent_at").alias(SENT_AT), reason.alias(REASON)
-        )
-
-
-LISTS = ListSource("name STRING")
-
-
-def lists(**bodies: list[str | None]) -> list[Message]:
-    return [message(message_id, json.dumps({"rows": rows})) for message_id, rows in bodies.items()]
-
-
-def test_messages_give_no_one_or_many_rows_and_are_known_all_the_same(place: Place) -> None:
-    batch = lists(none=[], one=["a"], many=["b", "b", "c"])
-    result = place.ingest(batch, source=LISTS)
-
-    assert (result.ingested, result.empty, result.rows, result.rejected) == (2, 1, 4, {})
-    assert [(row["_message_id"], row["name"]) for row in rows(place.table)] == [
-        ("many", "b"),
-        ("many", "b"),
-        ("many", "c"),
-        ("one", "a"),
-    ]
-    assert place.ingest(batch, source=LISTS) == replace(result, rows=0)
-    later = place.ingest([*batch, *lists(other=["d"])], source=LISTS)
-    assert (later.ingested, later.empty, later.duplicates) == (1, 0, 3)
-
-
-def test_a_batch_of_nothing_but_empty_messages_is_done_and_adds_no_files(place: Place) -> None:
-    batch = lists(a=[], b=[])
-
-    assert place.ingest(batch, source=LISTS).empty == 2
-    assert place.ingest(lists(a=[]), source=LISTS).duplicates == 1
-    assert staged_files(place.table) == set()
-
-
-def test_a_message_with_records_and_a_reject_is_rejected_as_a_whole(place: Place) -> None:
-    batch = lists(torn=["a", None], good=["b"], bad=[None, None], none=[])
-
-    result = place.ingest(batch, source=LISTS)
-
-    assert result.rejected == {"torn": "no name", "bad": "no name"}
-    assert (result.ingested, result.empty, result.rows) == (1, 1, 1)
-    assert stored_ids(place.table) == ["good"]
-    assert staged_files(place.table) == named_files(place.table)
-
-
-def test_rejects_are_stored_once_with_body_and_reason_and_are_done_then(place: Place) -> None:
-    batch = [*good([1]), message("driver", "[]"), message("spark", '{"name": "x"}')]
-    rejects = place.root / "rejects"
-
-    def store(messages: list[Message]) -> IngestResult:
-        return place.ingest(messages, rejects=DeltaSink(rejects))
-
-    result = store(batch)
-
-    assert set(result.rejected) == {"driver", "spark"}
-    assert (result.ingested, result.rejects_stored) == (1, True)
-    assert result.partial_batch_response() == {"batchItemFailures": []}
-    stored = [(row["_message_id"], row["body"], row["reason"], row["_batch_id"]) for row in rows(rejects)]
-    assert stored == [
-        ("driver", "[]", result.rejected["driver"], result.batch_id),
-        ("spark", '{"name": "x"}', "required, but missing or null: id", result.batch_id),
-    ]
-    assert store(batch) == replace(result, rows=0)
-    assert store([message("driver", "[]", receive_count=2)]).duplicates == 1
-    assert len(rows(rejects)) == 2
-
-
-def test_rejects_that_were_stored_by_a_try_that_died_then_are_not_stored_twice(place: Place) -> None:
-    batch = [*good([1]), message("bad", "[]")]
-    rejects = DeltaSink(place.root / "rejects")
-
-    def die() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        place.ingest(batch, sink=InterruptedSink(place.table, before_commit=die), rejects=rejects)
-    assert stored_ids(place.table) == []
-    assert staged_files(place.table) == set()
-
-    result = place.ingest(batch, rejects=rejects)
-
-    assert (result.ingested, set(result.rejected)) == (1, {"bad"})
-    assert stored_ids(Path(rejects.path)) == ["bad"]
-    assert stored_ids(place.table) == ["m1"]
 
 
 @pytest.mark.parametrize("new_fields", ["ignore", "reject"])
