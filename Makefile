@@ -21,7 +21,8 @@ test: setup lint ## lint, then run all tests
 	@$(PYTHON_ENVIRONMENT)/python -m pytest tests/failover
 
 chaos: setup ## tests of failures in their full form: 20 keepers, Airflow's default settings, longer stops, all of Spark's engines
-	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark/engines --log-cli-level=INFO
+	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark/engines \
+		tests/spark/test_drivers.py tests/spark/test_write_ahead.py --log-cli-level=INFO
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check $(SOURCES)

@@ -33,7 +33,7 @@ from sqs_lease.spark.sinks.sink import ENTRIES, INGESTED, LOOKED_UP, Admission, 
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 
 SENT: Final = datetime(2026, 3, 1, tzinfo=UTC)
-EXAMPLES: Final = 1_000 if os.environ.get("SQS_LEASE_CHAOS") == "1" else 60
+EXAMPLES: Final = 500 if os.environ.get("SQS_LEASE_CHAOS") == "1" else 60
 
 
 def row_count(message: int) -> int:
