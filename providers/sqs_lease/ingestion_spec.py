@@ -63,7 +63,8 @@ class IngestionSpec:
     Attributes:
         source: What the messages are.
         sink: Where the records go.
-        workspace: Directory for the files of batches under way, which the driver and all executors reach.
+        workspace: Directory for the files of batches under way, an absolute path by which the driver and all executors
+            reach it.
         rejects: Where messages go that are no records; None leaves them to the queue.
         spark_conf: Settings of the session, by name.
     """
@@ -94,8 +95,8 @@ class IngestionSpec:
             if name not in spec:
                 raise SpecError(f"the spec has no {name!r}")
         workspace = spec["workspace"]
-        if not isinstance(workspace, str) or not workspace:
-            raise SpecError(f"workspace must be a directory, not {workspace!r}")
+        if not isinstance(workspace, str) or not workspace.startswith(("/", _TEMPLATE)):
+            raise SpecError(f"workspace must be the absolute path of a directory, not {workspace!r}")
         conf = _mapping(spec.get("spark_conf", {}), "spark_conf")
         for name, value in conf.items():
             _settings_value(value, f"spark_conf[{name!r}]", name)
