@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from datetime import UTC, date, datetime
+from importlib import import_module
 from typing import Any
 
 import psycopg
@@ -35,6 +37,13 @@ SECRET = "correct-horse"
 
 def line(*values: pa.Array) -> str:
     return to_csv(pa.RecordBatch.from_arrays(list(values), names=[f"c{n}" for n in range(len(values))])).decode()
+
+
+def test_without_psycopg_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, PostgresSink.__module__)
+    with pytest.raises(ImportError, match=r"pip install 'sqs-lease\[spark,postgres\]'"):
+        import_module(PostgresSink.__module__)
 
 
 def test_null_is_told_from_the_empty_text() -> None:

@@ -14,10 +14,16 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
-import psycopg
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from psycopg import sql
+
+try:
+    import psycopg
+    from psycopg import sql
+except ImportError as error:
+    raise ImportError(
+        f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[spark,postgres]' for the driver and the executors"
+    ) from error
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
