@@ -22,7 +22,7 @@ try:
     from psycopg import sql
 except ImportError as error:
     raise ImportError(
-        f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[spark,postgres]' for the driver and the executors"
+        f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[spark,postgres]', also for the executors"
     ) from error
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
