@@ -1,38 +1,49 @@
 """Spark: batches of messages into tables, each message exactly once."""
 
-from sqs_lease.spark.columns import NOTHING_TO_STORE
-from sqs_lease.spark.errors import (
-    BatchIdReusedError,
-    IngestionError,
-    JavaError,
-    LeaseLostError,
-    ReconciliationError,
-    SchemaError,
-    TableError,
-    WorkspaceError,
-)
-from sqs_lease.spark.ingestion import ingest
-from sqs_lease.spark.java import require_java
-from sqs_lease.spark.results import IngestResult
-from sqs_lease.spark.session import local_session
-from sqs_lease.spark.sinks.delta_sink import DeltaSink, DeltaTarget
-from sqs_lease.spark.sinks.ledger import Ledger
-from sqs_lease.spark.sinks.sink import Overtaken, Sink, Staged
-from sqs_lease.spark.sinks.write_ahead import WriteAheadSink
-from sqs_lease.spark.sources.json_source import JsonSource
-from sqs_lease.spark.sources.parser_source import ParserSource
-from sqs_lease.spark.sources.pinned_schema import InferredSchema
-from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read
-from sqs_lease.spark.sources.sns import SnsEnvelope
-from sqs_lease.spark.sources.source import Source
-from sqs_lease.spark.sources.text_source import TextSource
-from sqs_lease.spark.sources.variant_source import VariantSource
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from sqs_lease.spark.columns import NOTHING_TO_STORE
+    from sqs_lease.spark.errors import (
+        BatchIdReusedError,
+        IngestionError,
+        JavaError,
+        LeaseLostError,
+        ReconciliationError,
+        SchemaError,
+        TableError,
+        WorkspaceError,
+    )
+    from sqs_lease.spark.ingestion import ingest
+    from sqs_lease.spark.java import require_java
+    from sqs_lease.spark.results import IngestResult
+    from sqs_lease.spark.session import local_session
+    from sqs_lease.spark.sinks.delta_sink import DeltaSink, DeltaTarget
+    from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
+    from sqs_lease.spark.sinks.ledger import Ledger
+    from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
+    from sqs_lease.spark.sinks.parquet_sink import ParquetSink
+    from sqs_lease.spark.sinks.postgres_sink import PostgresSink
+    from sqs_lease.spark.sinks.sink import Overtaken, Sink, Staged
+    from sqs_lease.spark.sinks.write_ahead import WriteAheadSink
+    from sqs_lease.spark.sources.json_source import JsonSource
+    from sqs_lease.spark.sources.parser_source import ParserSource
+    from sqs_lease.spark.sources.pinned_schema import InferredSchema
+    from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read
+    from sqs_lease.spark.sources.sns import SnsEnvelope
+    from sqs_lease.spark.sources.source import Source
+    from sqs_lease.spark.sources.text_source import TextSource
+    from sqs_lease.spark.sources.variant_source import VariantSource
 
 __all__ = [
     "NOTHING_TO_STORE",
     "BatchIdReusedError",
     "DeltaSink",
     "DeltaTarget",
+    "IcebergSink",
     "InferredSchema",
     "IngestResult",
     "IngestionError",
@@ -40,8 +51,11 @@ __all__ = [
     "JsonSource",
     "LeaseLostError",
     "Ledger",
+    "NativeDeltaSink",
     "Overtaken",
+    "ParquetSink",
     "ParserSource",
+    "PostgresSink",
     "ReconciliationError",
     "S3EventsSource",
     "S3Read",
@@ -59,3 +73,46 @@ __all__ = [
     "local_session",
     "require_java",
 ]
+
+_MODULES: Final = {
+    "NOTHING_TO_STORE": "sqs_lease.spark.columns",
+    "BatchIdReusedError": "sqs_lease.spark.errors",
+    "DeltaSink": "sqs_lease.spark.sinks.delta_sink",
+    "DeltaTarget": "sqs_lease.spark.sinks.delta_sink",
+    "IcebergSink": "sqs_lease.spark.sinks.iceberg_sink",
+    "InferredSchema": "sqs_lease.spark.sources.pinned_schema",
+    "IngestResult": "sqs_lease.spark.results",
+    "IngestionError": "sqs_lease.spark.errors",
+    "JavaError": "sqs_lease.spark.errors",
+    "JsonSource": "sqs_lease.spark.sources.json_source",
+    "LeaseLostError": "sqs_lease.spark.errors",
+    "Ledger": "sqs_lease.spark.sinks.ledger",
+    "NativeDeltaSink": "sqs_lease.spark.sinks.native_delta_sink",
+    "Overtaken": "sqs_lease.spark.sinks.sink",
+    "ParquetSink": "sqs_lease.spark.sinks.parquet_sink",
+    "ParserSource": "sqs_lease.spark.sources.parser_source",
+    "PostgresSink": "sqs_lease.spark.sinks.postgres_sink",
+    "ReconciliationError": "sqs_lease.spark.errors",
+    "S3EventsSource": "sqs_lease.spark.sources.s3_events",
+    "S3Read": "sqs_lease.spark.sources.s3_events",
+    "SchemaError": "sqs_lease.spark.errors",
+    "Sink": "sqs_lease.spark.sinks.sink",
+    "SnsEnvelope": "sqs_lease.spark.sources.sns",
+    "Source": "sqs_lease.spark.sources.source",
+    "Staged": "sqs_lease.spark.sinks.sink",
+    "TableError": "sqs_lease.spark.errors",
+    "TextSource": "sqs_lease.spark.sources.text_source",
+    "VariantSource": "sqs_lease.spark.sources.variant_source",
+    "WorkspaceError": "sqs_lease.spark.errors",
+    "WriteAheadSink": "sqs_lease.spark.sinks.write_ahead",
+    "ingest": "sqs_lease.spark.ingestion",
+    "local_session": "sqs_lease.spark.session",
+    "require_java": "sqs_lease.spark.java",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: Spark's Python workers import modules of this package, and need few of them.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

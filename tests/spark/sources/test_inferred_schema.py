@@ -205,3 +205,12 @@ def test_what_is_pinned_is_read_back_as_it_was(pin: InferredSchema) -> None:
     schema = StructType([StructField("a", ArrayType(StringType(), containsNull=False), nullable=False)])
 
     assert pin.pin(schema) == schema == pin.load()
+
+
+@pytest.mark.processes
+def test_a_spark_that_cannot_infer_is_named_with_what_to_do_instead(
+    spark: SparkSession, pin: InferredSchema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.1.2")
+    with pytest.raises(SchemaError, match=r"PySpark 4\.2 or newer, and this is 4\.1\.2"):
+        parsed(spark, JsonSource(pin), {"m1": '{"a": 1}'})

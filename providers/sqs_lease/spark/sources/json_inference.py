@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pyspark
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sources.schemas import can_be_column
 
 _CORRUPT = "_sqs_lease_corrupt"
@@ -26,7 +28,15 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
     Args:
         messages: The messages, checked for syntax.
         only: The fields wanted; None for all.
+
+    Raises:
+        SchemaError: This version of PySpark cannot infer.
     """
+    if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
+        raise SchemaError(
+            f"a schema is inferred by PySpark 4.2 or newer, and this is {pyspark.__version__}: name the fields in the "
+            "schema, or write them to the pinned schema's file before the first batch"
+        )
     if only is not None:
         wanted = F.array(*map(F.lit, sorted(only)))
         messages = messages.where(F.arrays_overlap(F.json_object_keys(batch_file.BODY), wanted))
