@@ -6,6 +6,7 @@ The second process is a second session with a catalog of its own, in the same JV
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.errors import TableError
@@ -29,6 +31,7 @@ from tests.spark.engines.table_formats.subjects import iceberg_subject, native_d
 MakeSubject = Callable[..., Subject]
 BOTH = pytest.mark.parametrize("make_subject", [native_delta_subject, iceberg_subject], ids=["delta", "iceberg"])
 LEDGER = "a ledger"
+ARRIVED, DOOR, TAKEN = "arrived", "door", "taken"
 
 
 def table_of(subject: Subject, spark: SparkSession | None = None) -> Any:
@@ -50,6 +53,28 @@ class MeanwhileRows(StagedRows):
         rows = super().read(location, columns)
         self.meanwhile()
         return rows
+
+
+@dataclass(frozen=True)
+class GatedRows(StagedRows):
+    """Rows of which the first task that computes them announces itself and waits at a door."""
+
+    gate: Path = Path()
+
+    def read(self, location: str, columns: StructType) -> DataFrame | None:
+        gate = self.gate
+
+        def wait() -> bool:
+            try:
+                (gate / TAKEN).mkdir()
+            except FileExistsError:
+                return True
+            (gate / ARRIVED).write_text("")
+            (gate / DOOR).read_text()
+            return True
+
+        rows = super().read(location, columns)
+        return None if rows is None else rows.where(F.udf(wait, "boolean").asNondeterministic()())
 
 
 @dataclass(frozen=True)
@@ -135,6 +160,40 @@ def test_processes_that_complete_a_batch_at_the_same_time_store_it_once(
         with ThreadPoolExecutor(len(tables)) as pool:
             assert all(version is not None for version in pool.map(complete, tables))
     assert subject.ids() == [("m1", 1), ("m2", 2), ("m3", 3)]
+    assert subject.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("make_subject", "upsert_by"),
+    [(native_delta_subject, ()), (native_delta_subject, ("id",)), (iceberg_subject, ())],
+    ids=["delta append", "delta upsert", "iceberg append"],
+)
+def test_a_writer_that_another_overtakes_in_the_middle_of_its_job_is_refused(
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    make_subject: MakeSubject,
+    upsert_by: tuple[str, ...],
+) -> None:
+    caplog.set_level(logging.INFO)
+    subject = make_subject(spark, tmp_path, upsert_by)
+    location = staged(subject, "b", record("m1", 1))
+    application = Application(LEDGER, 1, "b")
+    table, other = (table_of(subject, spark.newSession()) for _ in range(2))
+    stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.directory))
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    for name in (ARRIVED, DOOR):
+        os.mkfifo(gate / name)
+    slow = replace(table, staged=GatedRows(table.staged.spark, table.staged.directory, gate))
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(slow.apply, location, application)
+        (gate / ARRIVED).read_text()
+        stuck.apply(location, application)
+        (gate / DOOR).write_text("")
+        assert done.result() == table.version()
+    assert subject.ids() == [("m1", 1)]
+    assert "again" in caplog.text
     assert subject.leftovers() == []
 
 
