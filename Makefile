@@ -36,9 +36,10 @@ format: setup ## format the code and repair what ruff can repair
 simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
 	@$(PYTHON_ENVIRONMENT)/python -m tests.simulation --seeds $(SEEDS)
 
-benchmark: setup ## measure what the ledger costs, and a triggerer with 500 keepers and 50 000 leases
+benchmark: setup ## measure the ledger of leases, a triggerer with 500 keepers, and Spark ingestion; half an hour
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.ledger
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.triggerer
+	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.ingestion
 
 requirements: setup ## resolve the dependencies of pyproject.toml again and pin them
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet pyproject.toml --all-extras --group development \

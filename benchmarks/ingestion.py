@@ -1,0 +1,320 @@
+"""What `ingest` costs beside plain Spark, in one run on the same bytes, as ratios.
+
+    python -m benchmarks.ingestion [--messages 1000000] [--stored 10000000 40000000] [--rounds 3]
+
+The messages are flights-like JSON objects of 1 KB. They stand on disk twice before anything is timed: as JSON lines
+(what plain Spark reads) and as a manifest (what a sensor hands over). Timed, in turns, each round into new tables:
+
+- plain: ``spark.read.schema(...).json(file)``, written as Parquet. No check, no message ids, nothing exactly once.
+- ingest: `ingest` of the manifest into an empty Delta table.
+- redelivery: `ingest` of the same messages again, received once more, all of which the table knows.
+- by hand: what a user would write, ``createDataFrame(list of parsed bodies)``, appended as Parquet. Timed once, with
+  fewer messages where there are more than 200 000: it needs the driver's memory for all of them.
+
+Then batches of 100 000 messages against tables that know many millions of ids already, and the driver's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from demo.processes import ROOT
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.manifest import write_manifest
+from sqs_lease.spark import DeltaSink, IngestResult, JsonSource, Ledger, ingest, local_session
+from sqs_lease.spark.sinks.sink import ENTRIES, INGESTED, LOOKED_UP
+
+SCHEMA = (
+    "id BIGINT NOT NULL, carrier STRING NOT NULL, flight INT, origin STRING, dest STRING, distance INT, "
+    "delay DOUBLE, departed TIMESTAMP, tags ARRAY<STRING>, plane STRUCT<model: STRING, seats: INT>, remarks STRING"
+)
+BODY_BYTES = 1_000
+BATCH_MESSAGES = 100_000
+BY_HAND_MESSAGES = 200_000
+QUEUE_URL = "http://127.0.0.1/000000000000/flights"
+REMARKS = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz ", k=100_000))
+SENT_FROM = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def body(number: int, source: random.Random) -> str:
+    """One flight as JSON, of 1 KB."""
+    record = {
+        "id": number,
+        "carrier": source.choice(("UA", "AA", "B6", "DL", "EV")),
+        "flight": source.randrange(6_000),
+        "origin": source.choice(("EWR", "LGA", "JFK")),
+        "dest": source.choice(("IAH", "MIA", "BQN", "ATL", "ORD")),
+        "distance": source.randrange(100, 5_000),
+        "delay": round(source.gauss(5, 20), 2),
+        "departed": (SENT_FROM + timedelta(seconds=number)).isoformat(),
+        "tags": source.sample(("late", "early", "full", "empty", "diverted"), 2),
+        "plane": {"model": "A320", "seats": source.randrange(50, 300)},
+        "remarks": "",
+    }
+    missing = BODY_BYTES - len(json.dumps(record))
+    start = source.randrange(len(REMARKS) - missing)
+    record["remarks"] = REMARKS[start : start + missing]
+    return json.dumps(record)
+
+
+def messages(count: int, *, first: int = 0) -> Iterator[Message]:
+    """Flights as messages, a thousand sent per second; the same numbers give the same ids and bodies."""
+    for number in range(first, first + count):
+        source = random.Random(number)
+        sent_at = SENT_FROM + timedelta(milliseconds=number)
+        yield Message(
+            Receipt(str(uuid.UUID(int=source.getrandbits(128))), ""),
+            body(number, source),
+            {
+                "SentTimestamp": str(int(sent_at.timestamp() * 1000)),
+                "ApproximateReceiveCount": "1",
+                "ApproximateFirstReceiveTimestamp": str(int(sent_at.timestamp() * 1000) + 50),
+                "SenderId": "AIDAEXAMPLE",
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The same messages on disk, once as each contender reads them."""
+
+    bodies: Path
+    manifest: Path
+    redelivered: Path
+
+
+def write_files(directory: Path, count: int) -> Files:
+    """Write the messages."""
+    files = Files(directory / "bodies.jsonl", directory / "manifest.parquet", directory / "redelivered.parquet")
+    batch = list(messages(count))
+    with files.bodies.open("w") as file:
+        file.writelines(message.body + "\n" for message in batch)
+    for receive_count, path in ((1, files.manifest), (2, files.redelivered)):
+        received = [
+            replace(message, attributes={**message.attributes, "ApproximateReceiveCount": str(receive_count)})
+            for message in batch
+        ]
+        write_manifest(path, batch_id=path.stem, queue_url=QUEUE_URL, messages=received)
+    return files
+
+
+class Contest:
+    """Runs the contenders in turns, each into new places.
+
+    Args:
+        spark: The session, the same for all.
+        directory: Where the tables go.
+        files: What is read.
+        count: How many messages that are.
+    """
+
+    def __init__(self, spark: SparkSession, directory: Path, files: Files, count: int) -> None:
+        self.spark = spark
+        self.directory = directory
+        self.files = files
+        self.count = count
+        self._round = 0
+
+    def round(self) -> dict[str, float]:
+        """Run each contender once; seconds by name."""
+        self._round += 1
+        place = self.directory / f"round-{self._round}"
+        seconds = {
+            "plain": timed(lambda: self._plain(place / "plain")),
+            "ingest": timed(lambda: self._ingest(self.files.manifest, place, ingested=self.count)),
+            "redelivery": timed(lambda: self._ingest(self.files.redelivered, place, ingested=0)),
+        }
+        shutil.rmtree(place)
+        return seconds
+
+    def by_hand(self) -> float:
+        """Seconds for so many messages as all have, had a user written it; scaled up from fewer."""
+        count = min(self.count, BY_HAND_MESSAGES)
+        batch = [message.body for message in messages(count)]
+        target = self.directory / "by-hand"
+        seconds = timed(
+            lambda: (
+                self.spark.createDataFrame([self._parsed(text) for text in batch], SCHEMA)
+                .write.mode("append")
+                .parquet(str(target))
+            )
+        )
+        shutil.rmtree(target)
+        return seconds * self.count / count
+
+    @staticmethod
+    def _parsed(text: str) -> dict[str, object]:
+        record = json.loads(text)
+        return {**record, "departed": datetime.fromisoformat(record["departed"])}
+
+    def _plain(self, target: Path) -> None:
+        self.spark.read.schema(SCHEMA).json(str(self.files.bodies)).write.parquet(str(target))
+
+    def _ingest(self, manifest: Path, place: Path, *, ingested: int) -> IngestResult:
+        result = ingest(
+            self.spark,
+            str(manifest),
+            source=JsonSource(SCHEMA),
+            sink=DeltaSink(place / "table"),
+            workspace=place / "workspace",
+        )
+        if (result.ingested, result.duplicates) != (ingested, self.count - ingested):
+            raise RuntimeError(f"{ingested} should have been ingested: {result}")
+        return result
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that some work takes."""
+    began = perf_counter()
+    work()
+    return perf_counter() - began
+
+
+def fill_ledger(ledger: Ledger, stored: int) -> None:
+    """Have a ledger know so many messages that nobody sent, spread evenly over the 14 days before the others."""
+    opened = ledger.open()
+    batches = stored // BATCH_MESSAGES
+    step = timedelta(days=14) / stored
+    for number in range(batches):
+        # As long as the ids of SQS.
+        digits = random.Random(-1 - number).randbytes(18 * BATCH_MESSAGES).hex()
+        first = SENT_FROM - timedelta(days=14) + number * BATCH_MESSAGES * step
+        entries = pa.table(
+            [
+                [digits[start : start + 36] for start in range(0, len(digits), 36)],
+                [first + step * position for position in range(BATCH_MESSAGES)],
+                pa.repeat(INGESTED, BATCH_MESSAGES),
+                pa.nulls(BATCH_MESSAGES, pa.string()),
+            ],
+            schema=ENTRIES,
+        )
+        opened.admit(opened.snapshot(), f"stored-{number}", entries, None)
+
+
+def duplicate_checks(spark: SparkSession, directory: Path, sizes: Sequence[int]) -> Iterator[tuple[int, float, float]]:
+    """Ingest batches of 100 000 into tables that know so many messages already.
+
+    Yields:
+        How many a table knew; seconds for the whole ingestion, and for the look-up alone: medians of three.
+    """
+    manifests = []
+    for number in range(4):
+        manifests.append(directory / f"more-{number}.parquet")
+        more = list(messages(BATCH_MESSAGES, first=10_000_000 + number * BATCH_MESSAGES))
+        write_manifest(manifests[-1], batch_id=f"more-{number}", queue_url=QUEUE_URL, messages=more)
+    for size in (0, *sizes):
+        place = directory / f"stored-{size}"
+        ledger = Ledger(place / "table" / "_sqs_lease" / "ledger")
+        if size:
+            fill_ledger(ledger, size)
+        ingesting, looking = [], []
+        for manifest in manifests:
+            asked = pq.read_table(manifest, columns=LOOKED_UP.names)
+            looking.append(timed(partial(_look_up, ledger, asked)))
+            ingesting.append(timed(partial(_ingest_more, spark, manifest, place)))
+        # The first of each warms up.
+        yield size, statistics.median(ingesting[1:]), statistics.median(looking[1:])
+        shutil.rmtree(place)
+
+
+def _look_up(ledger: Ledger, asked: pa.Table) -> None:
+    ledger.open().snapshot().find(asked)
+
+
+def _ingest_more(spark: SparkSession, manifest: Path, place: Path) -> None:
+    result = ingest(
+        spark, manifest, source=JsonSource(SCHEMA), sink=DeltaSink(place / "table"), workspace=place / "workspace"
+    )
+    if result.ingested != BATCH_MESSAGES:
+        raise RuntimeError(f"all should have been ingested: {result}")
+
+
+def driver_memory(directory: Path) -> tuple[float, float]:
+    """Megabytes that a driver of its own needs at most, in Python, before and after a batch of 100 000 messages."""
+    manifest = directory / "memory.parquet"
+    write_manifest(manifest, batch_id="memory", queue_url=QUEUE_URL, messages=list(messages(BATCH_MESSAGES)))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.ingestion", "--driver", str(manifest)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before, after = done.stdout.split()[-2:]
+    return float(before), float(after)
+
+
+def be_driver(manifest: Path) -> None:
+    """Ingest a manifest, and print the most memory that this process had before and after."""
+    with local_session(cores=2) as spark, tempfile.TemporaryDirectory(prefix="benchmark-") as place:
+        spark.range(1).count()
+        before = most_memory()
+        ingest(
+            spark, manifest, source=JsonSource(SCHEMA), sink=DeltaSink(f"{place}/table"), workspace=f"{place}/workspace"
+        )
+        after = most_memory()
+    print(f"\n{before:.0f} {after:.0f}")
+
+
+def most_memory() -> float:
+    """Megabytes that this process had at most; on Linux, whose `getrusage` counts the parent before the start too."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return float(line.split()[1]) / 1024
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--stored", type=int, nargs="*", default=[10_000_000, 40_000_000])
+    parser.add_argument("--rounds", type=int, default=4, help="the first one only warms up")
+    parser.add_argument("--driver", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.driver is not None:
+        be_driver(given.driver)
+        return
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
+        directory = Path(temporary)
+        files = write_files(directory, given.messages)
+        with local_session(cores=2) as spark:
+            contest = Contest(spark, directory, files, given.messages)
+            rounds = [contest.round() for _ in range(given.rounds)][1:]
+            by_hand = contest.by_hand()
+            print(f"\n{given.messages:,} messages of {BODY_BYTES:,} B; medians of {len(rounds)} rounds\n")
+            print(f"{'':12} {'seconds':>8} {'messages/s':>11} {'x plain':>8}  {'(each round)'}")
+            for name in rounds[0]:
+                ratios = [seconds[name] / seconds["plain"] for seconds in rounds]
+                seconds = statistics.median(of_round[name] for of_round in rounds)
+                each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+                rate = given.messages / seconds
+                print(f"{name:12} {seconds:8.1f} {rate:11,.0f} {statistics.median(ratios):8.2f}  {each}")
+            plain = statistics.median(of_round["plain"] for of_round in rounds)
+            print(f"{'by hand':12} {by_hand:8.1f} {given.messages / by_hand:11,.0f} {by_hand / plain:8.2f}")
+            print(f"\na batch of {BATCH_MESSAGES:,} into a table that knows so many messages\n")
+            print(f"{'known':>12} {'ingest, s':>10} {'look-up, s':>11}")
+            for size, ingesting, looking in duplicate_checks(spark, directory, given.stored):
+                print(f"{size:12,} {ingesting:10.2f} {looking:11.2f}", flush=True)
+        before, after = driver_memory(directory)
+        print(f"\nthe driver's Python, {BATCH_MESSAGES:,} messages: {before:.0f} MB before, {after:.0f} MB at most")
+
+
+if __name__ == "__main__":
+    main()
