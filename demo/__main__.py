@@ -33,7 +33,7 @@ from demo.sqs_server import SetupMissingError, SqsServer, sqs_server
 from demo.summary import Summary
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import JavaError
-from sqs_lease.spark.java import require_java
+from sqs_lease.spark.packaged_java import java_for_spark
 
 MESSAGES = 3000
 
@@ -94,7 +94,8 @@ def main() -> int:
     for number in SIGNALS:
         signal.signal(number, _interrupt)
     try:
-        require_java()
+        with java_for_spark():
+            pass  # a machine without Java is found out before anything starts
         with _only_one():
             return _run(keep=arguments.keep)
     except KeyboardInterrupt:

