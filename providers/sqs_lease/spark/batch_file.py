@@ -234,7 +234,8 @@ def _writing(directory: Path) -> Iterator[None]:
 
 def _each_once(path: Path, messages: pa.Table, marked: str | None) -> BatchFile:
     received = messages.num_rows
-    if pc.count_distinct(messages[MESSAGE_ID]).as_py() < received:
+    # Not count_distinct(), which takes three times as long.
+    if len(pc.unique(messages[MESSAGE_ID])) < received:
         latest = _latest(messages)
         path, messages = _filtered(path, latest), messages.filter(latest)
     return BatchFile(path, messages, received, marked)
