@@ -46,6 +46,8 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/development.txt
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/ministack.in \
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/ministack.txt
+	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet pyproject.toml requirements/table-formats.in --extra spark \
+		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/table-formats.txt
 
 clean: ## remove the environments, the demo's files and all caches
 	rm -rf .venv .ministack .table-formats .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
