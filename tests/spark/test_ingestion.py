@@ -385,7 +385,8 @@ def test_a_batch_comes_as_the_path_of_its_manifest_too(place: Place, new_fields:
     source = JsonSource(SCHEMA, new_fields=new_fields)
     manifest = place.root / "manifest"
     batch = [*good([1, 2]), message("bad", "{"), message("more", '{"id": 3, "more": 1}')]
-    write_manifest(manifest, batch_id="b", queue_url="q", messages=[*batch, *good([1])])
+    batch += good([1])
+    write_manifest(manifest, batch_id="b", queue_url="q", messages=batch)
 
     result = place.ingest(manifest, source=source)
 
