@@ -125,7 +125,7 @@ def test_the_wheel_says_what_it_is_and_what_it_needs(wheel: Path) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.json["description"] == (ROOT / "README.md").read_text()
-    assert metadata.get_all("Provides-Extra") == ["airflow", "connect", "dagster", "java", "manifest", "postgres", "spark"]
+    assert metadata.get_all("Provides-Extra") == sorted(PROJECT["optional-dependencies"])
     base = [requirement for requirement in distribution.requires or [] if "extra ==" not in requirement]
     assert base == PROJECT["dependencies"]
     (provider,) = distribution.entry_points.select(group="apache_airflow_provider")
