@@ -99,32 +99,6 @@ def other_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherDriv
         driver.stop()
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_driver_is_killed_and_each_message_is_in_the_table_once_all_the_same(
-    place: Place, other_driver: OtherDriver, moment: str
-) -> None:
-    other_driver.order(place.root, [[1, 2]], die=moment)
-    assert other_driver.exit_code() == -signal.SIGKILL
-    is_in_the_table = moment in {AFTER_THE_APPLICATION, AFTER_THE_RETURN}
-    assert stored_ids(place.table) == (["m1", "m2"] if is_in_the_table else [])
-
-    others = place.ingest(good([3]))
-
-    # From its admission on, the batch is nobody's alone: whoever comes next finishes it.
-    was_admitted = is_in_the_table or moment == AFTER_THE_ADMISSION
-    assert others.ingested == 1
-    assert stored_ids(place.table) == (["m1", "m2", "m3"] if was_admitted else ["m3"])
-
-    again = place.ingest(good([1, 2]))
-    redelivered = place.ingest(good([1, 2], receive_count=2))
-
-    assert (again.ingested, again.duplicates, again.rows) == (2, 0, 0 if was_admitted else 2)
-    assert (redelivered.ingested, redelivered.duplicates) == (0, 2)
-    assert stored_ids(place.table) == ["m1", "m2", "m3"]
-    assert staged_files(place.table) == named_files(place.table)
-    assert list(place.workspace.iterdir()) == []
-
-
 def test_a_driver_that_was_overtaken_by_another_process_stores_only_the_rest(
     place: Place, other_driver: OtherDriver
 ) -> None:
@@ -156,3 +130,29 @@ def test_two_drivers_with_overlapping_batches_on_one_table_store_each_message_on
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.ingested + other["ingested"] == 100
         assert mine.duplicates + other["duplicates"] == 20
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_driver_is_killed_and_each_message_is_in_the_table_once_all_the_same(
+    place: Place, other_driver: OtherDriver, moment: str
+) -> None:
+    other_driver.order(place.root, [[1, 2]], die=moment)
+    assert other_driver.exit_code() == -signal.SIGKILL
+    is_in_the_table = moment in {AFTER_THE_APPLICATION, AFTER_THE_RETURN}
+    assert stored_ids(place.table) == (["m1", "m2"] if is_in_the_table else [])
+
+    others = place.ingest(good([3]))
+
+    # From its admission on, the batch is nobody's alone: whoever comes next finishes it.
+    was_admitted = is_in_the_table or moment == AFTER_THE_ADMISSION
+    assert others.ingested == 1
+    assert stored_ids(place.table) == (["m1", "m2", "m3"] if was_admitted else ["m3"])
+
+    again = place.ingest(good([1, 2]))
+    redelivered = place.ingest(good([1, 2], receive_count=2))
+
+    assert (again.ingested, again.duplicates, again.rows) == (2, 0, 0 if was_admitted else 2)
+    assert (redelivered.ingested, redelivered.duplicates) == (0, 2)
+    assert stored_ids(place.table) == ["m1", "m2", "m3"]
+    assert staged_files(place.table) == named_files(place.table)
+    assert list(place.workspace.iterdir()) == []
