@@ -6,6 +6,7 @@ The messages are flights-like JSON objects of 1 KB. They stand on disk twice bef
 (what plain Spark reads) and as a manifest (what a sensor hands over). Timed, in turns, each round into new tables:
 
 - plain: ``spark.read.schema(...).json(file)``, written as Parquet. No check, no message ids, nothing exactly once.
+- inferring: the same without ``schema``, as it is mostly written: Spark reads the file once more to find one.
 - ingest: `ingest` of the manifest into an empty Delta table.
 - redelivery: `ingest` of the same messages again, received once more, all of which the table knows.
 - by hand: what a user would write, ``createDataFrame(list of parsed bodies)``, appended as Parquet. Timed once, with
@@ -34,7 +35,7 @@ from time import perf_counter
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameReader, SparkSession
 
 from demo.processes import ROOT
 from sqs_lease.core.messages import Message, Receipt
@@ -138,7 +139,8 @@ class Contest:
         self._round += 1
         place = self.directory / f"round-{self._round}"
         seconds = {
-            "plain": timed(lambda: self._plain(place / "plain")),
+            "plain": timed(lambda: self._plain(self.spark.read.schema(SCHEMA), place / "plain")),
+            "inferring": timed(lambda: self._plain(self.spark.read, place / "inferring")),
             "ingest": timed(lambda: self._ingest(self.files.manifest, place, ingested=self.count)),
             "redelivery": timed(lambda: self._ingest(self.files.redelivered, place, ingested=0)),
         }
@@ -165,8 +167,8 @@ class Contest:
         record = json.loads(text)
         return {**record, "departed": datetime.fromisoformat(record["departed"])}
 
-    def _plain(self, target: Path) -> None:
-        self.spark.read.schema(SCHEMA).json(str(self.files.bodies)).write.parquet(str(target))
+    def _plain(self, reader: DataFrameReader, target: Path) -> None:
+        reader.json(str(self.files.bodies)).write.parquet(str(target))
 
     def _ingest(self, manifest: Path, place: Path, *, ingested: int) -> IngestResult:
         result = ingest(
