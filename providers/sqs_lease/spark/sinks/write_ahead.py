@@ -49,8 +49,8 @@ class Application:
 class TargetTable(Protocol):
     """An open table that takes staged rows.
 
-    It may remove what other tries of a batch had staged before this one was applied, for those are not admitted any
-    more; and nothing else that somebody staged, for the ledger may have admitted it.
+    It may remove the rows that it durably has, and what other tries of their batch had staged before, for those are not
+    admitted any more; and nothing else that somebody staged, for the ledger may have admitted it.
     """
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
