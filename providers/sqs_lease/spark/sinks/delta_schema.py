@@ -9,14 +9,10 @@ from typing import Final
 from deltalake import Field, Metadata, Schema
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
     BooleanType,
     ByteType,
     DataType,
     DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -24,17 +20,12 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    TimestampNTZType,
-    TimestampType,
 )
 
+from sqs_lease.spark.column_types import PLAIN_TYPES
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError
 
-_PLAIN_TYPES: Final = (
-    *(BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType),
-    *(LongType, ShortType, StringType, TimestampNTZType, TimestampType),
-)
 _PARTITION_TYPES: Final = (BooleanType, ByteType, DateType, IntegerType, LongType, ShortType, StringType)
 # What the Delta protocol's readers refuse in a name unless the table maps its columns.
 _FORBIDDEN_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
@@ -152,7 +143,7 @@ def _check(path: str, kind: DataType) -> None:
     elif isinstance(kind, MapType):
         _check(path, kind.keyType)
         _check(path, kind.valueType)
-    elif not isinstance(kind, _PLAIN_TYPES):
+    elif not isinstance(kind, PLAIN_TYPES):
         raise SchemaError(f"column {path}: a Delta table cannot store the type {kind.simpleString()}")
 
 

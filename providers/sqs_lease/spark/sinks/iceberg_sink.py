@@ -28,25 +28,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
-    BooleanType,
     ByteType,
     DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
     IntegerType,
-    LongType,
     MapType,
     ShortType,
-    StringType,
     StructField,
     StructType,
-    TimestampNTZType,
-    TimestampType,
 )
 
+from sqs_lease.spark.column_types import PLAIN_TYPES
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.delta_schema import differences
@@ -67,10 +58,6 @@ from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 20
-_PLAIN_TYPES: Final = (
-    *(BinaryType, BooleanType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType),
-    *(StringType, TimestampNTZType, TimestampType),
-)
 # Iceberg's only types for them.
 _WIDER: Final[Mapping[type[DataType], DataType]] = {ByteType: IntegerType(), ShortType: IntegerType()}
 
@@ -331,6 +318,6 @@ def _kind(path: str, kind: DataType) -> DataType:
     if isinstance(kind, MapType):
         return MapType(_kind(path, kind.keyType), _kind(path, kind.valueType))
     wider = _WIDER.get(type(kind), kind)
-    if not isinstance(wider, _PLAIN_TYPES):
+    if not isinstance(wider, PLAIN_TYPES):
         raise SchemaError(f"column {path}: an Iceberg table cannot store the type {kind.simpleString()}")
     return wider

@@ -31,26 +31,14 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
     DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
     MapType,
-    ShortType,
-    StringType,
     StructField,
     StructType,
-    TimestampNTZType,
-    TimestampType,
 )
 
 from sqs_lease.spark.batch import directory_name
+from sqs_lease.spark.column_types import PLAIN_TYPES
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.paths import write_path
@@ -67,10 +55,6 @@ STAGED_KEPT: Final = timedelta(days=2)
 """When staged rows are taken for what a killed try left behind: SQS lets no lease last longer than 12 hours."""
 
 _OURS: Final = "_sqs_lease"
-_PLAIN_TYPES: Final = (
-    *(BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType),
-    *(LongType, ShortType, StringType, TimestampNTZType, TimestampType),
-)
 # Every refusal means that somebody else's columns went in; so many in a row, and something is wrong.
 _WIDENING_TRIES: Final = 100
 
@@ -300,7 +284,7 @@ def _check(name: str, kind: DataType) -> None:
     elif isinstance(kind, MapType):
         _check(name, kind.keyType)
         _check(name, kind.valueType)
-    elif not isinstance(kind, _PLAIN_TYPES):
+    elif not isinstance(kind, PLAIN_TYPES):
         raise SchemaError(f"column {name}: the type {kind.simpleString()} is not written to Parquet files here")
 
 
