@@ -51,7 +51,7 @@ def names_in(bucket: Any) -> list[str]:
 def test_a_batch_is_written_read_and_removed_through_the_connection_in_the_path(bucket: Any) -> None:
     async def scenario() -> None:
         lease, value = await publishable(f"s3://store@{bucket.name}/a/folder", HANDED, MESSAGES)
-        assert names_in(bucket) == ["a/folder/batch.jsonl", "a/folder/batch.leases"]
+        assert names_in(bucket) == ["a/folder/batch.leases", "a/folder/batch.parquet"]
         assert "handle-7" not in json.dumps([lease, value])
         assert [message["Body"] for message in read_messages(value)] == [message.body for message in MESSAGES]
         assert (await load_lease(lease)).leases == HANDED.leases

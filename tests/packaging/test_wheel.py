@@ -52,9 +52,17 @@ NEEDS = {
 
 NEEDED_FROM_USERS = {
     "sqs_lease.airflow.events.message_queue": "apache-airflow-providers-common-messaging",
+    "sqs_lease.spark.sinks.postgres_catalog": "psycopg",
+    "sqs_lease.spark.sinks.postgres_connection": "psycopg",
+    "sqs_lease.spark.sinks.postgres_copy": "psycopg",
+    "sqs_lease.spark.sinks.postgres_sink": "psycopg",
+    "sqs_lease.spark.sinks.postgres_types": "psycopg",
     "sqs_lease.testing.pytest_plugin": "pytest",
+    "sqs_lease.testing.sink_contract": "pytest",
+    "sqs_lease.testing.sink_subject": "pytest",
+    "sqs_lease.testing.upsert_contract": "pytest",
 }
-"""Modules that only those load who have installed something of their own, and what that is."""
+"""Modules that only those load who have installed something besides one extra, and what that is."""
 
 
 @pytest.fixture(scope="module")

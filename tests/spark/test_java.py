@@ -90,6 +90,7 @@ def test_a_program_that_cannot_be_started_is_said(tmp_path: Path, monkeypatch: p
 
 def test_a_local_session_is_not_tried_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
 
     with pytest.raises(JavaError, match=REMEDY), local_session():
         pass

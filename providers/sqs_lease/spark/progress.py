@@ -34,6 +34,7 @@ HELD_SECONDS: Final = 5.0
 """How often it is asked whether the messages are still held; an answer may take requests to other processes."""
 
 _END_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.05
 
 StillHeld: TypeAlias = Callable[[], object]
 """Says by a true value that the messages are still held. It is called from a thread of its own, and may block."""
@@ -105,7 +106,7 @@ def watched_jobs(spark: SparkSession, name: str, still_held: StillHeld | None = 
         yield watch
     except BaseException as error:
         # Whatever it is, nobody waits for these jobs any more.
-        _in_thread(engine.cancel)
+        _in_thread(engine.cancel_and_wait)
         if not isinstance(error, Exception):
             engine.interrupted()
         if watch.lost and not isinstance(error, LeaseLostError):
@@ -164,6 +165,7 @@ class _Engine(Protocol):
     def end(self) -> None: ...
     def stages(self) -> Iterable[tuple[int, int, int]]: ...
     def cancel(self) -> None: ...
+    def cancel_and_wait(self) -> None: ...
     def interrupted(self) -> None: ...
 
 
@@ -225,7 +227,19 @@ class _Classic:
                     yield stage, progress.numCompletedTasks, progress.numTasks
 
     def cancel(self) -> None:
-        self._context.cancelJobGroup(self._group)
+        # Together with those that an interrupted query would begin next; PySpark has no name for that.
+        self._context._jsc.sc().cancelJobGroupAndFutureJobs(self._group)  # noqa: SLF001
+
+    def cancel_and_wait(self) -> None:
+        """Cancel, and wait until nothing runs: else tasks might write while what they wrote is removed."""
+        tracker = self._context.statusTracker()
+        deadline = time.monotonic() + _END_SECONDS
+        self.cancel()
+        while time.monotonic() < deadline:
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
+            if not any(job is not None and job.status == "RUNNING" for job in jobs):
+                return
+            time.sleep(_LOOK_SECONDS)
 
     def interrupted(self) -> None:
         """Give up this thread's connection to Spark: an answer that nobody read is still on its way through it.
@@ -264,6 +278,10 @@ class _Connect:
 
     def cancel(self) -> None:
         self._spark.interruptAll()
+
+    def cancel_and_wait(self) -> None:
+        """Cancel; the server does not say when the last task has ended."""
+        self.cancel()
 
     def interrupted(self) -> None:
         """Each request is a call of its own, so an interrupted one leaves nothing behind."""

@@ -20,9 +20,10 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 try:
     import psycopg
     from psycopg import sql
-except ImportError as error:
-    raise ImportError(
-        f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[spark,postgres]', also for the executors"
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[spark,postgres]', also for the executors",
+        name=error.name,
     ) from error
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
