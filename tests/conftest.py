@@ -1,4 +1,4 @@
-"""What tests of several packages share."""
+"""What tests of several packages share, and the order of their files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from collections.abc import Iterator
 import pytest
 
 from demo.sqs_server import SqsServer, sqs_server
+
+MINUTES = (
+    "tests/simulation/test_simulation.py",
+    "tests/spark/engines/test_table_formats.py",
+    "tests/airflow/test_example_dags.py",
+    "tests/spark/engines/test_cluster.py",
+    "tests/packaging/test_wheel.py",
+)
+"""Files that take minutes: they begin first, so that no process has one to itself while the others have no more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        file = item.nodeid.partition("::")[0]
+        return MINUTES.index(file) if file in MINUTES else len(MINUTES)
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")
