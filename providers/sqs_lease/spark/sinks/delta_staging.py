@@ -21,7 +21,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 
-from sqs_lease.spark.columns import MESSAGE_ID
+from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.delta_files import StagedFile, statistics_of
 from sqs_lease.spark.sinks.delta_storage import TableStorage
@@ -46,8 +46,9 @@ def write_by_spark(
     """
     target = Path(storage.uri) / directory
     writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-    # No two rows of most batches have the same one, and trying a dictionary all the same costs 5 % of the job.
-    writer = writer.option(f"parquet.enable.dictionary#{MESSAGE_ID}", "false")
+    # Few rows have the same one, and trying a dictionary all the same costs 5 % of the job.
+    for column in (MESSAGE_ID, SENT_AT):
+        writer = writer.option(f"parquet.enable.dictionary#{column}", "false")
     if partition_by:
         writer = writer.partitionBy(*partition_by)
     writer.parquet(write_path(target))
