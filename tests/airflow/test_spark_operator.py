@@ -89,12 +89,11 @@ class JobProgram:
 
 
 WAITS_FOR_ITS_END = """
-def end(*_):
-    ENDED.write_text('in order')
-    sys.exit(143)
-signal.signal(signal.SIGTERM, end)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 STARTED.write_text(str(os.getpid()))
-signal.pause()
+signal.sigwait({signal.SIGTERM})
+ENDED.write_text('in order')
+sys.exit(143)
 """
 
 
@@ -297,6 +296,21 @@ def test_a_task_that_is_ended_ends_its_job_in_order(
     assert program.ended.read_text() == "in order"
     assert not psutil.pid_exists(pid)
     assert len(errors) == 1
+
+
+def test_a_task_that_is_ended_while_its_job_starts_ends_it_all_the_same(
+    load: SqsToSparkOperator, instance: TaskInstance, program: JobProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.does(WAITS_FOR_ITS_END)
+    start = JobProcess.__init__
+
+    def started_and_ended(self: JobProcess, *arguments: Any) -> None:
+        start(self, *arguments)
+        load.on_kill()  # before the operator has the process
+
+    monkeypatch.setattr(JobProcess, "__init__", started_and_ended)
+    with pytest.raises(AirflowException):
+        run(load, instance)  # which waits for the job
 
 
 def test_a_job_that_does_not_end_is_killed_with_what_it_started(

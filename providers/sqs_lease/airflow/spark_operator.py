@@ -124,6 +124,7 @@ class SqsToSparkOperator(BaseOperator):
         self.submit_conn_id = submit_conn_id
         self.submit_options = dict(submit_options or {})
         self._job: JobProcess | SubmittedJob | None = None
+        self._killed = False
         XComArg.apply_upstream_relationship(self, messages)
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -162,6 +163,8 @@ class SqsToSparkOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """End the job, which cancels its Spark jobs."""
+        # A job that is being started at this moment is not known yet, and is ended as soon as it is.
+        self._killed = True
         if self._job is not None:
             self._job.end()
 
@@ -173,6 +176,8 @@ class SqsToSparkOperator(BaseOperator):
             engine = "--remote" if self.spark.startswith("sc://") else "--master"
             command = [self.python, "-m", "sqs_lease.spark.job", *arguments, engine, self.spark, "--end-with-stdin"]
             self._job = job = JobProcess(command, self._environment())
+            if self._killed:
+                job.end()
             self.log.info("Ingesting on %s by process %d", self.spark, job.pid)
             last_error = ""
             try:
