@@ -17,7 +17,7 @@ demo: setup ## run the main job on real processes; KEEP=1 leaves Airflow up afte
 
 test: setup lint ## lint, then run all tests
 	@# In three processes, because most of those on real servers wait; then those that kill them, which need the time.
-	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --ignore tests/failover
+	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/failover
 	@$(PYTHON_ENVIRONMENT)/python -m pytest tests/failover
 
 chaos: setup ## tests of failures in their full form: 20 keepers, Airflow's default settings, longer stops, all of Spark's engines
