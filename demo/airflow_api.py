@@ -41,7 +41,7 @@ class AirflowApi:
 
     def __init__(self, base_url: str) -> None:
         # `trust_env=False`: a proxy that the environment names must not be asked for the loopback address.
-        self._client = httpx.Client(base_url=base_url, timeout=60.0, trust_env=False)
+        self._client = httpx.Client(base_url=base_url, timeout=120.0, trust_env=False)
 
     def __enter__(self) -> AirflowApi:
         return self

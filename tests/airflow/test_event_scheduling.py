@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from demo.airflow_api import FINAL_RUN_STATES
-from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.airflow_stack import AirflowStack, airflow_stack, migrated_postgres
+from demo.postgres import postgres_server
 from demo.processes import pause, wait_until
 from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags_events.events import LONG_WORK_SECONDS, VISIBILITY_SECONDS
@@ -154,7 +155,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         }
         sqs = server.sqs_client()
         urls = {name: sqs.create_queue(QueueName=name)["QueueUrl"] for name in BODIES}
-        stage = Stage(exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment)), sqs, urls)
+        # Not SQLite: so many triggers and runs at once keep one another from writing there for a minute and more.
+        database = exits.enter_context(postgres_server(migrated_postgres()))
+        stack = airflow_stack(home, DAGS_FOLDER, environment, database_url=database.url)
+        stage = Stage(exits.enter_context(stack), sqs, urls)
         what_was_seen = Seen()
         _work_on_everything(stage, server, what_was_seen)
         _kill_the_triggerer(stage)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable
 
-from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.airflow_stack import AirflowStack, airflow_stack, migrated_postgres
 from demo.flights import bodies
 from demo.postgres import postgres_server
 from demo.processes import ROOT, wait_until
@@ -147,7 +147,9 @@ def examples(tmp_path_factory: pytest.TempPathFactory, directory: Path) -> Itera
             "AIRFLOW_VAR_FLIGHTS_QUEUE_URL": urls["flights"],
             "AIRFLOW_VAR_FLIGHTS_TABLE": str(directory / "flights"),
         }
-        stack = exits.enter_context(airflow_stack(home, ROOT / "dags", environment))
+        # Not SQLite: so many runs at once keep one another from writing there for a minute and more.
+        metadata = exits.enter_context(postgres_server(migrated_postgres()))
+        stack = exits.enter_context(airflow_stack(home, ROOT / "dags", environment, database_url=metadata.url))
         _put_files(server, sqs, urls)
         (directory / "lake" / "warehouse" / "sales").mkdir(parents=True)
         under_way = Examples(stack, sqs, urls, database)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.airflow_stack import AirflowStack, airflow_stack, migrated_postgres
+from demo.postgres import postgres_server
 from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.second_consumer import SecondConsumer
 
@@ -153,7 +154,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             "AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection,
             "LOST_NOTICE": str(home / "lost_notice.json"),
         }
-        stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment))
+        # Not SQLite: so many runs at once keep one another from writing there for a minute and more.
+        metadata = exits.enter_context(postgres_server(migrated_postgres()))
+        stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment, database_url=metadata.url))
         under_way = Running(stack, server)
         for consumer in under_way.consumers.values():
             exits.enter_context(consumer.polling())
