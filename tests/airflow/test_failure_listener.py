@@ -19,10 +19,10 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from sqs_lease.airflow import SqsLeaseKeeperOperator, sqs_lease
 from sqs_lease.airflow.comms.signals import FailureSignals
 from sqs_lease.airflow.failures import listener as failure_listener
-from sqs_lease.airflow.failures.message_failed import MessageFailed
 from sqs_lease.airflow.failures.report import FAILURE_KEY
 from sqs_lease.airflow.plugin import SqsLeasePlugin
 from sqs_lease.airflow.provider_info import get_provider_info
+from sqs_lease.core.item_failures import MessageFailed
 
 
 class WorkerComms:

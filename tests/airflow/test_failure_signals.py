@@ -10,9 +10,9 @@ from airflow.sdk.execution_time.comms import GetVariableKeys, GetXCom
 
 from sqs_lease.airflow.comms.signal_poller import ORPHANED_SECONDS
 from sqs_lease.airflow.comms.signals import FailureSignals
-from sqs_lease.airflow.failures.message_failed import MessageFailed
 from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
 from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.core.item_failures import MessageFailed
 from sqs_lease.core.settlements import by_exception, dead_letter, expire
 from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
@@ -16,10 +15,8 @@ from sqs_lease.airflow.keeping.settling import (
     ambiguous_names,
     concerned,
     decide,
-    failed_by_exception,
-    failed_items,
-    failure_reasons,
 )
+from sqs_lease.core.item_failures import failed_items, failure_reasons
 
 IDS = ["m0", "m1", "m2"]
 LOAD = WorkTask("load")
@@ -173,46 +170,6 @@ def test_messages_that_are_no_longer_held_are_not_decided_on_again() -> None:
     assert list(outcome.fail) == [2]
 
 
-@pytest.mark.parametrize(
-    "returned",
-    [
-        None,
-        "text",
-        {},
-        {"batchItemFailures": None},
-        {"batchItemFailures": []},
-        {"other": [{"itemIdentifier": "m0"}]},
-    ],
-    ids=repr,
-)
-def test_a_return_value_that_names_nothing_means_success(returned: Any) -> None:
-    assert failed_items(returned, IDS) == NOTHING
-
-
-def test_the_named_messages_are_those_of_the_list() -> None:
-    returned = {"batchItemFailures": [{"itemIdentifier": "m0"}, {"itemIdentifier": "m2"}]}
-    assert failed_items(returned, IDS) == {"m0", "m2"}
-
-
-@pytest.mark.parametrize(
-    "items",
-    [
-        "m0",
-        {"itemIdentifier": "m0"},
-        [{"itemIdentifier": "m0"}, {"itemIdentifier": ""}],
-        [{"itemIdentifier": None}],
-        [{"itemIdentifier": ["m0"]}],
-        [{"itemId": "m0"}],
-        [{"itemIdentifier": "of another batch"}],
-        ["m0"],
-        [None],
-    ],
-    ids=repr,
-)
-def test_a_malformed_list_fails_everything_the_task_was_concerned_with(items: Any) -> None:
-    assert failed_items({"batchItemFailures": items}, IDS) == set(IDS)
-
-
 def test_a_reason_beside_a_named_message_goes_with_its_failure_alone() -> None:
     returned = {"batchItemFailures": [{"itemIdentifier": "m0", "reason": "no total"}, {"itemIdentifier": "m1"}]}
     reasons = failure_reasons(returned, failed_items(returned, IDS))
@@ -220,29 +177,6 @@ def test_a_reason_beside_a_named_message_goes_with_its_failure_alone() -> None:
     outcome = decide([LOAD], {"load": "success"}, reports, IDS, [0, 1, 2])
     assert {position: failure.detail for position, failure in outcome.fail.items()} == {0: "no total", 1: ""}
     assert outcome.delete == (2,)
-
-
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        ("two\nlines\x00", {"m0": "two lines"}),
-        ("x" * 600, {"m0": "x" * 500}),
-        ("half \ud800", {"m0": "half"}),
-        (7, {}),
-        (None, {}),
-    ],
-    ids=["control characters", "long", "half a character", "a number", "none"],
-)
-def test_a_reason_is_made_fit_for_a_message_attribute(reason: object, said: dict[str, str]) -> None:
-    returned = {"batchItemFailures": [{"itemIdentifier": "m0", "reason": reason}]}
-    assert failure_reasons(returned, {"m0"}) == said
-
-
-@pytest.mark.parametrize(
-    "returned", [None, {}, {"batchItemFailures": "m0"}, {"batchItemFailures": [None, {}]}], ids=repr
-)
-def test_a_malformed_list_has_no_reasons(returned: object) -> None:
-    assert failure_reasons(returned, set(IDS)) == {}
 
 
 def test_an_instance_for_one_message_is_concerned_with_that_one_only() -> None:
@@ -293,14 +227,6 @@ def test_the_report_on_a_single_message_is_read_only_where_the_exception_matters
     assert indifferent == Decision((), (), failure("task check[0] ended as failed", (0,)), ())
     choosing = decision([CHECK], states, read_failures=True, by_exception=True)
     assert choosing == Decision((), (), {}, (("check", 0),))
-
-
-@pytest.mark.parametrize(
-    ("named", "failed"),
-    [(None, IDS), ([], IDS), (["m1"], ["m1"]), (["m0", "m2"], ["m0", "m2"]), (["m1", "of another batch"], IDS)],
-)
-def test_an_exception_that_names_nothing_or_too_much_fails_everything(named: Any, failed: list[str]) -> None:
-    assert failed_by_exception(named, IDS) == set(failed)
 
 
 # Work that can never be completed

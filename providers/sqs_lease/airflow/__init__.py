@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from sqs_lease.airflow.context import sqs_lease
     from sqs_lease.airflow.events.operator import SqsLeaseFromEventOperator
     from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
-    from sqs_lease.airflow.failures.message_failed import MessageFailed
     from sqs_lease.airflow.handover.payload import read_messages
     from sqs_lease.airflow.held_guard import require_held, still_held
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
     from sqs_lease.airflow.sensor import SqsLeaseSensor
     from sqs_lease.airflow.spark_operator import SqsToSparkOperator
+    from sqs_lease.core.item_failures import MessageFailed
 
 __all__ = [
     "MessageFailed",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "MessageFailed": "sqs_lease.airflow.failures.message_failed",
+    "MessageFailed": "sqs_lease.core.item_failures",
     "SqsLeaseFromEventOperator": "sqs_lease.airflow.events.operator",
     "SqsLeaseKeeperOperator": "sqs_lease.airflow.keeper_operator",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from sqs_lease.airflow.failures.message_failed import MessageFailed
+from sqs_lease.core.item_failures import MessageFailed
 from sqs_lease.core.settlements import exception_names
 
 FAILURE_KEY: Final = "sqs_lease_failure"

@@ -19,16 +19,12 @@ The rules:
 - A message whose work was skipped altogether is *released*: nothing failed, and nothing was done either.
 - Everything else is held.
 
-The return value has the shape that AWS Lambda defines for SQS event sources, and Lambda's reading: a missing,
-null or empty list means that everything succeeded; a list with an entry that is malformed, empty, null or not
-one of the messages means that everything the task was concerned with failed. An entry may have a ``reason``, which
-AWS's have not: it goes with a message that is dead-lettered. The ids of ``MessageFailed`` are read
-in the same way, except that none at all means everything: the task did fail.
+How the return value and the ids of ``MessageFailed`` are read says :mod:`sqs_lease.core.item_failures`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -38,7 +34,6 @@ SUCCESS: Final = "success"
 FAILED: Final = "failed"
 _SKIPPED: Final = "skipped"
 _REMOVED: Final = "removed"
-_MAX_REASON: Final = 500
 _NEVER_TO_BE_DONE: Final = frozenset({"upstream_failed", _REMOVED})
 
 
@@ -108,62 +103,6 @@ class Decision:
     release: tuple[int, ...]
     fail: Mapping[int, Failure]
     unread: tuple[InstanceKey, ...]
-
-
-def failed_items(returned: object, message_ids: Collection[str]) -> frozenset[str]:
-    """Return which messages a task's return value names as failed.
-
-    Args:
-        returned: The return value of a task that succeeded.
-        message_ids: The messages that the task concerned.
-
-    Returns:
-        A subset of ``message_ids``: all of them where the list is malformed.
-    """
-    if not isinstance(returned, Mapping) or returned.get("batchItemFailures") is None:
-        return frozenset()
-    items = returned["batchItemFailures"]
-    if not isinstance(items, list | tuple):
-        return frozenset(message_ids)
-    everything = frozenset(message_ids)
-    named = [item.get("itemIdentifier") if isinstance(item, Mapping) else None for item in items]
-    known = [name for name in named if isinstance(name, str) and name in everything]
-    return frozenset(known) if len(known) == len(named) else everything
-
-
-def failure_reasons(returned: object, failed_ids: Collection[str]) -> dict[str, str]:
-    """Return why messages failed, as far as a task's return value says so: the ``reason`` beside ``itemIdentifier``.
-
-    Of each the first 500 characters count.
-
-    Args:
-        returned: The return value of a task that succeeded.
-        failed_ids: What :func:`failed_items` made of it.
-    """
-    items = returned.get("batchItemFailures") if isinstance(returned, Mapping) else None
-    reasons: dict[str, str] = {}
-    for item in items if isinstance(items, list | tuple) else ():
-        if isinstance(item, Mapping) and isinstance(reason := item.get("reason"), str):
-            name = item.get("itemIdentifier")
-            if isinstance(name, str) and name in failed_ids:
-                # SQS refuses a message with control characters in an attribute.
-                clean = "".join(character if character.isprintable() else " " for character in reason[:_MAX_REASON])
-                reasons[name] = clean.strip()
-    return reasons
-
-
-def failed_by_exception(named: Collection[str] | None, message_ids: Collection[str]) -> frozenset[str]:
-    """Return which messages a task failed that failed for good itself.
-
-    Args:
-        named: The ids of its ``MessageFailed``; None for another exception, or where none is known.
-        message_ids: The messages that the task concerned.
-
-    Returns:
-        A subset of ``message_ids``: all of them unless the exception named some of them and nothing else.
-    """
-    everything = frozenset(message_ids)
-    return frozenset(named) if named and everything.issuperset(named) else everything
 
 
 def concerned(task: WorkTask, map_index: int, message_ids: Sequence[str], states: TaskStates) -> Sequence[str]:

@@ -12,10 +12,8 @@ from sqs_lease.airflow.keeping.settling import (
     InstanceReport,
     WorkTask,
     concerned,
-    failed_by_exception,
-    failed_items,
-    failure_reasons,
 )
+from sqs_lease.core.item_failures import failed_by_exception, failed_items, failure_reasons
 
 
 class WorkReports:
