@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import Outcome, Settled
+from sqs_lease.core.item_failures import MessageFailed, failed_by_exception
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule
+from sqs_lease.core.settlements import FailureRule, exception_names
 from sqs_lease.core.specs import resolve_policy
 from sqs_lease.held_batch import EventListener, HeldBatch, LeaseReport
 from sqs_lease.keeper import Keeper, Leaving
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+Messages: TypeAlias = Message | str | Iterable[Message | str]
+"""Messages of a batch: one or several, each itself or by its id."""
 
 
 @contextmanager
@@ -51,9 +56,12 @@ def lease(
                 load(message.body)
 
     At the end of the block the messages are deleted. If the block raises, they are given back by
-    ``on_failure`` instead, and the exception goes on. Single messages can be settled earlier with
-    :meth:`LeasedBatch.succeed` and :meth:`LeasedBatch.fail`. If the process dies, so does the thread:
-    messages are visible again when their last extension ends.
+    ``on_failure`` instead, and the exception goes on; with
+    :class:`MessageFailed <sqs_lease.core.item_failures.MessageFailed>` only the messages that it names. Single messages
+    can be settled earlier with :meth:`LeasedBatch.succeed` and :meth:`LeasedBatch.fail`. A block that is interrupted
+    (``KeyboardInterrupt`` and other exceptions that are no ``Exception``) gives all back at once, whatever
+    ``on_failure`` says. If the process dies, so does the thread: messages are visible again when their last extension
+    ends.
 
     Args:
         queue: The queue's name, ARN or URL.
@@ -114,9 +122,8 @@ def _leased(
         host.run(held.receive(queue, policy, on_failure, on_event, max_messages, wait, linger))
         yield LeasedBatch(host, held.batch)
     except Exception as error:
-        # The type only: an exception's text may quote a message's body, and the reason is sent and logged.
-        reason = type(error).__name__
-        host.run(held.end(lambda batch: batch.fail(reason)))
+        ended_by = error
+        host.run(held.end(lambda batch: _ended_by(ended_by, batch)))
         raise
     except BaseException:
         # Interrupted: the work is not at fault, so the messages are not dead-lettered or delayed for it.
@@ -126,13 +133,29 @@ def _leased(
         host.run(held.end(HeldBatch.succeed))
 
 
+async def _ended_by(error: Exception, batch: HeldBatch) -> Mapping[Receipt, Settled]:
+    """Settle what a block leaves that raised."""
+    held = {lease.receipt.message_id: lease.receipt for lease in batch.leases()}
+    named = error.message_ids if isinstance(error, MessageFailed) else None
+    # Those that were settled before are none of its business any more.
+    failed = failed_by_exception(named, batch.message_ids()) & held.keys()
+    # The type only: an exception's text may quote a message's body, and the reason is sent and logged.
+    reason, errors = type(error).__name__, exception_names(error)
+    outcomes = await batch.fail(reason, [held[message_id] for message_id in failed], errors=errors)
+    return {**outcomes, **await batch.succeed()}
+
+
 class LeasedBatch:
-    """The messages of one :func:`lease`, in the order they were received. To be used within its block only."""
+    """The messages of one :func:`lease`, in the order they were received.
+
+    They can be settled within its block only; the messages themselves and :meth:`report` stay.
+    """
 
     def __init__(self, host: LoopThread, batch: HeldBatch) -> None:
         self._host = host
         self._batch = batch
         self._messages = tuple(batch.messages())
+        self._receipts = {message.message_id: message.receipt for message in self._messages}
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self._messages)
@@ -140,42 +163,63 @@ class LeasedBatch:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def still_held(self, message: Message) -> bool:
-        """Whether the message is still ours: not settled, and not lost to somebody else.
+    @property
+    def queue_url(self) -> str:
+        """The queue that the messages were received from."""
+        return self._batch.queue_url
+
+    def still_held(self, message: Message | str) -> bool:
+        """Whether a message is still ours: not settled, and not lost to somebody else.
 
         Worth asking before work that must not be done twice.
-        """
-        return self._host.run(self._still_held(message))
-
-    def succeed(self, *messages: Message) -> None:
-        """These are done: delete them now.
 
         Raises:
-            KeyError: A message is not of this batch.
+            KeyError: It is not of this batch.
         """
-        self._host.run(self._batch.succeed([message.receipt for message in messages]))
+        (receipt,) = self._chosen(message)
+        return self._in_thread(lambda: self._batch.holds(receipt))
 
-    def fail(self, *messages: Message, reason: str) -> None:
+    def succeed(self, messages: Messages) -> None:
+        """These are done: delete them now.
+
+        Args:
+            messages: Messages of this batch, or their ids.
+
+        Raises:
+            KeyError: One is not of this batch.
+        """
+        self._host.run(self._batch.succeed(self._chosen(messages)))
+
+    def fail(self, messages: Messages, reason: str) -> None:
         """These failed for good: settle them by the failure rule now.
 
         Args:
-            messages: Messages of this batch.
+            messages: Messages of this batch, or their ids.
             reason: Why, for people; it becomes a message attribute of what is dead-lettered.
 
         Raises:
-            KeyError: A message is not of this batch.
+            KeyError: One is not of this batch.
         """
-        self._host.run(self._batch.fail(reason, [message.receipt for message in messages]))
+        self._host.run(self._batch.fail(reason, self._chosen(messages)))
 
     def report(self) -> LeaseReport:
-        """Counts so far."""
-        return self._host.run(self._report())
+        """Counts so far; after the block, what became of all."""
+        return self._in_thread(self._batch.report)
 
-    async def _still_held(self, message: Message) -> bool:
-        return self._batch.holds(message.receipt)
+    def _chosen(self, messages: Messages) -> list[Receipt]:
+        several = [messages] if isinstance(messages, Message | str) else messages
+        ids = [message if isinstance(message, str) else message.message_id for message in several]
+        unknown = [message_id for message_id in ids if message_id not in self._receipts]
+        if unknown:
+            raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
+        return [self._receipts[message_id] for message_id in ids]
 
-    async def _report(self) -> LeaseReport:
-        return self._batch.report()
+    def _in_thread(self, ask: Callable[[], _T]) -> _T:
+        async def answer() -> _T:
+            return ask()
+
+        # When the thread has ended, nobody else looks at the batch.
+        return ask() if self._host.is_stopped else self._host.run(answer())
 
 
 class _Held:

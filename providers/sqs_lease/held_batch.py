@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
@@ -162,6 +162,10 @@ class HeldBatch:
             return None
         return min(lease.deadline for lease in leases)
 
+    def message_ids(self) -> Collection[str]:
+        """The ids of all messages that were put in, in that order, held still or not."""
+        return self._leases.keys()
+
     def _is_ours(self, receipt: Receipt) -> bool:
         lease = self._leases.get(receipt.message_id)
         return lease is not None and lease.receipt == receipt
@@ -225,13 +229,27 @@ class HeldBatch:
         """Their work succeeded: delete them (None: all that are still held)."""
         return await self.settle(dict.fromkeys(self._chosen(receipts), Delete()))
 
-    async def fail(self, reason: str, receipts: Iterable[Receipt] | None = None) -> Mapping[Receipt, Settled]:
-        """Their work failed for good: settle them by the batch's failure rule (None: all that are still held)."""
+    async def fail(
+        self, reason: str, receipts: Iterable[Receipt] | None = None, *, errors: Sequence[str] = ()
+    ) -> Mapping[Receipt, Settled]:
+        """Their work failed for good: settle them by the batch's failure rule (None: all that are still held).
+
+        Args:
+            reason: Why, for people; it becomes a message attribute of what is dead-lettered.
+            receipts: Leases of this batch.
+            errors: The classes of the exception that ended the work, for rules that choose by them: see
+                :meth:`FailureRule.matching`.
+
+        Raises:
+            KeyError: A receipt is not of this batch.
+            KeeperClosedError: The keeper was closed, or the batch handed over, before the end.
+        """
+        rule = self._on_failure.matching(errors)
         settlements: dict[Receipt, Settlement] = {}
         for receipt in self._chosen(receipts):
             lease = self._driver.lease(receipt)
             count = 1 if lease is None else lease.receive_count
-            settlements[receipt] = self._on_failure.settlement(receive_count=count, reason=reason, random=self._random)
+            settlements[receipt] = rule.settlement(receive_count=count, reason=reason, random=self._random)
         return await self.settle(settlements)
 
     async def release_all(self) -> Mapping[Receipt, Settled]:

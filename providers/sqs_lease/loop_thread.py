@@ -49,6 +49,11 @@ class LoopThread:
                 wait_for([result])
             raise
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether :meth:`stop` has ended it."""
+        return self._loop.is_closed()
+
     def stop(self) -> None:
         """End the loop and the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from demo.sqs_server import SqsServer
-from sqs_lease import LeaseReport, dead_letter, lease
+from sqs_lease import LeaseReport, MessageFailed, by_exception, dead_letter, expire, lease, release
 from sqs_lease.sqs.client_config import client_config
 from sqs_lease.sqs.errors import QueueNotFoundError
 
@@ -87,6 +87,71 @@ def test_single_messages_are_settled_within_the_block(sqs: SQSClient, queue: str
         assert not batch.still_held(good)
         assert not batch.still_held(bad)
         assert receive(sqs, queue, wait_seconds=5) == ["message 1"]
+
+
+def test_only_the_messages_that_the_exception_names_come_back(
+    sqs: SQSClient, queue: str, make_client: MakeClient
+) -> None:
+    send(sqs, queue, 3)
+
+    def work() -> None:
+        with lease(queue, max_messages=3, linger=2, visibility=600, client=make_client()) as batch:
+            first, second, _ = sorted(batch, key=lambda message: message.body)
+            batch.fail(first.message_id, reason="it is bad")
+            raise MessageFailed([first.message_id, second.message_id])
+
+    with pytest.raises(MessageFailed):
+        work()
+    assert [*receive(sqs, queue, wait_seconds=5), *receive(sqs, queue, wait_seconds=0)] == ["message 0", "message 1"]
+    assert _left(sqs, queue) == 2
+
+
+@pytest.mark.parametrize("named", [[], ["of another batch"]], ids=["none", "a stranger"])
+def test_an_exception_that_names_no_message_of_the_batch_fails_all(
+    sqs: SQSClient, queue: str, make_client: MakeClient, named: list[str]
+) -> None:
+    send(sqs, queue, 1)
+
+    def work() -> None:
+        with lease(queue, visibility=600, client=make_client()):
+            raise MessageFailed(named)
+
+    with pytest.raises(MessageFailed):
+        work()
+    assert receive(sqs, queue, wait_seconds=5) == ["message 0"]
+
+
+def test_the_rule_is_chosen_by_the_exception_and_the_report_stays_after_the_block(
+    sqs: SQSClient, queue: str, make_client: MakeClient
+) -> None:
+    send(sqs, queue, 1)
+    seen = []
+
+    def work() -> None:
+        rule = by_exception({ZeroDivisionError: expire()}, otherwise=release())
+        with lease(queue, client=make_client(), on_failure=rule) as batch:
+            seen.append(batch)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    report = seen[0].report()
+    assert (report.received, report.held, report.expired, report.released) == (1, 0, 1, 0)
+    assert not seen[0].still_held(next(iter(seen[0])))
+
+
+def test_a_message_of_another_batch_is_refused(sqs: SQSClient, queue: str, make_client: MakeClient) -> None:
+    send(sqs, queue, 1)
+    with (
+        lease(queue, client=make_client()) as batch,
+        pytest.raises(KeyError, match=r"not in this batch of .*: a stranger"),
+    ):
+        batch.fail(["a stranger"], reason="it is bad")
+
+
+def _left(sqs: SQSClient, queue: str) -> int:
+    counts = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
+    return int(counts["ApproximateNumberOfMessages"]) + int(counts["ApproximateNumberOfMessagesNotVisible"])
 
 
 def test_a_queue_without_messages_gives_an_empty_batch(queue: str, make_client: MakeClient) -> None:

@@ -3,8 +3,8 @@
 The return value has the shape that AWS Lambda defines for SQS event sources, and Lambda's reading: a missing,
 null or empty list means that everything succeeded; a list with an entry that is malformed, empty, null or not
 one of the messages means that everything the work was concerned with failed. An entry may have a ``reason``, which
-AWS's have not: it goes with a message that is dead-lettered. The ids of :class:`MessageFailed` are read in the same way,
-except that none at all means everything: the work did fail.
+AWS's have not: it goes with a message that is dead-lettered. The ids of :class:`MessageFailed` are read in the same
+way, except that none at all means everything: the work did fail.
 """
 
 from __future__ import annotations
