@@ -18,10 +18,10 @@ from sqs_lease.core.specs import resolve_policy
 from sqs_lease.held_batch import EventListener, HeldBatch, LeaseReport
 from sqs_lease.keeper import Keeper, Leaving
 from sqs_lease.loop_thread import LoopThread
+from sqs_lease.sqs.boto3_client import make_client
 from sqs_lease.sqs.boto3_transport import Boto3Transport
-from sqs_lease.sqs.client_config import client_config
 from sqs_lease.sqs.receiving import Receiver
-from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.transport import QueueAttributes, Transport
 from sqs_lease.sqs.validation import check_whole_number, queue_reference
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def lease(
         seconds_of(duration, name=name)
     host = LoopThread(f"sqs-lease {queue}")
     try:
-        transport = Boto3Transport(_default_client() if client is None else client)
+        transport = Boto3Transport(make_client() if client is None else client)
         held = _Held(transport)
         try:
             yield from _leased(host, held, queue, resolved, on_failure, on_event, max_messages, wait, linger)
@@ -100,11 +100,31 @@ def lease(
         host.stop()
 
 
-def _default_client() -> SQSClient:
-    # Imported late: Airflow imports this package in every one of its commands, and boto3 takes a while.
-    import boto3
+def queue_attributes(queue: str, *, client: SQSClient | None = None) -> QueueAttributes:
+    """Read what a queue says of itself, such as how many messages it has.
 
-    return boto3.client("sqs", config=client_config())
+    Args:
+        queue: The queue's name, ARN or URL.
+        client: As for :func:`lease`; it is closed.
+
+    Raises:
+        ValueError: ``queue`` is none.
+        sqs_lease.sqs.errors.SqsError: The queue cannot be read; the text names it and says what to do.
+    """
+    queue_reference(queue)
+    transport = Boto3Transport(make_client() if client is None else client)
+
+    async def read() -> QueueAttributes:
+        try:
+            return await transport.queue_attributes(await transport.queue_url(queue))
+        finally:
+            await transport.aclose()
+
+    host = LoopThread(f"sqs-lease {queue}")
+    try:
+        return host.run(read())
+    finally:
+        host.stop()
 
 
 def _leased(

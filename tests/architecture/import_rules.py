@@ -68,7 +68,9 @@ LAYERS: Final = {
     "manifest": Layer(layers=BASE | {"json_syntax"}, distributions=frozenset({"pyarrow"})),
     PACKAGE: Layer(layers=BASE | {"blocking"}),
     "airflow": Layer(layers=BASE | {"manifest"}, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}),
-    "dagster": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"dagster"})),
+    "dagster": Layer(
+        layers=BASE | {"blocking", "manifest"}, distributions=BOTO | {"dagster", "dagster_pipes", "msgspec", "pydantic"}
+    ),
     "spark": Layer(
         layers=BASE | {"blocking", "json_syntax", "manifest"},
         distributions=frozenset(

@@ -1,0 +1,17 @@
+"""SQS leases in Dagster: messages stay invisible while an asset or job works on them, and are settled by its end."""
+
+from __future__ import annotations
+
+from sqs_lease.blocking import LeasedBatch
+from sqs_lease.core.item_failures import MessageFailed
+from sqs_lease.dagster.lease_metadata import lease_metadata
+from sqs_lease.dagster.queue_resource import SqsQueueResource
+from sqs_lease.dagster.resumed_runs import ResumedRunError
+
+__all__ = [
+    "LeasedBatch",
+    "MessageFailed",
+    "ResumedRunError",
+    "SqsQueueResource",
+    "lease_metadata",
+]

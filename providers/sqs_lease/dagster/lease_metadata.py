@@ -1,0 +1,57 @@
+"""What a lease leaves as metadata of a materialization: numbers, which Dagster plots over time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+import dagster as dg
+
+from sqs_lease.blocking import LeasedBatch
+from sqs_lease.sqs.transport import QueueAttributes
+
+PREFIX: Final = "sqs/"
+FAILED: Final = f"{PREFIX}failed"
+"""Messages whose work failed: given back, dead-lettered or left to expire."""
+
+
+def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> dict[str, dg.MetadataValue]:
+    """Describe what became of a batch.
+
+    Args:
+        batch: The batch; after its block, so that everything is settled.
+        queue: What the queue says of itself now; without it, the keys about what is left in it are missing.
+
+    Returns:
+        By key: ``sqs/received``; by outcome ``sqs/deleted``, ``sqs/released``, ``sqs/dead_lettered``,
+        ``sqs/expired``, ``sqs/lost`` (another consumer may have received it), ``sqs/unsettled`` (the service did not
+        confirm it: it comes back); ``sqs/failed`` (released, dead-lettered and expired); ``sqs/extensions``
+        (confirmed, counted per message), ``sqs/extension_calls``, ``sqs/late`` (deadlines that passed before an
+        extension was confirmed); ``sqs/oldest_age_seconds`` (of the oldest message, since it was sent);
+        ``sqs/left_visible``, ``sqs/left_in_flight``, ``sqs/left_delayed`` (approximate, as the service counts);
+        ``sqs/queue``.
+    """
+    report = batch.report()
+    numbers: dict[str, int] = {
+        "received": report.received,
+        "deleted": report.deleted,
+        "released": report.released,
+        "dead_lettered": report.dead_lettered,
+        "expired": report.expired,
+        "lost": report.lost,
+        "unsettled": report.failed + report.held,
+        "failed": report.released + report.dead_lettered + report.expired,
+        "extensions": report.extensions,
+        "extension_calls": report.extension_calls,
+        "late": report.late,
+    }
+    if queue is not None:
+        numbers |= {"left_visible": queue.visible, "left_in_flight": queue.in_flight, "left_delayed": queue.delayed}
+    metadata: dict[str, dg.MetadataValue] = {
+        f"{PREFIX}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()
+    }
+    sent = [message.sent_at for message in batch if message.sent_at is not None]
+    if sent:
+        age = datetime.now(UTC) - min(sent)
+        metadata[f"{PREFIX}oldest_age_seconds"] = dg.MetadataValue.float(round(age.total_seconds(), 3))
+    return {**metadata, f"{PREFIX}queue": dg.MetadataValue.text(batch.queue_url)}

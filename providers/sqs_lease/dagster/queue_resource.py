@@ -1,0 +1,182 @@
+"""A queue as a Dagster resource: how it is reached, and leases of its messages in ops and assets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import dagster as dg
+from pydantic import Field
+
+from sqs_lease.blocking import LeasedBatch, lease, queue_attributes
+from sqs_lease.core.durations import Duration
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.settlements import FailureRule
+from sqs_lease.dagster.lease_metadata import lease_metadata
+from sqs_lease.dagster.resumed_runs import refuse_where_steps_are_left_out
+from sqs_lease.sqs.boto3_client import AwsAccess, make_client
+from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.transport import QueueAttributes
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
+
+
+class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """One queue. Settings that are not given are boto3's usual: environment, configuration files, instance role.
+
+    For example::
+
+        @dg.asset
+        def orders(context: dg.AssetExecutionContext, orders_queue: SqsQueueResource) -> None:
+            with orders_queue.lease(context, max_messages=500) as batch:
+                for message in batch:
+                    load(message.body)
+
+        defs = dg.Definitions(
+            assets=[orders],
+            resources={"orders_queue": SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"))},
+        )
+    """
+
+    queue: str = Field(description="The queue's name, ARN or URL.")
+    region_name: str | None = Field(default=None, description="The AWS region.")
+    endpoint_url: str | None = Field(default=None, description="Where SQS is, for an endpoint of one's own.")
+    profile_name: str | None = Field(default=None, description="A profile of the AWS configuration files.")
+    role_arn: str | None = Field(
+        default=None, description="A role to assume; it is assumed again before its credentials expire."
+    )
+    role_session_name: str = Field(default="sqs-lease", description="What CloudTrail calls the role's sessions.")
+
+    def client(self) -> SQSClient:
+        """Make a boto3 client of SQS, with timeouts made for leases; whoever asks for it closes it.
+
+        Raises:
+            botocore.exceptions.BotoCoreError: There is no such profile, or no region.
+        """
+        return make_client(
+            AwsAccess(self.region_name, self.endpoint_url, self.profile_name, self.role_arn, self.role_session_name)
+        )
+
+    def attributes(self) -> QueueAttributes:
+        """Read what the queue says of itself, such as how many messages it has; nothing is received.
+
+        Raises:
+            ValueError: ``queue`` is no queue.
+            sqs_lease.sqs.errors.SqsError: The queue cannot be read; the text names it and says what to do.
+        """
+        return queue_attributes(self.queue, client=self.client())
+
+    @contextmanager
+    def lease(
+        self,
+        context: Context,
+        *,
+        max_messages: int = 10,
+        wait: Duration = 20.0,
+        linger: Duration = 0.0,
+        policy: RenewalPolicy | str | None = None,
+        visibility: Duration | None = None,
+        on_failure: FailureRule | None = None,
+        on_resume: Literal["refuse", "receive"] = "refuse",
+    ) -> Iterator[LeasedBatch]:
+        """Receive a batch in an op or asset, and keep it invisible to others until the block ends.
+
+        A thread of this process extends the leases. At the end of the block the messages are deleted. If it raises
+        they are given back by ``on_failure`` instead, so a step that is retried leases again; with ``MessageFailed``
+        only those that it names. Single messages are failed by ``batch.fail(ids, reason)`` while the others go on.
+        When the run is terminated, all are visible again at once. If the process is killed, they are visible again
+        when their last extension ends.
+
+        After the block, the materialization (or the output of an op) gets :func:`lease_metadata`. An asset that yields
+        its ``MaterializeResult`` within the block is too early for that: return it, or yield it after the block.
+
+        Args:
+            context: The context of the op or asset.
+            max_messages: Most messages to receive; 10 by default.
+            wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
+            linger: How long to wait for more once one came; 0, the default, takes what the first answer brought.
+            policy: When to extend: a renewal policy or its name; ``Growing`` by default.
+            visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
+            on_failure: What becomes of failed messages; visible again at once by default.
+            on_resume: What to do in a run that repeats another one from its failure and leaves out steps before or
+                after this one: refuse, the default, or receive, for a step whose work depends on no other.
+
+        Yields:
+            The batch, empty if no message came.
+
+        Raises:
+            ResumedRunError: The run leaves out steps that would never see the messages.
+            ValueError: An argument is out of range.
+            sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
+        """
+        if on_resume not in ("refuse", "receive"):
+            raise ValueError(f"on_resume must be 'refuse' or 'receive', not {on_resume!r}")
+        if on_resume == "refuse" and (step_key := _step_key(context)) is not None:
+            refuse_where_steps_are_left_out(context.instance, context.run, step_key, self.queue)
+        batch: LeasedBatch | None = None
+        try:
+            with lease(
+                self.queue,
+                max_messages=max_messages,
+                wait=wait,
+                linger=linger,
+                policy=policy,
+                visibility=visibility,
+                on_failure=on_failure,
+                client=self.client(),
+            ) as batch:
+                context.log.info("Received %d messages of %s", len(batch), batch.queue_url)
+                yield batch
+        finally:
+            if batch is not None:
+                _tell(context, batch)
+        self._add_metadata(context, batch)
+
+    def _add_metadata(self, context: Context, batch: LeasedBatch) -> None:
+        try:
+            queue = self.attributes()
+        except SqsError as error:
+            # The work is done and settled; that it cannot be counted is no reason to fail it.
+            context.log.warning("What is left in the queue is not known: %s", error)
+            queue = None
+        metadata = lease_metadata(batch, queue)
+        if _step_key(context) is None:
+            return
+        if isinstance(context, dg.AssetExecutionContext):
+            for key in context.selected_asset_keys:
+                context.add_asset_metadata(metadata, asset_key=key)
+        elif len(context.op_def.output_defs) == 1 and not context.op_def.output_defs[0].is_dynamic:
+            context.add_output_metadata(metadata)
+
+
+def _step_key(context: Context) -> str | None:
+    """The key of the step under way; None where the function is called directly, as in a test."""
+    try:
+        return context.op_execution_context.get_step_execution_context().step.key
+    except (AttributeError, dg.DagsterError):
+        return None
+
+
+def _tell(context: Context, batch: LeasedBatch) -> None:
+    report = batch.report()
+    parts = {
+        "deleted": report.deleted,
+        "given back": report.released,
+        "dead-lettered": report.dead_lettered,
+        "left to expire": report.expired,
+        "lost to others": report.lost,
+        "not settled": report.failed + report.held,
+    }
+    said = ", ".join(f"{number} {what}" for what, number in parts.items() if number) or "nothing to settle"
+    context.log.info(
+        "Of %d messages of %s: %s; %d extensions in %d calls",
+        report.received,
+        batch.queue_url,
+        said,
+        report.extensions,
+        report.extension_calls,
+    )

@@ -1,0 +1,267 @@
+"""Leases in assets and ops, on a real SQS server; Dagster runs in this process."""
+
+from _thread import interrupt_main
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import dagster as dg
+import pytest
+from dagster._core.errors import DagsterExecutionInterruptedError
+
+from demo.sqs_server import REGION, SqsServer
+from sqs_lease import dead_letter
+from sqs_lease.dagster import MessageFailed, SqsQueueResource
+from sqs_lease.dagster.queue_resource import Context
+from tests.dagster.resumed_jobs import connected as connected_job
+from tests.dagster.resumed_jobs import independent as independent_job
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+else:
+    # Dagster reads the annotations of ops and assets, so this module has no postponed ones.
+    SQSClient = Any
+
+pytestmark = pytest.mark.processes
+
+Work = Callable[[Context, SqsQueueResource], Any]
+
+
+@pytest.fixture
+def sqs(server: SqsServer) -> SQSClient:
+    return server.sqs_client()
+
+
+@pytest.fixture
+def queue_url(sqs: SQSClient) -> str:
+    return sqs.create_queue(QueueName=f"queue-{uuid4()}", Attributes={"VisibilityTimeout": "600"})["QueueUrl"]
+
+
+@pytest.fixture
+def queue(server: SqsServer, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> SqsQueueResource:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    monkeypatch.setenv("ORDERS_QUEUE", queue_url)
+    return SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), endpoint_url=server.endpoint_url, region_name=REGION)
+
+
+def send(sqs: SQSClient, url: str, *bodies: str) -> None:
+    for body in bodies:
+        sqs.send_message(QueueUrl=url, MessageBody=body)
+
+
+def receive(sqs: SQSClient, url: str) -> list[str]:
+    """The bodies that can be received now."""
+    bodies = []
+    while messages := sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=1).get("Messages"):
+        bodies += [message["Body"] for message in messages]
+    return sorted(bodies)
+
+
+def left(sqs: SQSClient, url: str) -> int:
+    counts = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    return int(counts["ApproximateNumberOfMessages"]) + int(counts["ApproximateNumberOfMessagesNotVisible"])
+
+
+def asset_over(work: Work, retry_policy: dg.RetryPolicy | None = None) -> dg.AssetsDefinition:
+    @dg.asset(retry_policy=retry_policy)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
+        return work(context, queue)
+
+    return orders
+
+
+def numbers(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    (materialization,) = result.asset_materializations_for_node("orders")
+    return {name: value.value for name, value in materialization.metadata.items()}
+
+
+def test_an_asset_that_succeeds_deletes_its_messages_and_its_materialization_has_the_numbers(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a", "b", "c")
+
+    def work(context: Context, queue: SqsQueueResource) -> dg.MaterializeResult[Any]:
+        with queue.lease(context, max_messages=2, linger=2) as batch:
+            return dg.MaterializeResult(metadata={"rows": len(batch)})
+
+    result = dg.materialize([asset_over(work)], resources={"queue": queue})
+    assert left(sqs, queue_url) == 1
+    told = numbers(result)
+    assert told["rows"] == 2
+    assert told["sqs/queue"] == queue_url
+    assert 0 <= told["sqs/oldest_age_seconds"] < 60
+    expected = {"received": 2, "deleted": 2, "failed": 0, "lost": 0, "unsettled": 0, "left_visible": 1}
+    assert {name: told[f"sqs/{name}"] for name in expected} == expected
+
+
+def test_a_message_that_failed_comes_back_and_counts_as_failed(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "good", "bad")
+
+    def work(context: Context, queue: SqsQueueResource) -> None:
+        with queue.lease(context, linger=2) as batch:
+            batch.fail([message.message_id for message in batch if message.body == "bad"], "it is bad")
+
+    result = dg.materialize([asset_over(work)], resources={"queue": queue})
+    assert receive(sqs, queue_url) == ["bad"]
+    assert left(sqs, queue_url) == 1
+    assert (numbers(result)["sqs/failed"], numbers(result)["sqs/deleted"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "back"),
+    [
+        (lambda ids: ZeroDivisionError(), ["bad", "good"]),
+        (lambda ids: MessageFailed([ids["bad"]]), ["bad"]),
+        (lambda ids: dg.Failure("no"), ["bad", "good"]),
+    ],
+    ids=["any", "named", "Dagster's own"],
+)
+def test_an_asset_that_raises_gives_its_messages_back(
+    queue: SqsQueueResource,
+    sqs: SQSClient,
+    queue_url: str,
+    error: Callable[[dict[str, str]], Exception],
+    back: list[str],
+) -> None:
+    send(sqs, queue_url, "good", "bad")
+
+    def work(context: Context, queue: SqsQueueResource) -> None:
+        with queue.lease(context, linger=2) as batch:
+            raise error({message.body: message.message_id for message in batch})
+
+    result = dg.materialize([asset_over(work)], resources={"queue": queue}, raise_on_error=False)
+    assert not result.success
+    assert receive(sqs, queue_url) == back
+    assert left(sqs, queue_url) == len(back)
+
+
+def test_an_interrupted_asset_gives_all_back_whatever_the_failure_rule(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a")
+
+    def work(context: Context, queue: SqsQueueResource) -> None:
+        with queue.lease(context, on_failure=dead_letter()):
+            interrupt_main()
+
+    with pytest.raises((KeyboardInterrupt, DagsterExecutionInterruptedError)):
+        dg.materialize([asset_over(work)], resources={"queue": queue})
+    assert receive(sqs, queue_url) == ["a"]
+
+
+def test_a_step_that_is_retried_gives_back_and_receives_again(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a")
+    counts: list[int] = []
+
+    def work(context: Context, queue: SqsQueueResource) -> None:
+        with queue.lease(context) as batch:
+            counts.extend(message.receive_count for message in batch)
+            if len(counts) == 1:
+                raise ZeroDivisionError
+
+    result = dg.materialize([asset_over(work, retry_policy=dg.RetryPolicy(1))], resources={"queue": queue})
+    assert result.success
+    assert counts == [1, 2]
+    assert left(sqs, queue_url) == 0
+
+
+def test_the_output_of_an_op_has_the_numbers_too(queue: SqsQueueResource, sqs: SQSClient, queue_url: str) -> None:
+    send(sqs, queue_url, "a")
+
+    @dg.op
+    def load(context: dg.OpExecutionContext, queue: SqsQueueResource) -> int:
+        with queue.lease(context) as batch:
+            return len(batch)
+
+    @dg.job(resource_defs={"queue": queue})
+    def loading() -> None:
+        load()
+
+    result = loading.execute_in_process()
+    (output,) = (event for event in result.events_for_node("load") if event.is_successful_output)
+    assert output.step_output_data.metadata["sqs/deleted"].value == 1
+
+
+def test_a_queue_without_messages_gives_an_empty_batch(queue: SqsQueueResource) -> None:
+    def work(context: Context, queue: SqsQueueResource) -> None:
+        with queue.lease(context, wait=0) as batch:
+            assert len(batch) == 0
+
+    told = numbers(dg.materialize([asset_over(work)], resources={"queue": queue}))
+    assert told["sqs/received"] == 0
+    assert "sqs/oldest_age_seconds" not in told
+
+
+def test_a_function_that_is_called_directly_can_lease(queue: SqsQueueResource, sqs: SQSClient, queue_url: str) -> None:
+    send(sqs, queue_url, "a")
+    resolved = queue.process_config_and_initialize()
+    bodies: list[str] = []
+
+    @dg.op
+    def load(context: dg.OpExecutionContext) -> None:
+        with resolved.lease(context) as batch:
+            bodies.extend(message.body for message in batch)
+
+    load(dg.build_op_context())
+    assert bodies == ["a"]
+    assert left(sqs, queue_url) == 0
+
+
+# Runs that resume others
+
+
+def run_and_resume(job: Callable[[], dg.JobDefinition], failing: str, instance: dg.DagsterInstance) -> list[str]:
+    """Run a job that fails in one op, resume it, and return the errors of the second run."""
+    reconstructable = dg.reconstructable(job)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAILING_OP", failing)
+        failed = dg.execute_job(reconstructable, instance)
+    assert not failed.success
+    resumed = dg.execute_job(
+        reconstructable,
+        instance,
+        reexecution_options=dg.ReexecutionOptions.from_failure(failed.run_id, instance),
+        # As the web server and the daemon tag such runs.
+        tags={"dagster/is_resume_retry": "true"},
+    )
+    failures = [event.step_failure_data.error for event in resumed.all_events if event.is_step_failure]
+    return [str(failure.message if failure.cause is None else failure.cause.message) for failure in failures if failure]
+
+
+@pytest.fixture
+def stored(queue: SqsQueueResource, server: SqsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+    monkeypatch.setenv("ORDERS_ENDPOINT", server.endpoint_url)
+    with dg.instance_for_test() as made:
+        yield made
+
+
+def test_a_resumed_run_that_leaves_out_a_step_before_it_is_refused_and_told_what_to_set(
+    stored: dg.DagsterInstance, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a")
+    (error,) = run_and_resume(connected_job, "load", stored)
+    assert "leaves out 'before'" in error
+    assert '"dagster/retry_strategy": "ALL_STEPS"' in error
+    assert receive(sqs, queue_url) == ["a"]
+
+
+def test_a_resumed_run_that_leaves_out_only_steps_beside_it_may_receive(
+    stored: dg.DagsterInstance, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a")
+    assert run_and_resume(connected_job, "before", stored) == []
+    assert left(sqs, queue_url) == 0
+
+
+def test_a_step_may_say_that_its_work_depends_on_no_other(
+    stored: dg.DagsterInstance, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a")
+    assert run_and_resume(independent_job, "load_by_itself", stored) == []
+    assert left(sqs, queue_url) == 0
