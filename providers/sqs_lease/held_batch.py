@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
 
@@ -50,6 +50,22 @@ class LeaseReport:
     """How often a deadline passed before an extension was confirmed."""
 
 
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """Somebody who waits for the end of some leases."""
+
+    awaited: set[Receipt]
+    done: asyncio.Future[None]
+    outcomes: dict[Receipt, Settled] = field(default_factory=dict)
+
+    def ended(self, settled: Settled) -> None:
+        if settled.receipt in self.awaited:
+            self.awaited.remove(settled.receipt)
+            self.outcomes[settled.receipt] = settled
+            if not self.awaited and not self.done.done():
+                self.done.set_result(None)
+
+
 class HeldBatch:
     """The leases taken together for one run, while the keeper holds them. Made by :meth:`Keeper.hold`."""
 
@@ -82,7 +98,7 @@ class HeldBatch:
         self._messages: dict[Receipt, Message] = {}
         self._ended: dict[Receipt, _End] = {}
         self._ends: dict[_End, _End] = {}  # leases that ended alike share one value: most of a batch do
-        self._waiting: dict[Receipt, asyncio.Future[Settled]] = {}
+        self._waits: list[_Wait] = []
         self._settling_since: dict[Receipt, float] = {}
         self._forgotten = False
         self.extensions = 0  # confirmed so far, counted per message
@@ -117,7 +133,7 @@ class HeldBatch:
         held = self._leases.get(lease.receipt.message_id)
         if held is not None and (older := held.receipt) != lease.receipt:
             self._driver.forget([older])
-            if older in self._waiting:
+            if any(older in wait.awaited for wait in self._waits):
                 self._end(Settled(older, Outcome.LOST, "the message was received again"))
             self._messages.pop(older, None)
             self._ended.pop(older, None)
@@ -178,11 +194,11 @@ class HeldBatch:
         """Hold no longer and call nothing: somebody else does. Who waits for a settlement is told that none comes."""
         self._forgotten = True
         self._driver.forget([lease.receipt for lease in self._leases.values()])
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(KeeperClosedError(f"The keeper of {self.queue_url} ended before the settlement"))
-                future.exception()  # whoever waits gets it; with nobody waiting it is not worth a warning
-        self._waiting.clear()
+        for wait in self._waits:
+            if not wait.done.done():
+                wait.done.set_exception(
+                    KeeperClosedError(f"The keeper of {self.queue_url} ended before the settlement")
+                )
 
     # Settling
 
@@ -205,21 +221,25 @@ class HeldBatch:
         pending = [receipt for receipt in settlements if receipt not in self._ended]
         if pending and self._forgotten:
             raise KeeperClosedError(f"{len(pending)} messages of {self.queue_url} are not held here any more")
-        loop = asyncio.get_running_loop()
         outcomes = {
             receipt: Settled(receipt, *self._ended[receipt]) for receipt in settlements if receipt in self._ended
         }
-        waiting = {receipt: self._waiting.setdefault(receipt, loop.create_future()) for receipt in pending}
         now = self._clock.now()
         for receipt in pending:
             self._settling_since.setdefault(receipt, now)
         if self._fifo and ordered:
             settlements = hold_back(settlements, self._leases.values(), self._outcome_of)
-        self._driver.settle({receipt: settlements[receipt] for receipt in pending})
-        if waiting:
-            # Not gather(): cancelling one who waits must not take the outcome from another who does.
-            await asyncio.wait(waiting.values())
-        return outcomes | {receipt: future.result() for receipt, future in waiting.items()}
+        if not pending:
+            return outcomes
+        # One future a call and not one a receipt: hundreds of batches of hundreds may end at the same moment.
+        wait = _Wait(set(pending), asyncio.get_running_loop().create_future())
+        self._waits.append(wait)
+        try:
+            self._driver.settle({receipt: settlements[receipt] for receipt in pending})
+            await wait.done
+        finally:
+            self._waits.remove(wait)
+        return outcomes | wait.outcomes
 
     def _outcome_of(self, receipt: Receipt) -> Outcome | None:
         ended = self._ended.get(receipt)
@@ -285,9 +305,8 @@ class HeldBatch:
         self._ended[settled.receipt] = self._ends.setdefault(end, end)
         since = self._settling_since.pop(settled.receipt, None)
         self._meter.ended(self.queue_url, settled.outcome, None if since is None else self._clock.now() - since)
-        future = self._waiting.pop(settled.receipt, None)
-        if future is not None and not future.done():
-            future.set_result(settled)
+        for wait in self._waits:
+            wait.ended(settled)
 
     def extended(self, extensions: int) -> None:
         """Count a call that extended some of the batch's leases. The driver calls this."""
