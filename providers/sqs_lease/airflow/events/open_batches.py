@@ -26,7 +26,7 @@ from sqs_lease.airflow.comms.assets import PATIENCE_SECONDS, AssetState
 from sqs_lease.airflow.comms.supervisor import CommsError, task_states
 from sqs_lease.airflow.events.desk import BatchEvent, Claim, Claimant, Desk, DeskEntry, Place, Stage
 from sqs_lease.airflow.events.pacing import ReceivePause, Reminder
-from sqs_lease.airflow.handover.handed_lease import HandedLease, from_wall_time, to_wall_time
+from sqs_lease.airflow.handover.handed_lease import HandedLease
 from sqs_lease.airflow.handover.handoff import HandOff
 from sqs_lease.airflow.handover.payload import (
     PayloadError,
@@ -42,6 +42,7 @@ from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper import Leaving
+from sqs_lease.stored_leases import from_wall_time, to_wall_time
 
 logger = logging.getLogger(__name__)
 

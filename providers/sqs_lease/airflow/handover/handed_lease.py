@@ -10,18 +10,16 @@ As plain values it has one of three shapes. All have ``batch_id``, ``queue_url``
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.comms.supervisor import seal, unseal
-from sqs_lease.clock import Clock
 from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
+from sqs_lease.stored_leases import decode_leases, encode_leases
 
 LEASE_KEY: Final = "lease"
 """The sensor's XCom key for it; the messages themselves, without receipt handles, are the sensor's return value."""
@@ -130,34 +128,9 @@ def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def seal_leases(leases: Sequence[Lease]) -> str:
     """Return leases as an encrypted text."""
-    rows = [
-        [
-            lease.receipt.message_id,
-            lease.receipt.handle,
-            lease.received_at,
-            lease.deadline,
-            lease.receive_count,
-            lease.message_group_id,
-            lease.lapsed,
-        ]
-        for lease in leases
-    ]
-    return seal(json.dumps(rows, separators=(",", ":")))
+    return seal(encode_leases(leases))
 
 
 def unseal_leases(sealed: str) -> list[Lease]:
     """Build leases from what :func:`seal_leases` returned, in a process of the same deployment."""
-    rows = json.loads(unseal(sealed))
-    return [Lease(Receipt(message_id, handle), *times_and_more) for message_id, handle, *times_and_more in rows]
-
-
-def to_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
-    """Leases with times in seconds since the epoch, from leases with times of a clock."""
-    ahead = clock.wall() - clock.now()
-    return [lease.shifted(ahead) for lease in leases]
-
-
-def from_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
-    """Leases with times of a clock, from leases with times in seconds since the epoch."""
-    behind = clock.now() - clock.wall()
-    return [lease.shifted(behind) for lease in leases]
+    return decode_leases(unseal(sealed))

@@ -34,7 +34,7 @@ from sqs_lease.airflow.comms.supervisor import (
 )
 from sqs_lease.airflow.endings import carried_out
 from sqs_lease.airflow.failures.report import CONFIG_SECTION, REPORT_FAILURES_OPTION
-from sqs_lease.airflow.handover.handed_lease import HandedLease, from_wall_time
+from sqs_lease.airflow.handover.handed_lease import HandedLease
 from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS, HandOff
 from sqs_lease.airflow.handover.parts import gather_parts
 from sqs_lease.airflow.handover.payload import load_lease, remove_files
@@ -48,6 +48,7 @@ from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, Triggerer
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper import Leaving
+from sqs_lease.stored_leases import from_wall_time
 
 logger = logging.getLogger(__name__)
 

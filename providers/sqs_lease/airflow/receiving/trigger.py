@@ -23,7 +23,7 @@ from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEven
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
 from sqs_lease.airflow.comms.supervisor import RETURN_VALUE_KEY, CommsError, RunOfTask, publish, run_of
 from sqs_lease.airflow.endings import cancelled_once, carried_out
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease, to_wall_time
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import HandOff
 from sqs_lease.airflow.handover.payload import PayloadError, publishable, remove_files
 from sqs_lease.airflow.handover.published_messages import PublishedMessages
@@ -37,6 +37,7 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.verdicts import Verdict
 from sqs_lease.keeper import Leaving
 from sqs_lease.sqs.errors import SqsError
+from sqs_lease.stored_leases import to_wall_time
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, telling_of_aws
-from sqs_lease.airflow.handover.handed_lease import HandedLease, to_wall_time
+from sqs_lease.airflow.handover.handed_lease import HandedLease
 from sqs_lease.airflow.handover.payload import BatchValue, publishable, remove_batch
 from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.receiving.collecting import Collector
@@ -27,6 +27,7 @@ from sqs_lease.held_batch import EventListener, HeldBatch
 from sqs_lease.keeper import Keeper, Leaving
 from sqs_lease.loop_thread import LoopThread
 from sqs_lease.sqs.transport import Transport
+from sqs_lease.stored_leases import to_wall_time
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,51 @@
+"""Leases on their way from one process to another: as plain values, with times that both processes understand.
+
+A process counts time by a clock of its own (:class:`sqs_lease.clock.Clock`); what it hands over has seconds since the
+epoch. The plain values have the receipt handles in them, with which a message can be deleted: whoever stores them
+encrypts them, or puts them where only their user can read them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from sqs_lease.clock import Clock
+from sqs_lease.core.leases import Lease
+from sqs_lease.core.messages import Receipt
+
+
+def encode_leases(leases: Sequence[Lease]) -> str:
+    """Return leases as a JSON text, with their receipt handles."""
+    rows = [
+        [
+            lease.receipt.message_id,
+            lease.receipt.handle,
+            lease.received_at,
+            lease.deadline,
+            lease.receive_count,
+            lease.message_group_id,
+            lease.lapsed,
+        ]
+        for lease in leases
+    ]
+    return json.dumps(rows, separators=(",", ":"))
+
+
+def decode_leases(text: str) -> list[Lease]:
+    """Build leases from what :func:`encode_leases` returned."""
+    return [
+        Lease(Receipt(message_id, handle), *times_and_more) for message_id, handle, *times_and_more in json.loads(text)
+    ]
+
+
+def to_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
+    """Leases with times in seconds since the epoch, from leases with times of a clock."""
+    ahead = clock.wall() - clock.now()
+    return [lease.shifted(ahead) for lease in leases]
+
+
+def from_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
+    """Leases with times of a clock, from leases with times in seconds since the epoch."""
+    behind = clock.now() - clock.wall()
+    return [lease.shifted(behind) for lease in leases]
