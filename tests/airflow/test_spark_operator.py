@@ -17,13 +17,13 @@ import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsToSparkOperator, sqs_lease
+from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsToSparkOperator, spark_operator, sqs_lease
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
-from sqs_lease.airflow.ingesting import held_watch
-from sqs_lease.airflow.ingesting.job_process import JobProcess
 from sqs_lease.airflow.keeping.work import work_tasks
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.ingesting import held_watch
+from sqs_lease.ingesting.job_process import JobProcess
 from sqs_lease.ingestion_result import StoredResult
 from sqs_lease.ingestion_spec import SpecError
 from sqs_lease.manifest import read_manifest, write_manifest
@@ -304,8 +304,8 @@ def test_a_task_that_is_ended_while_its_job_starts_ends_it_all_the_same(
     program.does(WAITS_FOR_ITS_END)
     start = JobProcess.__init__
 
-    def started_and_ended(self: JobProcess, *arguments: Any) -> None:
-        start(self, *arguments)
+    def started_and_ended(self: JobProcess, *arguments: Any, **options: Any) -> None:
+        start(self, *arguments, **options)
         load.on_kill()  # before the operator has the process
 
     monkeypatch.setattr(JobProcess, "__init__", started_and_ended)
@@ -316,7 +316,7 @@ def test_a_task_that_is_ended_while_its_job_starts_ends_it_all_the_same(
 def test_a_job_that_does_not_end_is_killed_with_what_it_started(
     load: SqsToSparkOperator, instance: TaskInstance, program: JobProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(JobProcess.end, "__defaults__", (0.2,))
+    monkeypatch.setattr(spark_operator, "END_SECONDS", 0.2)
     program.does("signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); STARTED.write_text('1'); signal.pause()")
     thread, errors = in_the_background(lambda: run(load, instance))
     wait_for(program.started, thread)
@@ -332,7 +332,7 @@ def test_an_interrupted_task_ends_its_job(
     class TimedOutError(BaseException):
         """As Airflow's for execution_timeout."""
 
-    def interrupt(self: SqsToSparkOperator, line: str) -> str:
+    def interrupt(self: SqsToSparkOperator, line: str) -> None:
         raise TimedOutError
 
     monkeypatch.setattr(SqsToSparkOperator, "_hand_on", interrupt)

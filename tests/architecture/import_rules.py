@@ -66,15 +66,30 @@ LAYERS: Final = {
     "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
     "json_syntax": Layer(distributions=frozenset({"jiter"})),
     "manifest": Layer(layers=BASE | {"json_syntax"}, distributions=frozenset({"pyarrow"})),
+    "ingesting": Layer(layers=BASE | {"manifest"}),
     PACKAGE: Layer(layers=BASE | {"blocking"}),
-    "airflow": Layer(layers=BASE | {"manifest"}, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}),
+    "airflow": Layer(
+        layers=BASE | {"ingesting", "manifest"}, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}
+    ),
     "dagster": Layer(
-        layers=BASE | {"blocking", "manifest"}, distributions=BOTO | {"dagster", "dagster_pipes", "msgspec", "pydantic"}
+        layers=BASE | {"blocking", "ingesting", "manifest"},
+        distributions=BOTO | {"dagster", "dagster_pipes", "msgspec", "pydantic"},
     ),
     "spark": Layer(
         layers=BASE | {"blocking", "json_syntax", "manifest"},
         distributions=frozenset(
-            {"boto3", "botocore", "deltalake", "jiter", "msgspec", "psycopg", "py4j", "pyarrow", "pyspark"}
+            {
+                "boto3",
+                "botocore",
+                "dagster_pipes",
+                "deltalake",
+                "jiter",
+                "msgspec",
+                "psycopg",
+                "py4j",
+                "pyarrow",
+                "pyspark",
+            }
         ),
     ),
     "testing": Layer(

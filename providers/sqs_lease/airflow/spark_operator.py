@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -19,13 +18,15 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqs_lease.airflow.handover.payload import require_manifests
 from sqs_lease.airflow.held_guard import any_held, keeper_of_work
 from sqs_lease.airflow.ingesting.files import local_manifests, read_result, shared_manifests, shared_path
-from sqs_lease.airflow.ingesting.held_watch import ending_when_lost
-from sqs_lease.airflow.ingesting.job_process import JobProcess
 from sqs_lease.airflow.ingesting.submitted_job import SubmittedJob
+from sqs_lease.ingesting.held_watch import ending_when_lost
+from sqs_lease.ingesting.job_command import job_arguments, job_command, job_environment
+from sqs_lease.ingesting.job_process import JobError, JobProcess
 from sqs_lease.ingestion_result import ResultError, StoredResult
 from sqs_lease.ingestion_spec import IngestionSpec
 
-_ERROR: Final = "error: "
+END_SECONDS: Final = 4.0
+"""How long a job that is told to end may take; Airflow kills the task's process five seconds after it said so."""
 
 
 class SqsToSparkOperator(BaseOperator):
@@ -172,22 +173,16 @@ class SqsToSparkOperator(BaseOperator):
         with tempfile.TemporaryDirectory(prefix="sqs-lease-") as temporary:
             directory = Path(temporary)
             result = directory / "result.json"
-            arguments = self._arguments(map(str, local_manifests(messages, directory, run)), str(result))
-            engine = "--remote" if self.spark.startswith("sc://") else "--master"
-            command = [self.python, "-m", "sqs_lease.spark.job", *arguments, engine, self.spark, "--end-with-stdin"]
-            self._job = job = JobProcess(command, self._environment())
+            arguments = job_arguments(self.spec, map(str, local_manifests(messages, directory, run)), str(result))
+            command = job_command(self.python, self.spark, arguments)
+            self._job = job = JobProcess(command, self._environment(), grace_seconds=END_SECONDS)
             if self._killed:
                 job.end()
             self.log.info("Ingesting on %s by process %d", self.spark, job.pid)
-            last_error = ""
             try:
-                for line in job.lines():
-                    last_error = self._hand_on(line) or last_error
-            except BaseException:
-                job.end()
-                raise
-            if (code := job.exit_code()) != 0:
-                raise AirflowException(last_error or f"the ingestion ended with exit code {code}: see the log above")
+                job.follow(self._hand_on)
+            except JobError as error:
+                raise AirflowException(str(error)) from None
             return self._read(result)
 
     def _submit(self, messages: Any, spec: IngestionSpec, run: str) -> StoredResult:
@@ -196,16 +191,12 @@ class SqsToSparkOperator(BaseOperator):
         with shared_manifests(messages, spec.workspace, run) as manifests:
             try:
                 self._job = job = SubmittedJob(
-                    self._arguments(manifests, uri), str(self.submit_conn_id), self.submit_options
+                    job_arguments(self.spec, manifests, uri), str(self.submit_conn_id), self.submit_options
                 )
                 job.run()
                 return self._read(result)
             finally:
                 result.unlink(missing_ok=True)
-
-    def _arguments(self, manifests: Iterable[str], result: str) -> list[str]:
-        named = [argument for manifest in manifests for argument in ("--manifest", manifest)]
-        return [*named, "--result", result, "--spec", json.dumps(self.spec)]
 
     def _read(self, path: Any) -> StoredResult:
         try:
@@ -213,8 +204,8 @@ class SqsToSparkOperator(BaseOperator):
         except (OSError, ResultError) as error:
             raise AirflowException(f"the job ended without an error, and its result cannot be read: {error}") from error
 
-    def _hand_on(self, line: str) -> str:
-        """Write a line of the job to the log; return what it says if it is the one that says why the job failed."""
+    def _hand_on(self, line: str) -> None:
+        """Write a line of the job to the log."""
         level, _, text = line.partition(" ")
         if level in ("ERROR", "CRITICAL"):
             self.log.error("%s", text)
@@ -222,18 +213,15 @@ class SqsToSparkOperator(BaseOperator):
             self.log.warning("%s", text)
         elif line:
             self.log.info("%s", line.removeprefix("INFO "))
-        return line.removeprefix(_ERROR) if line.startswith(_ERROR) else ""
 
     def _environment(self) -> dict[str, str]:
         """What the job gets: the worker's environment without Airflow's own, and the connections asked for."""
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))
-        }
+        environment = job_environment(os.environ, leave_out="AIRFLOW")
         for name, conn_id in self.connections.items():
             environment[name] = BaseHook.get_connection(conn_id).get_uri()
         if self.aws_conn_id is not None:
             environment |= _aws_environment(self.aws_conn_id)
-        return {**environment, "PYTHONUNBUFFERED": "1"}
+        return environment
 
     def _not_held(self) -> str:
         return (

@@ -1,1 +1,1 @@
-"""Ingestion by Spark as a task: the job's process, the files between it and the task, and what ends it early."""
+"""Ingestion by Spark as a task: the files between it and its job, and the job where a cluster has it."""

@@ -13,6 +13,7 @@ from airflow.sdk import ObjectStoragePath
 
 from sqs_lease.airflow.handover.payload import MANIFESTS, BatchValue
 from sqs_lease.core.messages import Message
+from sqs_lease.ingesting.manifests import temporary_manifest
 from sqs_lease.ingestion_result import StoredResult
 
 
@@ -47,7 +48,10 @@ def local_manifests(messages: BatchValue, directory: Path, name: str) -> list[Pa
     stored = manifests_of(messages)
     if stored is None:
         path = directory / "messages.parquet"
-        _write(path, messages, name)
+        # Not needed to parse a DAG, and it takes pyarrow.
+        from sqs_lease.manifest import write_manifest
+
+        write_manifest(path, batch_id=name, queue_url="", messages=_messages(messages))
         return [path]
     paths = []
     for number, uri in enumerate(stored):
@@ -79,12 +83,8 @@ def shared_manifests(messages: BatchValue, workspace: str, name: str) -> Iterato
         yield stored
         return
     uri = f"{workspace.rstrip('/')}/manifests/{uuid4().hex}.parquet"
-    path = shared_path(uri)
-    _write(path, messages, name)
-    try:
+    with temporary_manifest(shared_path(uri), _messages(messages), batch_id=name):
         yield [uri]
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def shared_path(uri: str) -> Any:
@@ -106,8 +106,5 @@ def read_result(path: Any) -> StoredResult:
         return StoredResult.decode(file.read().decode())
 
 
-def _write(path: Any, messages: Any, name: str) -> None:
-    # Not needed to parse a DAG, and it takes pyarrow.
-    from sqs_lease.manifest import write_manifest
-
-    write_manifest(path, batch_id=name, queue_url="", messages=[Message.from_api(message) for message in messages])
+def _messages(values: Any) -> list[Message]:
+    return [Message.from_api(value) for value in values]

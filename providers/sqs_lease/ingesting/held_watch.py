@@ -11,7 +11,7 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 10.0
-"""How often Airflow is asked; an answer takes two requests."""
+"""How often it is asked; an answer may take requests to an orchestrator."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def ending_when_lost(any_held: Callable[[], bool], end: Callable[[], object]) ->
         while not stop.wait(LOOK_SECONDS):
             try:
                 held = not lost.is_set() and any_held()
-            except Exception as error:  # noqa: BLE001 - Airflow's client has errors of many kinds, and the work goes on
+            except Exception as error:  # noqa: BLE001 - orchestrators have errors of many kinds, and the work goes on
                 logger.warning("It cannot be found out whether the messages are still held: %r", error)
                 continue
             if not held:

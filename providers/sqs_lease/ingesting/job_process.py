@@ -1,0 +1,96 @@
+"""The process that ingests: started by a task, its output handed on line by line, ended when the task is.
+
+Its standard input is a pipe that nobody writes to. When the task's process dies, however that happens, the pipe closes
+and the job ends by itself (``--end-with-stdin``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+_ERROR: Final = "error: "
+
+
+class JobError(RuntimeError):
+    """The job failed; the text is its own last error, or says how it ended."""
+
+
+class JobProcess:
+    """A job under way.
+
+    Args:
+        command: The program and its arguments.
+        environment: Its whole environment.
+        grace_seconds: How long it may take to end when it is told to; what is left of it then is killed.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, grace_seconds: float) -> None:
+        self._grace_seconds = grace_seconds
+        # In a session of its own, so that Spark's Java and Python processes can be ended with it.
+        self._process = subprocess.Popen(  # noqa: S603 - the task's author says what is run
+            command,
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def follow(self, hand_on: Callable[[str], object]) -> None:
+        """Hand on each line that it writes, until it has ended. Whatever interrupts this ends the job.
+
+        Args:
+            hand_on: Takes a line, without its end.
+
+        Raises:
+            JobError: It failed.
+        """
+        last_error = ""
+        try:
+            for line in self._lines():
+                hand_on(line)
+                if line.startswith(_ERROR):
+                    last_error = line.removeprefix(_ERROR)
+            code = self._process.wait()
+        except BaseException:
+            self.end()
+            raise
+        self._kill_what_is_left()
+        if code != 0:
+            raise JobError(last_error or f"the ingestion ended with exit code {code}: see the log above")
+
+    def end(self) -> None:
+        """Tell it to end, which cancels its Spark jobs; kill what is left of it after a while.
+
+        It may be called from any thread, and in a signal handler.
+        """
+        try:
+            if self._process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._process.pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(self._grace_seconds)
+        finally:
+            # Also when the wait itself is interrupted: whoever asks twice does not want to wait.
+            self._kill_what_is_left()
+
+    def _lines(self) -> Iterator[str]:
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        for line in self._process.stdout:
+            yield line.rstrip()
+
+    def _kill_what_is_left(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
