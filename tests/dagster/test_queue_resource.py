@@ -12,7 +12,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from demo.sqs_server import REGION, SqsServer
 from sqs_lease import dead_letter
 from sqs_lease.dagster import MessageFailed, SqsQueueResource
-from sqs_lease.dagster.queue_resource import Context
+from sqs_lease.dagster.step import Context
 from tests.dagster.resumed_jobs import connected as connected_job
 from tests.dagster.resumed_jobs import independent as independent_job
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
 from pydantic import Field
@@ -15,14 +15,13 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import FailureRule
 from sqs_lease.dagster.lease_metadata import lease_metadata
 from sqs_lease.dagster.resumed_runs import refuse_where_steps_are_left_out
+from sqs_lease.dagster.step import Context, add_metadata, step_key
 from sqs_lease.sqs.boto3_client import AwsAccess, make_client
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
-
-Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
 
 
 class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -115,8 +114,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         if on_resume not in ("refuse", "receive"):
             raise ValueError(f"on_resume must be 'refuse' or 'receive', not {on_resume!r}")
-        if on_resume == "refuse" and (step_key := _step_key(context)) is not None:
-            refuse_where_steps_are_left_out(context.instance, context.run, step_key, self.queue)
+        if on_resume == "refuse" and (key := step_key(context)) is not None:
+            refuse_where_steps_are_left_out(context.instance, context.run, key, self.queue)
         batch: LeasedBatch | None = None
         try:
             with lease(
@@ -143,22 +142,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             # The work is done and settled; that it cannot be counted is no reason to fail it.
             context.log.warning("What is left in the queue is not known: %s", error)
             queue = None
-        metadata = lease_metadata(batch, queue)
-        if _step_key(context) is None:
-            return
-        if isinstance(context, dg.AssetExecutionContext):
-            for key in context.selected_asset_keys:
-                context.add_asset_metadata(metadata, asset_key=key)
-        elif len(context.op_def.output_defs) == 1 and not context.op_def.output_defs[0].is_dynamic:
-            context.add_output_metadata(metadata)
-
-
-def _step_key(context: Context) -> str | None:
-    """The key of the step under way; None where the function is called directly, as in a test."""
-    try:
-        return context.op_execution_context.get_step_execution_context().step.key
-    except (AttributeError, dg.DagsterError):
-        return None
+        add_metadata(context, lease_metadata(batch, queue))
 
 
 def _tell(context: Context, batch: LeasedBatch) -> None:
