@@ -1,8 +1,8 @@
-"""Runs the demo: `make demo`, or `python -m demo [--keep]` in an environment that `make setup` made.
+"""Runs the demo: `make demo`, or `python -m demo [--orchestrator dagster] [--keep]` in what `make setup` made.
 
-It publishes flights and some malformed messages to a queue, lets Airflow bring them into a Delta table in several
-runs, and reads back from queue, dead-letter queue and table where everything is. It exits with 0 when the figures
-add up, with 1 when they do not or something failed, and with 130 when it was interrupted.
+It publishes flights and some malformed messages to a queue, lets Airflow (or Dagster) bring them into a Delta table
+in several runs, and reads back from queue, dead-letter queue and table where everything is. It exits with 0 when the
+figures add up, with 1 when they do not or something failed, and with 130 when it was interrupted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -24,12 +24,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from demo.airflow_api import AirflowApiError
-from demo.airflow_stack import AirflowSetupError, AirflowStack, airflow_stack
+from demo.airflow_runs import airflow_runs
+from demo.airflow_stack import AirflowSetupError
 from demo.flights import bodies
 from demo.processes import ROOT, ProcessFailedError
 from demo.queues import VISIBILITY_SECONDS, PublishError, Queues
-from demo.runs import DAG_ID, RUN_SECONDS, NotDrainedError, Runs
-from demo.sqs_server import SetupMissingError, SqsServer, sqs_server
+from demo.runs import RUN_SECONDS, NotDrainedError, Runs, Work, drain
+from demo.sqs_server import SetupMissingError, sqs_server
 from demo.summary import Summary
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import JavaError
@@ -38,10 +39,10 @@ from sqs_lease.spark.packaged_java import java_for_spark
 MESSAGES = 3000
 
 LAST = ROOT / ".demo" / "last"
-"""Everything of the last demo: logs, Airflow's home, the table."""
+"""Everything of the last demo: logs, the orchestrator's home, the table."""
 
-DAG_FILE = ROOT / "dags" / "flights_to_delta.py"
-"""The DAG of the demo, alone: the other examples there have no queues here."""
+ORCHESTRATORS: Mapping[str, Callable[[Work], AbstractContextManager[Runs]]] = {"airflow": airflow_runs}
+"""What the demo runs on, by its name in lower case."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What ends the demo early."""
@@ -89,7 +90,10 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(prog="python -m demo", description="Flights from a queue into a Delta table.")
-    parser.add_argument("--keep", action="store_true", help="leave Airflow up at the end, until Ctrl-C")
+    parser.add_argument(
+        "--orchestrator", choices=ORCHESTRATORS, default="airflow", help="what starts the runs (default: %(default)s)"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the user interface up at the end, until Ctrl-C")
     arguments = parser.parse_args()
     for number in SIGNALS:
         signal.signal(number, _interrupt)
@@ -97,7 +101,7 @@ def main() -> int:
         with java_for_spark():
             pass  # a machine without Java is found out before anything starts
         with _only_one():
-            return _run(keep=arguments.keep)
+            return _run(arguments.orchestrator, keep=arguments.keep)
     except KeyboardInterrupt:
         print("Interrupted. Everything that was started has been stopped.", file=sys.stderr)
         return INTERRUPTED
@@ -105,18 +109,15 @@ def main() -> int:
         print(f"The demo failed: {error}", file=sys.stderr)
         if LAST.exists():
             print(
-                f"All logs are in {LAST}. Everything that was started has been stopped; `make demo` starts afresh.",
+                f"All logs are in {LAST}. Everything that was started has been stopped; the next demo starts afresh.",
                 file=sys.stderr,
             )
         return FAILED
 
 
-def _run(*, keep: bool) -> int:
-    show = Progress()
+def _run(orchestrator: str, *, keep: bool) -> int:
+    show, name = Progress(), orchestrator.capitalize()
     shutil.rmtree(LAST, ignore_errors=True)
-    dags_folder = LAST / "dags"
-    dags_folder.mkdir(parents=True)
-    shutil.copy(DAG_FILE, dags_folder)
     table = LAST / "table"
     with ExitStack() as started:
         server = started.enter_context(sqs_server(LAST))
@@ -124,12 +125,11 @@ def _run(*, keep: bool) -> int:
         show(f"SQS server at {server.endpoint_url}, visibility timeout {VISIBILITY_SECONDS} s")
         published = queues.publish(bodies(MESSAGES))
         show(f"published {len(published.flights)} flights and {len(published.malformed)} malformed messages")
-        show("Airflow is starting")
-        stack = started.enter_context(airflow_stack(LAST / "airflow", dags_folder, _environment(server, queues, table)))
-        stack.wait_for_dag(DAG_ID)
-        show(f"Airflow at {stack.url}; each run takes {RUN_SECONDS} s or more, and one fails on its first try")
-        runs = Runs(stack, queues, server.process, rows=lambda: len(_message_ids(table)), show=show)
-        runs.drain()
+        show(f"{name} is starting")
+        work = Work(server, queues.url, LAST / orchestrator, table)
+        runs = started.enter_context(ORCHESTRATORS[orchestrator](work))
+        show(f"{name} at {runs.url}; each run takes {RUN_SECONDS} s or more, and one fails on its first try")
+        drain(runs, queues, server.process, rows=lambda: len(_message_ids(table)), show=show)
         summary = Summary(
             published=published,
             table_ids=_message_ids(table),
@@ -138,14 +138,14 @@ def _run(*, keep: bool) -> int:
             batches=runs.outcomes(),
             failed_runs=runs.failed(),
         )
-        exit_code = _report(summary, table)
+        exit_code = _report(summary, table, runs.logs)
         if keep:
-            _wait_to_be_stopped(stack)
+            _wait_to_be_stopped(name, runs.url)
     show("everything has been stopped")
     return exit_code
 
 
-def _report(summary: Summary, table: Path) -> int:
+def _report(summary: Summary, table: Path, logs: Path) -> int:
     print("\nRead back from the queue, the dead-letter queue and the table:\n")
     for line in summary.lines():
         print(f"  {line}")
@@ -155,21 +155,10 @@ def _report(summary: Summary, table: Path) -> int:
         print("\nThe figures do not add up:", file=sys.stderr)
         for problem in problems:
             print(f"  - {problem}", file=sys.stderr)
-        print(f"What the tasks did is in {LAST / 'airflow' / 'logs' / f'dag_id={DAG_ID}'}.\n", file=sys.stderr)
+        print(f"What the runs did is in {logs}.\n", file=sys.stderr)
         return FAILED
     print("The figures add up.\n", flush=True)
     return 0
-
-
-def _environment(server: SqsServer, queues: Queues, table: Path) -> dict[str, str]:
-    return {
-        "AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection,
-        "AIRFLOW_VAR_FLIGHTS_QUEUE_URL": queues.url,
-        "AIRFLOW_VAR_FLIGHTS_TABLE": str(table),
-        # Each batch starts a Spark of its own for a few seconds of work: compiling it to the last costs more than
-        # twice the processor time that it saves, and several run at once on perhaps two cores.
-        "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
 
 
 def _message_ids(table: Path) -> list[str]:
@@ -181,8 +170,8 @@ def _message_ids(table: Path) -> list[str]:
     return ids
 
 
-def _wait_to_be_stopped(stack: AirflowStack) -> None:
-    print(f"Airflow's UI is up: {stack.url} (no login needed).")
+def _wait_to_be_stopped(name: str, url: str) -> None:
+    print(f"{name}'s UI is up: {url} (no login needed).")
     print(f"To stop it and the SQS server, press Ctrl-C here or run: kill {os.getpid()}\n", flush=True)
     with suppress(KeyboardInterrupt):
         signal.pause()

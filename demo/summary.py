@@ -10,7 +10,7 @@ from demo.queues import Counts, Published
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
-    """One run of the DAG that received messages, as its keeper and its tasks reported it."""
+    """One run that received messages, as the orchestrator recorded it."""
 
     run_id: str
     received: int

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from demo.airflow_runs import DAG_ID, KEEPER_TASK, WORK_TASK
 from demo.processes import ROOT
-from demo.runs import BATCH_SIZE, DAG_ID, KEEPER_TASK, WORK_TASK
+from demo.runs import BATCH_SIZE
 
 READ = """
 import json, sys
