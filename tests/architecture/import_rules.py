@@ -67,13 +67,14 @@ LAYERS: Final = {
     "json_syntax": Layer(distributions=frozenset({"jiter"})),
     "manifest": Layer(layers=BASE | {"json_syntax"}, distributions=frozenset({"pyarrow"})),
     "ingesting": Layer(layers=BASE | {"manifest"}),
+    "batch_folder": Layer(layers=BASE | {"manifest"}),
     PACKAGE: Layer(layers=BASE | {"blocking"}),
     "airflow": Layer(
         layers=BASE | {"ingesting", "manifest"}, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}
     ),
     "dagster": Layer(
-        layers=BASE | {"blocking", "ingesting", "manifest"},
-        distributions=BOTO | {"dagster", "dagster_pipes", "msgspec", "pydantic"},
+        layers=BASE | {"batch_folder", "blocking", "ingesting", "manifest"},
+        distributions=BOTO | {"dagster", "dagster_pipes", "msgspec", "pydantic", "upath"},
     ),
     "spark": Layer(
         layers=BASE | {"blocking", "json_syntax", "manifest"},

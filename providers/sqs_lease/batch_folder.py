@@ -1,0 +1,267 @@
+"""A batch that several processes work on: a directory with its messages, and with what each piece of work failed.
+
+The files of a batch, all directly in its directory:
+
+- ``messages.parquet``: the messages, a manifest (``sqs_lease/manifest.py``);
+- ``work-<name>-<digest>.json``: one for each *piece of work* (a step of a run) that began to work on the messages: what
+  it failed of them, and the exception that ended it, if one did. Each is written by one process at a time.
+
+Whoever holds the leases may keep files of its own beside them (:meth:`BatchFolder.put`). There is no receipt handle in
+those above, so whoever may read them can neither delete nor release a message.
+
+Nothing here knows an orchestrator: a path is anything like :class:`pathlib.Path`, for example a ``UPath`` of an object
+store. Paths of the local file system must be ``pathlib.Path`` itself. Everything blocks. The messages need the extra
+``manifest``; it is imported where they are written or read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from sqs_lease.core.item_failures import MessageFailed
+from sqs_lease.core.messages import Message
+from sqs_lease.core.settlements import exception_names
+
+if TYPE_CHECKING:
+    from sqs_lease.manifest import Manifest
+
+MESSAGES: Final = "messages.parquet"
+"""The file with the messages."""
+
+_WORK_PREFIX: Final = "work-"
+_WORK_SUFFIX: Final = ".json"
+_SHOWN_NAME_CHARACTERS: Final = 100
+
+
+class BatchFolderError(RuntimeError):
+    """The directory of a batch cannot be read; the text says which and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The exception that ended a piece of work. Never its text, which may quote a message's body.
+
+    Attributes:
+        errors: The qualified names of its class and those it derives from, itself first.
+        message_ids: The ids that a ``MessageFailed`` named; None for other exceptions.
+    """
+
+    errors: tuple[str, ...]
+    message_ids: tuple[str, ...] | None = None
+
+    @classmethod
+    def by(cls, error: BaseException) -> Raised:
+        """Describe an exception."""
+        named = tuple(map(str, error.message_ids)) if isinstance(error, MessageFailed) else None
+        return cls(exception_names(error), named)
+
+
+@dataclass(frozen=True, slots=True)
+class PieceOfWork:
+    """What is known of one piece of work on the messages of a batch.
+
+    Attributes:
+        name: Which one, e.g. the key of the step.
+        attempt: Which attempt at it, e.g. the run's id and the number of the retry; a later one replaces it.
+        is_over: Whether it came to an end that it could report. Where it is false, it is under way, was killed or
+            interrupted.
+        failed: The messages that it failed one by one: reasons by message id.
+        raised: The exception that ended it; None where none did.
+    """
+
+    name: str
+    attempt: str
+    is_over: bool = False
+    failed: Mapping[str, str] = field(default_factory=dict)
+    raised: Raised | None = None
+
+
+class BatchFolder:
+    """The directory of one batch.
+
+    Args:
+        path: The directory; a :class:`pathlib.Path` where it is of the local file system.
+    """
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def create(self, *, batch_id: str, queue_url: str, messages: Sequence[Message]) -> None:
+        """Write the messages; the directory is made, for its owner alone where it is local.
+
+        Args:
+            batch_id: Names the batch.
+            queue_url: The queue.
+            messages: The messages, in the order of the batch; their receipt handles are left out.
+
+        Raises:
+            OSError: It cannot be written.
+            ModuleNotFoundError: The extra ``manifest`` is not installed.
+        """
+        from sqs_lease.manifest import write_manifest
+
+        self._make()
+        write_manifest(self.path / MESSAGES, batch_id=batch_id, queue_url=queue_url, messages=messages)
+
+    def manifest(self) -> Manifest:
+        """Read the messages.
+
+        Raises:
+            BatchFolderError: They are not there, or cannot be read.
+            ModuleNotFoundError: The extra ``manifest`` is not installed.
+        """
+        from sqs_lease.manifest import ManifestError, read_manifest
+
+        try:
+            return read_manifest(self.path / MESSAGES)
+        except FileNotFoundError as error:
+            raise BatchFolderError(
+                f"{self.path / MESSAGES} is not there. It is removed when the batch's messages were settled; if the "
+                "run that works on them is under way, check that its steps reach that path"
+            ) from error
+        except ManifestError as error:
+            raise BatchFolderError(str(error)) from error
+        except OSError as error:
+            raise BatchFolderError(
+                f"{self.path / MESSAGES} cannot be read ({type(error).__name__}: {error}): check its permissions"
+            ) from error
+
+    def write(self, work: PieceOfWork) -> None:
+        """Write what is known of a piece of work, in place of what was known of it before.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        content = {
+            "name": work.name,
+            "attempt": work.attempt,
+            "is_over": work.is_over,
+            "failed": dict(work.failed),
+            "raised": None
+            if work.raised is None
+            else {"errors": work.raised.errors, "message_ids": work.raised.message_ids},
+        }
+        self.put(_file_name(work.name), json.dumps(content).encode())
+
+    def read(self, name: str) -> PieceOfWork | None:
+        """Return what is known of a piece of work; None where it did not begin.
+
+        Raises:
+            OSError: It cannot be read.
+            BatchFolderError: It is no such file.
+        """
+        content = self.get(_file_name(name))
+        return None if content is None else self._decoded(_file_name(name), content)
+
+    def pieces(self) -> dict[str, PieceOfWork]:
+        """Return what is known of each piece of work that began, by name.
+
+        Raises:
+            OSError: It cannot be read.
+            BatchFolderError: A file is not what it should be.
+        """
+        works: dict[str, PieceOfWork] = {}
+        for path in self._files():
+            if path.name.startswith(_WORK_PREFIX) and path.name.endswith(_WORK_SUFFIX):
+                work = self._decoded(path.name, path.read_bytes())
+                works[work.name] = work
+        return works
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a small file, so that whoever reads it sees all of it or what was there before.
+
+        On a local path it can be read by its owner alone; the directory is made where it is missing.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._make()
+        if not isinstance(self.path, Path):
+            # One request of an object store, which shows it when it is whole.
+            with (self.path / name).open("wb") as file:
+                file.write(content)
+            return
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{name[:50]}-", dir=self.path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            Path(temporary).replace(self.path / name)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def get(self, name: str) -> bytes | None:
+        """Return a file's content; None where there is no such file.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        try:
+            content: bytes = (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        return content
+
+    def remove(self) -> None:
+        """Remove the directory and all its files; it need not be there.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        for path in self._files():
+            path.unlink(missing_ok=True)
+        if isinstance(self.path, Path) and self.path.exists():
+            self.path.rmdir()
+
+    def _make(self) -> None:
+        # Object stores have no directories to make.
+        if isinstance(self.path, Path) and not self.path.is_dir():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, exist_ok=True)
+
+    def _files(self) -> list[Any]:
+        store = getattr(self.path, "fs", None)
+        if store is not None:
+            # What other processes wrote since this one looked would be missing.
+            store.invalidate_cache()
+        try:
+            return sorted(self.path.iterdir(), key=str)
+        except FileNotFoundError:
+            return []
+
+    def _decoded(self, name: str, content: bytes) -> PieceOfWork:
+        try:
+            value = json.loads(content)
+            raised = value["raised"]
+            return PieceOfWork(
+                value["name"],
+                value["attempt"],
+                bool(value["is_over"]),
+                dict(value["failed"]),
+                None if raised is None else Raised(tuple(raised["errors"]), _ids(raised["message_ids"])),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BatchFolderError(
+                f"{self.path / name} does not say what a step did: has another program written it?"
+            ) from error
+
+
+def _ids(ids: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if ids is None else tuple(ids)
+
+
+def _file_name(name: str) -> str:
+    # Names may be longer than a file's, and hold any character; the digest tells apart those that look alike.
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{_WORK_PREFIX}{quote(name, safe='')[:_SHOWN_NAME_CHARACTERS]}-{digest}{_WORK_SUFFIX}"

@@ -1,0 +1,169 @@
+"""The messages of a run, for its steps: somebody else holds them, and is told what each step failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from sqs_lease.batch_folder import BatchFolder, PieceOfWork, Raised
+from sqs_lease.blocking import Messages
+from sqs_lease.core.messages import Message
+from sqs_lease.dagster.parent_watch import ended_with_run_worker
+from sqs_lease.dagster.step import Context, step_key
+from sqs_lease.dagster.workspace import workspace_path
+from sqs_lease.manifest_extra import require_manifests
+
+if TYPE_CHECKING:
+    from sqs_lease.manifest import Manifest
+
+BATCH_TAG: Final = "sqs_lease/batch"
+"""The run's tag that says where its batch is: the URI or absolute path of the directory."""
+
+
+def attempt_name(run_id: str, retry_number: int) -> str:
+    """Name one attempt at a step among those of all runs, as in :class:`PieceOfWork`.
+
+    Args:
+        run_id: The run.
+        retry_number: Which retry of the step within it; 0 is the first attempt.
+    """
+    return f"{run_id}/{retry_number}"
+
+
+class NoBatchError(RuntimeError):
+    """The run has no batch; the text says what to set up."""
+
+
+class RunBatch:
+    """The messages of a run, in the order they were received, as one step sees them.
+
+    Attributes:
+        batch_id: Names the batch.
+        queue_url: The queue that the messages were received from.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.batch_id = manifest.batch_id
+        self.queue_url = manifest.queue_url
+        self._messages = manifest.messages
+        self._ids = frozenset(message.message_id for message in manifest.messages)
+        self._failed: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def fail(self, messages: Messages, reason: str) -> None:
+        """These failed for good: they are settled by the failure rule when the run ends, whatever else succeeds.
+
+        If this step is retried, what its last attempt says counts.
+
+        Args:
+            messages: Messages of this batch, or their ids.
+            reason: Why, for people; it becomes a message attribute of what is dead-lettered.
+
+        Raises:
+            KeyError: One is not of this batch.
+        """
+        several = [messages] if isinstance(messages, Message | str) else messages
+        ids = [message if isinstance(message, str) else message.message_id for message in several]
+        unknown = [message_id for message_id in ids if message_id not in self._ids]
+        if unknown:
+            raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
+        self._failed.update(dict.fromkeys(ids, reason))
+
+    def failed(self) -> dict[str, str]:
+        """The reasons of what was failed so far, by message id."""
+        return dict(self._failed)
+
+
+@contextmanager
+def leased_batch(context: Context) -> Iterator[RunBatch]:
+    """Work on the messages of the run, in one of its steps: an op or asset.
+
+    ::
+
+        @dg.op
+        def load(context: dg.OpExecutionContext) -> None:
+            with leased_batch(context) as batch:
+                for message in batch:
+                    store(message.body)
+
+    Somebody else holds the messages and settles them when the run has ended: the job's executor
+    (:func:`sqs_lease_executor <sqs_lease.dagster.executor.sqs_lease_executor>`) or the lease sensor that started it.
+    Each step may work on all of them. What it fails by ``batch.fail(ids, reason)``, and the exception that ends the
+    block, are passed on when the block ends; with ``MessageFailed`` only the messages that it names have failed. The
+    exception goes on.
+
+    In a process that the multiprocess executor started for the step, the block also ends the process when the run
+    worker is gone: see :mod:`sqs_lease.dagster.parent_watch`.
+
+    In a test, write a batch with :class:`BatchFolder <sqs_lease.batch_folder.BatchFolder>` and name its directory by
+    the tag: ``build_op_context(run_tags={BATCH_TAG: str(folder)})``, or ``job.execute_in_process(tags=...)``.
+
+    Args:
+        context: The context of the op or asset.
+
+    Yields:
+        The batch, empty if no message came.
+
+    Raises:
+        NoBatchError: Nobody holds messages for this run.
+        BatchFolderError: The batch cannot be read.
+        ModuleNotFoundError: The extra ``manifest`` is not installed.
+        OSError: What the step failed cannot be written.
+    """
+    require_manifests("leased_batch()", "dagster,manifest")
+    folder = BatchFolder(workspace_path(_batch_uri(context)))
+    batch = RunBatch(folder.manifest())
+    work = _begun(context, folder)
+    with ended_with_run_worker():
+        folder.write(work)
+        raised: Raised | None = None
+        try:
+            yield batch
+        except Exception as error:
+            raised = Raised.by(error)
+            raise
+        finally:
+            # Also where the step is interrupted: the run is given up then, and nothing is deleted for it.
+            folder.write(_over(work, batch, raised))
+
+
+def _batch_uri(context: Context) -> str:
+    op_context = context.op_execution_context
+    # The context has the tags of the run when it was started, and its executor sets this one later.
+    run = context.instance.get_run_by_id(op_context.run_id)
+    uri = op_context.get_tag(BATCH_TAG) if run is None else run.tags.get(BATCH_TAG)
+    if uri is None:
+        raise NoBatchError(
+            f"run {op_context.run_id} has no batch: it has no tag {BATCH_TAG!r}. Give its job "
+            "executor_def=sqs_lease_executor(...), start it by a lease sensor, or lease in the step itself with "
+            "SqsQueueResource.lease()"
+        )
+    return uri
+
+
+def _begun(context: Context, folder: BatchFolder) -> PieceOfWork:
+    key = step_key(context)
+    op_context = context.op_execution_context
+    retry_number = 0 if key is None else op_context.retry_number
+    work = PieceOfWork(key or op_context.op_def.name, attempt_name(op_context.run_id, retry_number))
+    before = folder.read(work.name)
+    if before is not None and before.attempt == work.attempt:
+        # A second block of the same attempt: what the first one failed has failed.
+        return PieceOfWork(work.name, work.attempt, failed=before.failed, raised=before.raised)
+    return work
+
+
+def _over(work: PieceOfWork, batch: RunBatch, raised: Raised | None) -> PieceOfWork:
+    return PieceOfWork(
+        work.name,
+        work.attempt,
+        is_over=True,
+        failed={**work.failed, **batch.failed()},
+        raised=raised or work.raised,
+    )
