@@ -57,8 +57,8 @@ def takeover_risk(policy: RenewalPolicy) -> str | None:
     if left is None or left >= needed - 1e-9:
         return None
     return (
-        f"a visibility timeout of {policy.visibility_seconds:g} s with {type(policy).__name__} leaves {left:g} s at worst when a "
-        f"triggerer dies, but another one needs up to {needed:g} s to take over ([triggerer] "
+        f"a visibility timeout of {policy.visibility_seconds:g} s with {type(policy).__name__} leaves {left:g} s at "
+        f"worst when a triggerer dies, but another one needs up to {needed:g} s to take over ([triggerer] "
         f"triggerer_health_check_threshold and {TAKEOVER_MARGIN_SECONDS:g} s): others could receive the messages while "
         f"the DAG works on them. Leave visibility out, or use Growing with at least "
         f"{default_visibility_seconds(Growing())} s"
