@@ -17,7 +17,7 @@ from demo.airflow_stack import migrated_database
 from demo.processes import ROOT
 from demo.sqs_server import SqsServer
 from tests.airflow.dags_local.local import VISIBILITY_SECONDS, WORK_SECONDS
-from tests.airflow.second_consumer import SecondConsumer
+from tests.second_consumer import SecondConsumer
 
 pytestmark = pytest.mark.processes
 

@@ -20,7 +20,7 @@ from demo.processes import wait_until
 from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags.leases import VISIBILITY_SECONDS, WORK_SECONDS
 from tests.airflow.otlp_receiver import OtlpReceiver, otlp_receiver
-from tests.airflow.second_consumer import SecondConsumer
+from tests.second_consumer import SecondConsumer
 
 if TYPE_CHECKING:
     pass

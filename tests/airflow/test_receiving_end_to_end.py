@@ -13,7 +13,7 @@ import pytest
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags_receiving.receiving import STORED_MESSAGES, VISIBILITY_SECONDS, WORK_SECONDS
-from tests.airflow.second_consumer import SecondConsumer
+from tests.second_consumer import SecondConsumer
 
 pytestmark = pytest.mark.processes
 

@@ -18,7 +18,7 @@ import pytest
 from demo.airflow_stack import AirflowStack, airflow_stack, migrated_postgres
 from demo.postgres import postgres_server
 from demo.sqs_server import SqsServer, sqs_server
-from tests.airflow.second_consumer import SecondConsumer
+from tests.second_consumer import SecondConsumer
 
 if TYPE_CHECKING:
     pass

@@ -16,7 +16,7 @@ from botocore.config import Config
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.processes import pause, require_running
 from demo.sqs_server import sqs_server
-from tests.airflow.second_consumer import SecondConsumer
+from tests.second_consumer import SecondConsumer
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
