@@ -197,3 +197,47 @@ def test_airflow_finds_the_plugin_and_its_setting() -> None:
     assert found.load() is SqsLeasePlugin
     assert SqsLeasePlugin.listeners == [failure_listener]
     assert get_provider_info()["config"]["sqs_lease"]["options"]["report_failures"]["default"] == "True"
+
+
+# A process that is killed
+
+
+@pytest.fixture
+def companions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    started: list[str] = []
+    monkeypatch.setattr(failure_listener, "start_companion", lambda: started.append("one"))
+    return started
+
+
+def begin(instance: Any) -> None:
+    failure_listener.on_task_instance_running(previous_state=None, task_instance=instance)
+
+
+@pytest.mark.parametrize(("task_id", "number"), [("check", 1), ("inner", 1), ("outside", 0), ("orders", 0)])
+def test_the_process_of_work_gets_a_companion_that_has_its_death_noticed(
+    comms: WorkerComms, dag: DAG, companions: list[str], task_id: str, number: int
+) -> None:
+    begin(failed(dag, task_id, state="running"))
+    assert len(companions) == number
+
+
+def test_there_is_none_in_dag_test_nor_where_failures_are_not_reported(
+    comms: WorkerComms, dag: DAG, companions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("AIRFLOW__SQS_LEASE__REPORT_FAILURES", "False")
+        begin(failed(dag, "check", state="running"))
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", InlineComms())
+    begin(failed(dag, "check", state="running"))
+    assert companions == []
+
+
+def test_a_machine_without_a_shell_does_not_keep_the_task_from_running(
+    comms: WorkerComms, dag: DAG, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none() -> None:
+        raise FileNotFoundError("/bin/sh")
+
+    monkeypatch.setattr(failure_listener, "start_companion", none)
+    begin(failed(dag, "check", state="running"))
+    assert "may take some seconds to notice" in caplog.text

@@ -2,7 +2,8 @@
 
 Airflow's own record of the failure follows up to five seconds later, when the task's supervisor notices that its
 process ended; and it has no exception. This is the fast way, not the only one: whatever goes wrong here is logged, the
-task is not disturbed, and the keeper sees the state in the end. A process that is killed reports nothing.
+task is not disturbed, and the keeper sees the state in the end. A process that is killed reports nothing; for that one
+its supervisor is made to notice in time (:mod:`sqs_lease.airflow.failures.exit_notice`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from airflow.listeners import hookimpl
 from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.comms.signals import SIGNAL_DESCRIPTION, FailureSignals
+from sqs_lease.airflow.failures.exit_notice import start_companion
 from sqs_lease.airflow.failures.report import CONFIG_SECTION, FAILURE_KEY, REPORT_FAILURES_OPTION, FailureReport
 
 if TYPE_CHECKING:
@@ -28,17 +30,40 @@ REPORT_SECONDS: Final = 10.0
 
 
 @hookimpl
-def on_task_instance_failed(previous_state: Any, task_instance: Any, error: object) -> None:
-    """Called by Airflow after each failure, also of tasks that will be tried again, and also in other processes."""
-    if "sqs_lease.airflow.keeper_operator" not in sys.modules:
-        # The DAG of this task has no lease, and nothing more need be imported to know that.
+def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
+    """Called by Airflow when a task begins, in its process."""
+    if not _wanted():
         return
     try:
-        if not conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True):
-            return
+        if _works_for_a_keeper_elsewhere(task_instance):
+            start_companion()
+    except Exception:
+        logger.exception("Airflow may take some seconds to notice it if the process of this task is killed")
+
+
+@hookimpl
+def on_task_instance_failed(previous_state: Any, task_instance: Any, error: object) -> None:
+    """Called by Airflow after each failure, also of tasks that will be tried again, and also in other processes."""
+    if not _wanted():
+        return
+    try:
         _report(task_instance, error)
     except Exception:
         logger.exception("The failure of this task could not be reported to the keeper of its messages")
+
+
+def _wanted() -> bool:
+    # Without that module the DAG of this task has no lease, and nothing more need be imported to know that.
+    return "sqs_lease.airflow.keeper_operator" in sys.modules and conf.getboolean(
+        CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True
+    )
+
+
+def _works_for_a_keeper_elsewhere(task_instance: Any) -> bool:
+    from sqs_lease.airflow.comms.supervisor import triggers_are_supported
+
+    # Without triggers it is dag.test(), where all tasks are of one process and nobody watches it.
+    return triggers_are_supported() and bool(_keepers_of(task_instance.task))
 
 
 def _report(task_instance: Any, error: object) -> None:
