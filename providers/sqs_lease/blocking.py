@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ from sqs_lease.core.specs import resolve_policy
 from sqs_lease.held_batch import EventListener, HeldBatch, LeaseReport
 from sqs_lease.keeper import Keeper, Leaving
 from sqs_lease.loop_thread import LoopThread
-from sqs_lease.sqs.boto3_client import make_client
+from sqs_lease.sqs import boto3_client
 from sqs_lease.sqs.boto3_transport import Boto3Transport
+from sqs_lease.sqs.errors import TransientError
 from sqs_lease.sqs.receiving import Receiver
 from sqs_lease.sqs.transport import QueueAttributes, Transport
 from sqs_lease.sqs.validation import check_whole_number, queue_reference
@@ -90,8 +92,7 @@ def lease(
         seconds_of(duration, name=name)
     host = LoopThread(f"sqs-lease {queue}")
     try:
-        transport = Boto3Transport(make_client() if client is None else client)
-        held = _Held(transport)
+        held = _Held(_transport(client))
         try:
             yield from _leased(host, held, queue, resolved, on_failure, on_event, max_messages, wait, linger)
         finally:
@@ -100,11 +101,12 @@ def lease(
         host.stop()
 
 
-def queue_attributes(queue: str, *, client: SQSClient | None = None) -> QueueAttributes:
+def queue_attributes(queue: str, *, timeout: Duration = 30.0, client: SQSClient | None = None) -> QueueAttributes:
     """Read what a queue says of itself, such as how many messages it has.
 
     Args:
         queue: The queue's name, ARN or URL.
+        timeout: How long that may take in all, repeated calls included; 30 s by default.
         client: As for :func:`lease`; it is closed.
 
     Raises:
@@ -112,11 +114,21 @@ def queue_attributes(queue: str, *, client: SQSClient | None = None) -> QueueAtt
         sqs_lease.sqs.errors.SqsError: The queue cannot be read; the text names it and says what to do.
     """
     queue_reference(queue)
-    transport = Boto3Transport(make_client() if client is None else client)
+    seconds = seconds_of(timeout, name="timeout")
+    transport = _transport(client)
 
     async def read() -> QueueAttributes:
         try:
-            return await transport.queue_attributes(await transport.queue_url(queue))
+            async with asyncio.timeout(seconds):
+                return await transport.queue_attributes(await transport.queue_url(queue))
+        except TimeoutError as error:
+            raise TransientError(
+                f"Reading the attributes of queue {queue} took longer than {seconds:g} s. "
+                "Try again; if it persists, check the network, the client's endpoint and its credentials.",
+                queue=queue,
+                code="Timeout",
+                text=f"no answer within {seconds:g} s",
+            ) from error
         finally:
             await transport.aclose()
 
@@ -125,6 +137,10 @@ def queue_attributes(queue: str, *, client: SQSClient | None = None) -> QueueAtt
         return host.run(read())
     finally:
         host.stop()
+
+
+def _transport(client: SQSClient | None) -> Transport:
+    return Boto3Transport(boto3_client.make_client() if client is None else client)
 
 
 def _leased(
@@ -221,6 +237,28 @@ class LeasedBatch:
             KeyError: One is not of this batch.
         """
         self._host.run(self._batch.fail(reason, self._chosen(messages)))
+
+    def fail_each(self, reasons: Mapping[str, str]) -> None:
+        """These failed for good, each for a reason of its own: settle them by the failure rule now.
+
+        Args:
+            reasons: By message id; see :meth:`fail`.
+
+        Raises:
+            KeyError: One is not of this batch.
+        """
+        receipts = self._chosen(reasons)
+
+        async def fail() -> None:
+            # Together: their calls are batched, whatever the reason of each.
+            await asyncio.gather(
+                *(
+                    self._batch.fail(reason, [receipt])
+                    for receipt, reason in zip(receipts, reasons.values(), strict=True)
+                )
+            )
+
+        self._host.run(fail())
 
     def report(self) -> LeaseReport:
         """Counts so far; after the block, what became of all."""

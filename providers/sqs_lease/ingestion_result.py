@@ -48,6 +48,10 @@ class StoredResult:
     rejects_stored: bool
     batchItemFailures: Sequence[Mapping[str, str]]  # noqa: N815 - as AWS spells it
 
+    def failures(self) -> dict[str, str]:
+        """The messages that are not done, and why."""
+        return {failure["itemIdentifier"]: failure.get("reason", "") for failure in self.batchItemFailures}
+
     def encode(self) -> str:
         """Return it as JSON text."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})

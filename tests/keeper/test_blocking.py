@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from _thread import interrupt_main
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,23 @@ def test_single_messages_are_settled_within_the_block(sqs: SQSClient, queue: str
         assert not batch.still_held(good)
         assert not batch.still_held(bad)
         assert receive(sqs, queue, wait_seconds=5) == ["message 1"]
+
+
+def test_messages_that_fail_together_keep_the_reason_of_each(
+    sqs: SQSClient, queue: str, make_client: MakeClient
+) -> None:
+    dead = sqs.create_queue(QueueName=f"dead-{uuid4()}")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    redrive = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": "9"})
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"RedrivePolicy": redrive})
+    send(sqs, queue, 3)
+    with lease(queue, max_messages=3, linger=2, client=make_client(), on_failure=dead_letter()) as batch:
+        reasons = {message.message_id: f"not {message.body}" for message in batch if message.body != "message 0"}
+        batch.fail_each(reasons)
+        assert batch.report().dead_lettered == 2
+    messages = sqs.receive_message(QueueUrl=dead, MaxNumberOfMessages=10, MessageAttributeNames=["All"])["Messages"]
+    said = {message["Body"]: message["MessageAttributes"]["sqs_lease_reason"]["StringValue"] for message in messages}
+    assert said == {"message 1": "not message 1", "message 2": "not message 2"}
 
 
 def test_only_the_messages_that_the_exception_names_come_back(

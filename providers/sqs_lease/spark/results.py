@@ -37,6 +37,10 @@ class IngestResult:
     table_version: int | None
     rejects_stored: bool
 
+    def failures(self) -> dict[str, str]:
+        """The messages that are not done, and why: the rejected ones, unless they were stored."""
+        return {} if self.rejects_stored else dict(self.rejected)
+
     def partial_batch_response(self) -> dict[str, list[dict[str, str]]]:
         """Name the messages that are not done, in the shape of AWS Lambda: return it from the task that did the work.
 
@@ -45,6 +49,5 @@ class IngestResult:
             unless they were stored. These are released, and all other messages of the batch deleted. The reason is no
             part of AWS's shape; it goes with a message that is dead-lettered.
         """
-        failures = {} if self.rejects_stored else self.rejected
-        items = [{"itemIdentifier": message_id, "reason": reason} for message_id, reason in failures.items()]
+        items = [{"itemIdentifier": message_id, "reason": reason} for message_id, reason in self.failures().items()]
         return {"batchItemFailures": items}

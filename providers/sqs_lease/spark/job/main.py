@@ -2,7 +2,7 @@
 
 The exit code is 0 when the batch is done and the result is written; 1 after an error, whose line is the last one of the
 standard error; 2 for wrong arguments; 143 when the job was asked to end (SIGTERM). It can be started again with the
-same manifest after any of them, and while another one runs.
+same manifest after any of them, and while another one runs. Started through Dagster Pipes, it reports there too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sqs_lease.spark.errors import IngestionError
 from sqs_lease.spark.ingestion import ingest
 from sqs_lease.spark.job.driver_session import driver_session
 from sqs_lease.spark.job.parts import make_sink, make_source
+from sqs_lease.spark.job.reporting import CONTEXT, MESSAGES, Report, reporting
 from sqs_lease.spark.job.storage import local_copy, write_text
 from sqs_lease.spark.job.termination import EXIT_CODE, Termination, end_with_standard_input
 from sqs_lease.spark.progress import cancel_everything
@@ -47,7 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    pipes = _pipes_parameters(options)
+    if options.result is None and not pipes:
+        parser.error("--result is needed, because the job was not started through Dagster Pipes")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     termination = Termination()
@@ -55,13 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.end_with_stdin:
         end_with_standard_input()
     try:
-        _run(options, termination)
+        with reporting(pipes, lambda error: None if termination.asked else _one_line(error)) as report:
+            _run(options, termination, report)
     except Exception as error:
         if termination.asked:
             return EXIT_CODE
         if not isinstance(error, _EXPECTED):
             logger.exception("the job failed")
-        _say(error)
+        print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever reads the last line
         return 1
     return 0
 
@@ -75,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--manifest", required=True, action="append", metavar="URI", help="the messages; again for a batch of several"
     )
-    parser.add_argument("--result", required=True, metavar="URI", help="where the result is written")
+    parser.add_argument("--result", metavar="URI", help="where the result is written; Dagster Pipes has it reported")
     parser.add_argument("--spec", required=True, metavar="JSON|URI", help="source, sink and workspace")
     engine = parser.add_mutually_exclusive_group()
     engine.add_argument("--master", help="local[2], spark://...; not with spark-submit, which says it itself")
@@ -83,10 +89,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--end-with-stdin", action="store_true", help="end when the standard input does, as after SIGTERM"
     )
+    # Pipes gives its parameters so where it cannot set environment variables.
+    for name in (CONTEXT, MESSAGES):
+        parser.add_argument(f"--{name.lower().replace('_', '-')}", dest=name, help=argparse.SUPPRESS)
     return parser
 
 
-def _run(options: argparse.Namespace, termination: Termination) -> None:
+def _pipes_parameters(options: argparse.Namespace) -> dict[str, str]:
+    """The parameters of Dagster Pipes; empty unless the job was started through it."""
+    given = {name: getattr(options, name) or os.environ.get(name) for name in (CONTEXT, MESSAGES)}
+    return {name: value for name, value in given.items() if value} if all(given.values()) else {}
+
+
+def _run(options: argparse.Namespace, termination: Termination, report: Report) -> None:
     with tempfile.TemporaryDirectory(prefix="sqs-lease-") as temporary:
         directory = Path(temporary)
         spec = _spec(options.spec, directory)
@@ -109,7 +124,10 @@ def _run(options: argparse.Namespace, termination: Termination) -> None:
                 rejects=rejects,
                 still_held=lambda: not termination.asked,
             )
-            write_text(options.result, _stored(result).encode())
+            stored = _stored(result)
+            if options.result is not None:
+                write_text(options.result, stored.encode())
+            report(stored)
 
 
 def _spec(given: str, directory: Path) -> IngestionSpec:
@@ -137,11 +155,11 @@ def _stored(result: IngestResult) -> StoredResult:
     )
 
 
-def _say(error: Exception) -> None:
+def _one_line(error: Exception) -> str:
     if isinstance(error, _EXPECTED):
         text = str(error)
     else:
         # Spark's texts go on for pages with stack traces and plans.
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         text = f"{type(error).__name__} {condition or ''} {str(error).strip().partition(chr(10))[0]}"
-    print(f"error: {' '.join(text.split())[:_SHOWN_CHARACTERS]}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever reads the last line
+    return " ".join(text.split())[:_SHOWN_CHARACTERS]

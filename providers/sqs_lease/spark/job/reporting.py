@@ -1,0 +1,127 @@
+"""Reports to Dagster what a job does that was started through Dagster Pipes: its log, and its result at the end.
+
+Pipes hands a process two parameters, as environment variables or as arguments: where its context is, and where its
+messages go. Whoever starts the job chooses the places: a local file, the output, S3, or a directory that the driver
+sees as files (a Databricks volume, or DBFS, which is mounted at ``/dbfs``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from sqs_lease.ingestion_result import StoredResult
+from sqs_lease.spark.errors import IngestionError
+
+if TYPE_CHECKING:
+    from dagster_pipes import PipesContextLoader, PipesMessageWriter
+
+CONTEXT: Final = "DAGSTER_PIPES_CONTEXT"
+MESSAGES: Final = "DAGSTER_PIPES_MESSAGES"
+
+MOUNT: Final = Path("/dbfs")
+"""Where Databricks mounts DBFS, whose own paths the parameters have."""
+
+REPORTED_LOGGER: Final = "sqs_lease"
+"""The logger whose records are reported; those of libraries stay in the driver's log."""
+
+Report: TypeAlias = Callable[[StoredResult], None]
+
+
+class ReportError(IngestionError):
+    """The job was started through Dagster Pipes, and cannot report to it."""
+
+
+@contextmanager
+def reporting(parameters: Mapping[str, str], describe: Callable[[Exception], str | None]) -> Iterator[Report]:
+    """Report the job's log in the block, and an error that ends it.
+
+    Args:
+        parameters: Those of Pipes, by name; empty for a job that was started otherwise, which reports nothing.
+        describe: Says what is reported of an error: one line, without anything of a body; None reports nothing.
+
+    Yields:
+        What reports the result.
+
+    Raises:
+        ReportError: ``dagster-pipes`` is not installed here.
+    """
+    if not parameters:
+        yield lambda result: None
+        return
+    try:
+        import dagster_pipes
+    except ImportError:
+        raise ReportError(
+            "this job was started through Dagster Pipes, and dagster-pipes is not installed where it runs: "
+            "pip install dagster-pipes there, or start it without Pipes and with --result"
+        ) from None
+    context, context_loader = _context_loader(dagster_pipes.decode_param(parameters[CONTEXT]))
+    messages, message_writer = _message_writer(dagster_pipes.decode_param(parameters[MESSAGES]))
+    pipes = dagster_pipes.open_dagster_pipes(
+        context_loader=context_loader,
+        message_writer=message_writer,
+        params_loader=dagster_pipes.PipesMappingParamsLoader(
+            {CONTEXT: dagster_pipes.encode_param(context), MESSAGES: dagster_pipes.encode_param(messages)}
+        ),
+    )
+    handler = _Handler(pipes.log)
+    logging.getLogger(REPORTED_LOGGER).addHandler(handler)
+    try:
+        yield lambda result: pipes.report_custom_message(result.encode())
+    except Exception as error:
+        if (text := describe(error)) is not None:
+            pipes.log.log(logging.ERROR, "%s", text)
+        raise
+    finally:
+        logging.getLogger(REPORTED_LOGGER).removeHandler(handler)
+        # Without the exception: Pipes would send its traceback, and Spark's texts may quote what a body says.
+        pipes.close()
+
+
+class _Handler(logging.Handler):
+    def __init__(self, log: logging.Logger) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.log(record.levelno, "%s", record.getMessage())
+
+
+def _context_loader(place: Mapping[str, Any]) -> tuple[Mapping[str, Any], PipesContextLoader]:
+    """Where the context is, as this process sees it, and what reads it there."""
+    import dagster_pipes
+
+    if "bucket" in place:
+        return place, dagster_pipes.PipesS3ContextLoader(_s3())
+    return _mounted(place), dagster_pipes.PipesDefaultContextLoader()
+
+
+def _message_writer(place: Mapping[str, Any]) -> tuple[Mapping[str, Any], PipesMessageWriter[Any]]:
+    """Where messages go, as this process sees it, and what writes them there."""
+    import dagster_pipes
+
+    if "bucket" in place:
+        return place, dagster_pipes.PipesS3MessageWriter(_s3())
+    mounted = _mounted(place)
+    if "path" in mounted and Path(mounted["path"]).is_dir():
+        # One file after the other, each written once: such places take no appending.
+        return mounted, dagster_pipes.PipesUnityCatalogVolumesMessageWriter()
+    return mounted, dagster_pipes.PipesDefaultMessageWriter()
+
+
+def _mounted(place: Mapping[str, Any]) -> Mapping[str, Any]:
+    path = place.get("path")
+    if not isinstance(path, str) or Path(path).exists():
+        return place
+    mounted = MOUNT / path.lstrip("/")
+    return {**place, "path": str(mounted)} if mounted.exists() else place
+
+
+def _s3() -> Any:
+    import boto3
+
+    return boto3.client("s3")
