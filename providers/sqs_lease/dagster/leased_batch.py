@@ -112,13 +112,18 @@ def leased_batch(context: Context) -> Iterator[RunBatch]:
 
     Raises:
         NoBatchError: Nobody holds messages for this run.
-        BatchFolderError: The batch cannot be read.
+        BatchFolderError: The batch cannot be read, or is being settled: the run came too late.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
         OSError: What the step failed cannot be written.
     """
     require_manifests("leased_batch()", "dagster,manifest")
     folder = BatchFolder(workspace_path(_batch_uri(context)))
     batch = RunBatch(folder.manifest())
+    if folder.is_settling():
+        raise BatchFolderError(
+            f"the batch at {folder} is being given back or deleted: run {context.run_id} came too late for it, or "
+            "repeats a run that is over. What was not done is received again"
+        )
     work = _begun(context, folder)
     with ended_with_run_worker():
         folder.write(work)
