@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from sqs_lease.batch_folder import BatchFolder, PieceOfWork, Raised
+from sqs_lease.batch_folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
 from sqs_lease.blocking import Messages
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster.parent_watch import ended_with_run_worker
