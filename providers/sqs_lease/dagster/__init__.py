@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.item_failures import MessageFailed
+from sqs_lease.dagster.backlog import Backlog
+from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.lease_metadata import lease_metadata
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.resumed_runs import ResumedRunError
 
 __all__ = [
+    "Backlog",
     "LeasedBatch",
     "MessageFailed",
     "ResumedRunError",
     "SqsQueueResource",
+    "build_sqs_backlog_sensor",
     "lease_metadata",
 ]

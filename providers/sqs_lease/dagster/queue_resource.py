@@ -16,7 +16,8 @@ from sqs_lease.core.settlements import FailureRule
 from sqs_lease.dagster.lease_metadata import lease_metadata
 from sqs_lease.dagster.resumed_runs import refuse_where_steps_are_left_out
 from sqs_lease.dagster.step import Context, add_metadata, step_key
-from sqs_lease.sqs.boto3_client import AwsAccess, make_client
+from sqs_lease.sqs import boto3_client
+from sqs_lease.sqs.boto3_client import AwsAccess
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 
@@ -56,18 +57,21 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             botocore.exceptions.BotoCoreError: There is no such profile, or no region.
         """
-        return make_client(
+        return boto3_client.make_client(
             AwsAccess(self.region_name, self.endpoint_url, self.profile_name, self.role_arn, self.role_session_name)
         )
 
-    def attributes(self) -> QueueAttributes:
+    def attributes(self, *, timeout: Duration = 30.0) -> QueueAttributes:
         """Read what the queue says of itself, such as how many messages it has; nothing is received.
+
+        Args:
+            timeout: How long that may take in all; 30 s by default.
 
         Raises:
             ValueError: ``queue`` is no queue.
             sqs_lease.sqs.errors.SqsError: The queue cannot be read; the text names it and says what to do.
         """
-        return queue_attributes(self.queue, client=self.client())
+        return queue_attributes(self.queue, timeout=timeout, client=self.client())
 
     @contextmanager
     def lease(

@@ -1,6 +1,8 @@
-"""Fixtures for tests of DAGs, by ``pytest_plugins = ["sqs_lease.testing.pytest_plugin"]`` in a ``conftest.py``."""
+"""Fixtures for tests of DAGs and assets, by ``pytest_plugins = ["sqs_lease.testing.pytest_plugin"]`` in a conftest."""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 import pytest
 
@@ -10,13 +12,18 @@ from sqs_lease.testing.memory_transport import MemoryTransport
 
 @pytest.fixture
 def leased_queues(monkeypatch: pytest.MonkeyPatch) -> LeasedQueues:
-    """Queues in memory, from which every lease of a DAG under ``dag.test()`` takes, whatever its connection says.
+    """Queues in memory, from which every lease in this process takes, whatever its connection or client says.
 
-    No server is started and no AWS account is asked. Work tasks that reach AWS by themselves are not redirected.
+    That is ``sqs_lease.lease``, Dagster's ``SqsQueueResource`` (also in sensors and checks), and the leases of a DAG
+    under ``dag.test()``. No server is started and no AWS account is asked. Work that reaches AWS by itself, or in
+    processes of its own, is not redirected.
     """
     queues = LeasedQueues()
-    # By name: only Airflow's part of the package makes transports for DAGs, and it is there if a DAG uses it.
-    monkeypatch.setattr(
-        "sqs_lease.airflow.receiving.worker_lease.make_transport", lambda connection: MemoryTransport(queues.sqs)
-    )
+    monkeypatch.setattr("sqs_lease.sqs.boto3_client.make_client", lambda access=None: None)
+    monkeypatch.setattr("sqs_lease.blocking._transport", lambda client: MemoryTransport(queues.sqs))
+    # By name: only Airflow's part of the package makes transports for DAGs.
+    if find_spec("airflow") is not None:
+        monkeypatch.setattr(
+            "sqs_lease.airflow.receiving.worker_lease.make_transport", lambda connection: MemoryTransport(queues.sqs)
+        )
     return queues
