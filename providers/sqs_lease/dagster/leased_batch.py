@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -74,6 +74,18 @@ class RunBatch:
         if unknown:
             raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
         self._failed.update(dict.fromkeys(ids, reason))
+
+    def fail_each(self, reasons: Mapping[str, str]) -> None:
+        """These failed for good, each for a reason of its own.
+
+        Args:
+            reasons: By message id; see :meth:`fail`.
+
+        Raises:
+            KeyError: One is not of this batch.
+        """
+        for message_id, reason in reasons.items():
+            self.fail(message_id, reason)
 
     def failed(self) -> dict[str, str]:
         """The reasons of what was failed so far, by message id."""
