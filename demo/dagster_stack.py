@@ -102,7 +102,9 @@ class DagsterStack:
         process = start_process(
             f"Dagster's {component}",
             [sys.executable, "-m", *self._commands[component]],
-            log_path=self.home / "logs" / f"{component}.log",
+            # Not in `logs`: what is there Dagster takes for its telemetry, moves away and sends to its makers, even if
+            # telemetry is off.
+            log_path=self.home / "process-logs" / f"{component}.log",
             environment=self.environment,
             directory=self.home,
         )
