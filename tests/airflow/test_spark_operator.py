@@ -24,9 +24,9 @@ from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.ingesting import held_watch
 from sqs_lease.ingesting.job_process import JobProcess
-from sqs_lease.ingestion_result import StoredResult
 from sqs_lease.ingestion_spec import SpecError
 from sqs_lease.manifest import read_manifest, write_manifest
+from tests.ingesting.job_program import LEAVE_RESULT, RESULT, WAITS_FOR_ITS_END, JobProgram
 
 SPEC: dict[str, Any] = {
     "version": 1,
@@ -35,66 +35,6 @@ SPEC: dict[str, Any] = {
     "workspace": "/data/batches",
 }
 MESSAGES = [Message(Receipt(f"m{number}", ""), f"body {number}").as_dict() for number in range(3)]
-RESULT = StoredResult(
-    batch_id="b",
-    received=3,
-    ingested=2,
-    empty=0,
-    duplicates=0,
-    rejected=1,
-    rows=2,
-    table_version=1,
-    rejects_stored=False,
-    batchItemFailures=[{"itemIdentifier": "m2", "reason": "no JSON"}],
-)
-LEAVE_RESULT = "pathlib.Path(named('--result')[0]).write_text(RESULT)"
-
-
-class JobProgram:
-    """In place of Python: a program that notes what it was given, then does what a script says."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / "python"
-        self.notes = directory / "notes.json"
-        self.started = directory / "started"
-        self.ended = directory / "ended"
-        self.does(LEAVE_RESULT)
-
-    def does(self, script: str) -> None:
-        lines = [
-            f"#!{sys.executable}",
-            "import json, os, pathlib, signal, sys, time",
-            "named = lambda name: [sys.argv[i + 1] for i, one in enumerate(sys.argv) if one == name]",
-            "files = [pathlib.Path(path).read_bytes().hex() for path in named('--manifest')]",
-            "notes = {'pid': os.getpid(), 'argv': sys.argv[1:], 'files': files, 'environment': dict(os.environ)}",
-            f"pathlib.Path({str(self.notes)!r}).write_text(json.dumps(notes))",
-            f"RESULT = {RESULT.encode()!r}",
-            f"STARTED, ENDED = pathlib.Path({str(self.started)!r}), pathlib.Path({str(self.ended)!r})",
-            script,
-        ]
-        self.path.write_text("\n".join(lines))
-        self.path.chmod(0o755)
-
-    def noted(self) -> Any:
-        return json.loads(self.notes.read_text())
-
-    def bodies(self) -> list[list[str]]:
-        """The bodies of the messages in each manifest."""
-        copy = self.notes.with_name("manifest")
-        found = []
-        for content in self.noted()["files"]:
-            copy.write_bytes(bytes.fromhex(content))
-            found.append([message.body for message in read_manifest(copy).messages])
-        return found
-
-
-WAITS_FOR_ITS_END = """
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-STARTED.write_text(str(os.getpid()))
-signal.sigwait({signal.SIGTERM})
-ENDED.write_text('in order')
-sys.exit(143)
-"""
 
 
 class TaskInstance:

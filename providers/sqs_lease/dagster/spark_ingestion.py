@@ -1,0 +1,290 @@
+"""Brings a batch into a table by Spark, in a process of its own that reports through Dagster Pipes.
+
+The job is ``python -m sqs_lease.spark.job``; this module does not import Spark, which may be in another environment or
+on a cluster. :func:`ingest_by_job` starts it beside the step. Where a Pipes client starts it elsewhere (EMR,
+Databricks), the parts are used one by one: :func:`stored_batch`, ``job_arguments``, :func:`reported_result` and
+:func:`settle_ingestion`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from threading import Event
+from typing import Any, Final, TypeAlias
+from uuid import uuid4
+
+import dagster as dg
+from dagster_pipes import PipesContextData
+
+from sqs_lease.blocking import LeasedBatch
+from sqs_lease.dagster.leased_batch import RunBatch
+from sqs_lease.dagster.step import Context, add_metadata
+from sqs_lease.dagster.workspace import workspace_path
+from sqs_lease.ingesting.held_watch import ending_when_lost
+from sqs_lease.ingesting.job_command import job_arguments, job_command, job_environment
+from sqs_lease.ingesting.job_process import JobError, JobProcess
+from sqs_lease.ingesting.manifests import temporary_manifest
+from sqs_lease.ingestion_result import ResultError, StoredResult
+from sqs_lease.ingestion_spec import IngestionSpec
+from sqs_lease.manifest_extra import require_manifests
+
+PREFIX: Final = "ingestion/"
+
+END_SECONDS: Final = 25.0
+"""How long a job that is told to end may take, which gives up waiting for Spark after twenty itself."""
+
+IngestedBatch: TypeAlias = LeasedBatch | RunBatch
+"""What is ingested: the batch of a lease, or of a run whose executor or sensor holds it."""
+
+_NOTHING: Final = StoredResult(
+    batch_id="",
+    received=0,
+    ingested=0,
+    empty=0,
+    duplicates=0,
+    rejected=0,
+    rows=0,
+    table_version=None,
+    rejects_stored=False,
+    batchItemFailures=(),
+)
+
+
+def ingest_by_job(
+    context: Context,
+    batch: IngestedBatch,
+    *,
+    spec: Mapping[str, Any],
+    spark: str = "local[2]",
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+) -> StoredResult:
+    """Bring the messages of a lease into a table by Spark, each exactly once; in an op or asset, within the lease.
+
+    For example::
+
+        @dg.asset
+        def orders(context: dg.AssetExecutionContext, orders_queue: SqsQueueResource) -> None:
+            with orders_queue.lease(context, max_messages=2000) as batch:
+                ingest_by_job(
+                    context,
+                    batch,
+                    spec={
+                        "version": 1,
+                        "source": {"kind": "json", "schema": "order_id BIGINT NOT NULL, total DOUBLE"},
+                        "sink": {"kind": "delta", "path": "/data/orders"},
+                        "workspace": "/data/batches",
+                    },
+                )
+
+    Messages that are no records are failed with their reasons, unless the spec has ``rejects``; the others are deleted
+    at the end of the lease. The run's log has the job's own, with the progress of its Spark jobs, and the output of the
+    step the rest. The materialization (or the output of an op) gets :func:`ingestion_metadata`.
+
+    A run that is terminated cancels the Spark jobs and ends the process before its messages are given back. If the
+    step's process is killed, the job ends by itself. So it does when all of the leases were lost. Nothing is stored
+    twice when the messages are received again.
+
+    Args:
+        context: The context of the op or asset.
+        batch: What ``lease`` or ``leased_batch`` gives; if it is empty, no job is started.
+        spec: Source, sink and workspace, see ``sqs_lease/ingestion_spec.py``. It holds no secrets.
+        spark: Where Spark runs: ``local[2]`` (the default: in the job's process, with that many cores), another master
+            (``spark://host:7077``), or a Connect server (``sc://host:15002``).
+        python: The Python of an environment with ``sqs-lease[spark]`` and ``dagster-pipes``; by default this one.
+        environment: Further environment variables of the job, for ``{"env": "NAME"}`` in the spec. It has those of this
+            process, apart from Dagster's own.
+
+    Returns:
+        What became of the messages.
+
+    Raises:
+        SpecError: The spec cannot be used.
+        JobError: The job failed, or none of the messages is held any more; the text is the job's last error.
+        ModuleNotFoundError: What manifests are written with is not installed.
+    """
+    IngestionSpec.parse(spec)
+    if len(batch) == 0:
+        context.log.info("No messages, so no Spark job is started")
+        result = _NOTHING
+    else:
+        require_manifests("ingest_by_job()", "dagster,manifest")
+        result = _run(context, batch, spec, spark, python, environment or {})
+    settle_ingestion(context, batch, result)
+    return result
+
+
+def settle_ingestion(context: Context, batch: IngestedBatch, result: StoredResult) -> None:
+    """Fail the messages that a job rejected, and add what it did as metadata; within the lease.
+
+    Args:
+        context: The context of the op or asset.
+        batch: What ``lease`` gave.
+        result: What the job reported of it.
+
+    Raises:
+        KeyError: The result is of another batch.
+    """
+    batch.fail_each(result.failures())
+    add_metadata(context, ingestion_metadata(result))
+    context.log.info(
+        "%d messages: %d ingested (%d rows), %d empty, %d duplicates, %d rejected; version %s of the table",
+        result.received,
+        result.ingested,
+        result.rows,
+        result.empty,
+        result.duplicates,
+        result.rejected,
+        result.table_version,
+    )
+
+
+def ingestion_metadata(result: StoredResult) -> dict[str, dg.MetadataValue]:
+    """Describe what became of a batch, as numbers that Dagster plots.
+
+    Returns:
+        By key: ``ingestion/received``, ``ingestion/ingested``, ``ingestion/empty``, ``ingestion/duplicates`` and
+        ``ingestion/rejected``, in messages; ``ingestion/rows``, which the batch brought; and
+        ``ingestion/table_version``, where the table has versions. See
+        :class:`StoredResult <sqs_lease.ingestion_result.StoredResult>`.
+    """
+    numbers = {
+        "received": result.received,
+        "ingested": result.ingested,
+        "empty": result.empty,
+        "duplicates": result.duplicates,
+        "rejected": result.rejected,
+        "rows": result.rows,
+    }
+    if result.table_version is not None:
+        numbers["table_version"] = result.table_version
+    return {f"{PREFIX}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()}
+
+
+@contextmanager
+def stored_batch(batch: IngestedBatch, directory: str) -> Iterator[str]:
+    """Have the messages of a lease in a file for a job that runs elsewhere, as long as the block lasts.
+
+    Args:
+        batch: What ``lease`` gives.
+        directory: Where the file goes: a path or URI that the job reaches, too, such as ``s3://bucket/batches`` (which
+            takes ``s3fs`` here). There is no receipt handle in it, but all bodies are.
+
+    Yields:
+        Its URI, for the job's ``--manifest``.
+
+    Raises:
+        ModuleNotFoundError: What manifests are written with is not installed.
+        OSError: The file cannot be written.
+    """
+    require_manifests("stored_batch()", "dagster,manifest")
+    path = workspace_path(directory) / f"{uuid4().hex}.parquet"
+    if isinstance(path, Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_manifest(path, list(batch), batch_id="", queue_url=batch.queue_url):
+        yield str(path)
+
+
+def reported_result(reported: dg.PipesClientCompletedInvocation | dg.PipesSession) -> StoredResult:
+    """Return the result that a job reported through Pipes.
+
+    Args:
+        reported: What the Pipes client's ``run`` returned, or the session of ``open_pipes_session`` after its block.
+
+    Raises:
+        JobError: It reported none, so it is not known to be done; its messages must be given back.
+    """
+    return _result(reported.get_custom_messages())
+
+
+def _run(
+    context: Context,
+    batch: IngestedBatch,
+    spec: Mapping[str, Any],
+    spark: str,
+    python: str,
+    environment: Mapping[str, str],
+) -> StoredResult:
+    reader = dg.PipesTempFileMessageReader()
+    handler = dg.PipesMessageHandler(context, reader)
+    with tempfile.TemporaryDirectory(prefix="sqs-lease-") as temporary:
+        manifest = Path(temporary) / "messages.parquet"
+        with (
+            temporary_manifest(manifest, list(batch), batch_id=context.run_id, queue_url=batch.queue_url),
+            # Not open_pipes_session: an asset over that has to return what the job materialized, and ours has nothing
+            # to say but its numbers.
+            dg.PipesTempFileContextInjector().inject_context(_context_data(context)) as injected,
+            handler.handle_messages() as read,
+        ):
+            session = dg.PipesSession(_context_data(context), handler, injected, read, context)
+            job = JobProcess(
+                job_command(python, spark, job_arguments(spec, [str(manifest)])),
+                {
+                    **job_environment(os.environ, leave_out="DAGSTER"),
+                    **environment,
+                    **session.get_bootstrap_env_vars(),
+                },
+                grace_seconds=END_SECONDS,
+            )
+            context.log.info("Ingesting %d messages on %s by process %d", len(batch), spark, job.pid)
+            with _ending_when_lost(batch, job) as lost:
+                try:
+                    job.follow(_write)
+                except JobError as error:
+                    if lost.is_set():
+                        raise JobError(_lost(batch)) from error
+                    raise
+    return _result(handler.get_custom_messages())
+
+
+def _ending_when_lost(batch: IngestedBatch, job: JobProcess) -> AbstractContextManager[Event]:
+    if isinstance(batch, LeasedBatch):
+        return ending_when_lost(lambda: batch.report().held > 0, job.end)
+    # Another process holds it, which the step cannot ask.
+    return nullcontext(Event())
+
+
+def _write(line: str) -> None:
+    # As every output of a step, which Dagster keeps; what the job reports goes to the run's log.
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _lost(batch: IngestedBatch) -> str:
+    return (
+        f"none of the messages of {batch.queue_url} is held any more, so their ingestion was stopped: they were "
+        "settled or lost. What was committed is in the table, and is not stored twice when they are received again"
+    )
+
+
+def _result(messages: Any) -> StoredResult:
+    for message in messages:
+        if isinstance(message, str):
+            try:
+                return StoredResult.decode(message)
+            except ResultError:
+                continue
+    raise JobError(
+        "the job ended without an error, and reported no result: start it with this release of sqs-lease, and with "
+        "what Dagster Pipes puts into its environment or its arguments"
+    )
+
+
+def _context_data(context: Context) -> PipesContextData:
+    return PipesContextData(
+        asset_keys=None,
+        code_version_by_asset_key=None,
+        provenance_by_asset_key=None,
+        partition_key=None,
+        partition_key_range=None,
+        partition_time_window=None,
+        run_id=context.run_id,
+        job_name=None,
+        retry_number=0,
+        extras={},
+    )
