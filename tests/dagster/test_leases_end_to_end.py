@@ -1,0 +1,348 @@
+"""Leases of assets on real Dagster processes and a real SQS server, with a second consumer polling all along.
+
+All of `definitions_leases.py` is started at the same time, each piece of work on a queue of its own; while it is under
+way, runs are terminated, processes killed and definitions reloaded. The tests then look at what became of each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.dagster_api import Event, Run
+from demo.dagster_stack import DagsterStack, dagster_postgres, dagster_stack
+from demo.postgres import postgres_server
+from demo.processes import wait_until
+from demo.sqs_server import SqsServer
+from tests.dagster.evidence import DIRECTORY_VARIABLE, VISIBILITY_SECONDS, WORK_SECONDS, Note, allow_to_end, notes
+from tests.second_consumer import Reception, SecondConsumer
+
+pytestmark = pytest.mark.processes
+
+DEFINITIONS = Path(__file__).parent / "definitions_leases.py"
+
+QUEUE_VISIBILITY_SECONDS = 600
+"""Longer than any test: what is received before was released."""
+
+CORE: Mapping[str, Sequence[str]] = {
+    "long": ["good", "better"],
+    "failing": ["good"],
+    "terminated": ["good"],
+}
+"""The messages of the work that every kind of instance has in every test run."""
+
+ALL: Mapping[str, Sequence[str]] = {
+    **CORE,
+    "retried": ["good"],
+    "partial": ["good", "bad", "better"],
+    "worker_killed": ["good"],
+    "step_killed": ["good"],
+    "outliving": ["good"],
+    "resumed": ["good"],
+}
+
+NOBODY_ELSE = ("retried", "resumed")
+"""Whose messages a second consumer would take away from it."""
+
+IS_CHAOS = os.environ.get("SQS_LEASE_CHAOS") == "1"
+EVERYWHERE = ["sqlite", "postgresql"]
+FULL = EVERYWHERE if IS_CHAOS else ["sqlite"]
+
+on_every_instance = pytest.mark.parametrize("running", EVERYWHERE, indirect=True)
+on_full_instances = pytest.mark.parametrize("running", FULL, indirect=True)
+
+DEADLINE_SECONDS = 150.0
+
+
+class Running:
+    """The stack with all the work under way.
+
+    Args:
+        stack: Dagster.
+        server: The SQS server.
+        evidence: Where the work leaves its notes.
+        bodies: The messages by piece of work.
+        prefix: What the names of the queues begin with.
+    """
+
+    def __init__(
+        self, stack: DagsterStack, server: SqsServer, evidence: Path, bodies: Mapping[str, Sequence[str]], prefix: str
+    ) -> None:
+        self.stack = stack
+        self.runs: dict[str, str] = {}
+        self.killed: dict[str, int] = {}
+        self.keepers_in_code_server: list[list[str]] = []
+        self._bodies = bodies
+        self._evidence = evidence
+        self._sqs = server.sqs_client()
+        self._urls = {
+            name: self._sqs.create_queue(
+                QueueName=f"{prefix}-{name}", Attributes={"VisibilityTimeout": str(QUEUE_VISIBILITY_SECONDS)}
+            )["QueueUrl"]
+            for name in bodies
+        }
+        self.consumers = {
+            name: SecondConsumer(server.sqs_client(), self._urls[name], len(bodies[name]))
+            for name in bodies
+            if name not in NOBODY_ELSE
+        }
+        for name, texts in bodies.items():
+            for text in texts:
+                self._sqs.send_message(QueueUrl=self._urls[name], MessageBody=text)
+
+    def drive(self) -> None:
+        """Start all the work, and do to it what its name says."""
+        for name in self._bodies:
+            if name != "outliving":
+                self.runs[name] = self._launch(name)
+        self._let_fail_under_watch("failing", "failing")
+        self.await_watched("terminated")
+        self.stack.api.terminate(self.runs["terminated"])
+        if self._bodies == ALL:
+            self._drive_the_rest()
+
+    def _drive_the_rest(self) -> None:
+        self.await_watched("worker_killed")
+        self._kill("worker_killed", self.stack.run_worker(self.runs["worker_killed"]))
+        self.await_watched("step_killed")
+        self._kill("step_killed", self.stack.step_processes(self.runs["step_killed"])["killed_step"])
+        self._let_fail_under_watch("partial", "partial")
+        self.ended("resumed")
+        self._look_for_keepers_in_code_server()
+        self.await_note("long", "received")
+        self.stack.api.reload()
+        self._look_for_keepers_in_code_server()
+        self.runs["outliving"] = self._launch("outliving")
+        self.runs["resumed again"] = self.stack.api.reexecute(self.runs["resumed"], "FROM_FAILURE")
+        self.await_reception("partial")
+        allow_to_end(self._evidence, "partial_rest")
+        for name in self.runs:
+            if name != "outliving":
+                self.ended(name)
+        # Nothing runs any more on the definitions as they were before the reload.
+        self._await("rid of the former definitions", lambda: len(self.stack.servers_with_definitions()) == 1)
+        self.await_watched("outliving")
+        self.stack.processes["daemon"].kill()
+        self.stack.kill_code_server()
+        for component in ("code-server", "daemon"):
+            self.stack.start(component)
+        self.stack.wait_until_ready()
+        began_at = self.note("outliving", "received").at
+        self._await("past three visibility timeouts", lambda: time.time() > began_at + 3 * VISIBILITY_SECONDS)
+        allow_to_end(self._evidence, "outliving")
+
+    def _launch(self, name: str) -> str:
+        if name == "step_killed":
+            return self.stack.api.launch(name)
+        return self.stack.api.materialize(*(("prepared", name) if name == "resumed" else (name,)))
+
+    def _let_fail_under_watch(self, name: str, permission: str) -> None:
+        self.await_watched(name)
+        allow_to_end(self._evidence, permission)
+
+    def _kill(self, name: str, pid: int | None) -> None:
+        assert pid == self.note(name, "received").pid
+        os.kill(pid, signal.SIGKILL)
+        self.killed[name] = pid
+
+    def _look_for_keepers_in_code_server(self) -> None:
+        reason = self.stack.api.test_sensor("keepers").skip_reason
+        assert reason is not None
+        self.keepers_in_code_server.append(json.loads(reason))
+
+    def ended(self, name: str) -> Run:
+        """Wait for the end of a run and return it."""
+        return self.stack.wait_for_run(self.runs[name], DEADLINE_SECONDS)
+
+    def notes(self, name: str, what: str) -> list[Note]:
+        """What the work wrote down of this kind."""
+        return [each for each in notes(self._evidence, name) if each.what == what]
+
+    def note(self, name: str, what: str) -> Note:
+        """The one note of this kind."""
+        (found,) = self.notes(name, what)
+        return found
+
+    def await_note(self, name: str, what: str) -> None:
+        """Wait until the work has written this down."""
+        self._await(f"told by {name}: {what}", lambda: self.notes(name, what) != [])
+
+    def await_watched(self, name: str) -> None:
+        """Wait until the work has its messages, and the second consumer has tried to get them."""
+        self.await_note(name, "received")
+        self._await(f"watching {name}", lambda: self.consumers[name].polls > 0)
+
+    def await_reception(self, name: str) -> Reception:
+        """Wait until the second consumer gets a message, and return it."""
+        self._await(f"giving a message of {name} away", lambda: self.consumers[name].receptions != [])
+        (reception,) = self.consumers[name].receptions
+        return reception
+
+    def _await(self, what: str, ready: Callable[[], bool]) -> None:
+        wait_until(
+            ready,
+            processes=[self.stack.processes["webserver"]],
+            what=what,
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+
+    def failures(self, name: str) -> list[Event]:
+        """The failures of the steps of a run."""
+        return [event for event in self.stack.api.events(self.runs[name]) if event.event_type == "STEP_FAILURE"]
+
+    def metadata(self, asset: str) -> Mapping[str, Any]:
+        """The metadata of the one materialization of an asset."""
+        (found,) = self.stack.api.materializations(asset)
+        return found.metadata
+
+    def left(self, name: str) -> tuple[int, int]:
+        """How many messages of the queue can be received, and how many are in flight."""
+        answer = self._sqs.get_queue_attributes(QueueUrl=self._urls[name], AttributeNames=["All"])["Attributes"]
+        return (
+            int(answer["ApproximateNumberOfMessages"]),
+            int(answer["ApproximateNumberOfMessagesNotVisible"]),
+        )
+
+
+@pytest.fixture(scope="module")
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: SqsServer
+) -> Iterator[Running]:
+    instance = request.param
+    evidence = tmp_path_factory.mktemp("evidence")
+    prefix = f"leases-{instance}"
+    environment = {**server.environment, DIRECTORY_VARIABLE: str(evidence), "QUEUES": prefix}
+    with ExitStack() as exits:
+        url = None
+        if instance == "postgresql":
+            url = exits.enter_context(postgres_server(dagster_postgres())).url
+        stack = exits.enter_context(
+            dagster_stack(tmp_path_factory.mktemp("dagster"), DEFINITIONS, environment, database_url=url)
+        )
+        bodies = ALL if instance in FULL else CORE
+        under_way = Running(stack, server, evidence, bodies, prefix)
+        for consumer in under_way.consumers.values():
+            exits.enter_context(consumer.polling())
+        under_way.drive()
+        yield under_way
+
+
+@on_every_instance
+def test_nobody_else_gets_a_message_while_an_asset_works_for_several_visibility_timeouts(running: Running) -> None:
+    assert running.ended("long").state == "SUCCESS"
+    assert running.note("long", "worked").at - running.note("long", "received").at > 3 * VISIBILITY_SECONDS
+    assert running.consumers["long"].polls > WORK_SECONDS / 2
+    assert running.consumers["long"].receptions == []
+    assert running.left("long") == (0, 0)
+
+
+@on_every_instance
+def test_a_materialization_has_the_numbers_of_its_lease(running: Running) -> None:
+    assert running.ended("long").state == "SUCCESS"
+    metadata = running.metadata("long")
+    assert {name: metadata[f"sqs/{name}"] for name in ("received", "deleted", "failed", "lost", "late")} == {
+        "received": 2,
+        "deleted": 2,
+        "failed": 0,
+        "lost": 0,
+        "late": 0,
+    }
+    assert metadata["sqs/extensions"] >= 2
+    assert metadata["sqs/oldest_age_seconds"] > WORK_SECONDS
+
+
+@on_every_instance
+def test_one_thread_keeps_the_messages_and_is_gone_after_the_work(running: Running) -> None:
+    running.ended("long")
+    assert len(running.note("long", "received").keepers) == 1
+    assert running.note("long", "left").keepers == []
+
+
+@on_every_instance
+def test_a_message_of_a_failed_asset_is_received_by_others_within_a_second(running: Running) -> None:
+    assert running.ended("failing").state == "FAILURE"
+    reception = running.await_reception("failing")
+    assert 0 <= reception.at - running.note("failing", "failed").at <= 1
+    assert running.stack.api.materializations("failing") == []
+
+
+@on_every_instance
+def test_a_message_of_a_terminated_run_is_received_by_others_within_a_second(running: Running) -> None:
+    assert running.ended("terminated").state == "CANCELED"
+    reception = running.await_reception("terminated")
+    assert 0 <= reception.at - running.note("terminated", "interrupted").at <= 1
+
+
+@on_full_instances
+def test_a_step_that_is_retried_receives_its_message_again(running: Running) -> None:
+    assert running.ended("retried").state == "SUCCESS"
+    assert [note.details["counts"] for note in running.notes("retried", "received")] == [[1], [2]]
+    assert running.left("retried") == (0, 0)
+
+
+@on_full_instances
+def test_single_messages_can_fail_at_once_while_the_others_are_held(running: Running) -> None:
+    assert running.ended("partial").state == "SUCCESS"
+    reception = running.await_reception("partial")
+    assert reception.body == "bad"
+    assert 0 <= reception.at - running.note("partial", "failed").at <= 1
+    assert reception.at < running.note("partial", "worked").at
+    metadata = running.metadata("partial")
+    assert (metadata["sqs/received"], metadata["sqs/deleted"], metadata["sqs/failed"]) == (3, 2, 1)
+    assert running.left("partial") == (0, 1)
+
+
+@on_full_instances
+@pytest.mark.parametrize("name", ["worker_killed", "step_killed"])
+def test_a_message_of_a_killed_process_comes_back_after_its_visibility_timeout_and_not_before(
+    running: Running, name: str
+) -> None:
+    reception = running.await_reception(name)
+    assert reception.at - running.note(name, "receives").at >= VISIBILITY_SECONDS
+    assert running.ended(name).state == "FAILURE"
+    assert running.left(name) == (0, 1)
+
+
+@on_full_instances
+def test_a_run_that_is_resumed_from_its_failure_refuses_to_receive_and_says_what_to_do(running: Running) -> None:
+    assert running.ended("resumed again").state == "FAILURE"
+    (failure,) = running.failures("resumed again")
+    assert failure.error is not None
+    assert "'resumed' does not receive from" in failure.error
+    assert "leaves out 'prepared'" in failure.error
+    assert "ALL_STEPS" in failure.error
+    assert [note.details["counts"] for note in running.notes("resumed", "received")] == [[1]]
+    assert running.left("resumed") == (1, 0)
+
+
+@on_full_instances
+def test_messages_are_kept_while_daemon_and_code_server_are_killed_and_started_again(running: Running) -> None:
+    assert running.ended("outliving").state == "SUCCESS"
+    assert running.note("outliving", "worked").at - running.note("outliving", "received").at > 3 * VISIBILITY_SECONDS
+    assert running.consumers["outliving"].receptions == []
+    assert running.metadata("outliving")["sqs/deleted"] == 1
+    assert running.left("outliving") == (0, 0)
+
+
+@on_full_instances
+def test_the_code_server_keeps_no_messages_before_and_after_a_reload(running: Running) -> None:
+    assert running.keepers_in_code_server == [[], []]
+
+
+@on_every_instance
+def test_no_receipt_handle_or_body_can_be_seen_in_dagster(running: Running) -> None:
+    running.ended("long")
+    seen = json.dumps(
+        [[event.message, str(event.metadata)] for event in running.stack.api.events(running.runs["long"])]
+    )
+    assert "sqs/received" in seen
+    assert not any(body in seen for body in ALL["long"])
+    assert "ReceiptHandle" not in seen
