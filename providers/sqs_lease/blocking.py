@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ from sqs_lease.core.item_failures import MessageFailed, failed_by_exception
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule, exception_names
+from sqs_lease.core.settlements import FailureRule, Release, exception_names
 from sqs_lease.core.specs import resolve_policy
 from sqs_lease.held_batch import EventListener, HeldBatch, LeaseReport
 from sqs_lease.keeper import Keeper, Leaving
@@ -226,17 +226,32 @@ class LeasedBatch:
         """
         self._host.run(self._batch.succeed(self._chosen(messages)))
 
-    def fail(self, messages: Messages, reason: str) -> None:
+    def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
         """These failed for good: settle them by the failure rule now.
 
         Args:
             messages: Messages of this batch, or their ids.
             reason: Why, for people; it becomes a message attribute of what is dead-lettered.
+            errors: The classes of the exception that failed them, where the work was done elsewhere: see
+                :meth:`FailureRule.matching <sqs_lease.core.settlements.FailureRule.matching>`.
 
         Raises:
             KeyError: One is not of this batch.
         """
-        self._host.run(self._batch.fail(reason, self._chosen(messages)))
+        self._host.run(self._batch.fail(reason, self._chosen(messages), errors=errors))
+
+    def release(self, messages: Messages) -> None:
+        """The work of these is not at fault, and not done: make them visible again now, whatever the failure rule.
+
+        Those that are settled already stay so.
+
+        Args:
+            messages: Messages of this batch, or their ids.
+
+        Raises:
+            KeyError: One is not of this batch.
+        """
+        self._host.run(self._batch.settle(dict.fromkeys(self._chosen(messages), Release())))
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
         """These failed for good, each for a reason of its own: settle them by the failure rule now.

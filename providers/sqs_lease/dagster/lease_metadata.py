@@ -55,3 +55,21 @@ def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> 
         age = datetime.now(UTC) - min(sent)
         metadata[f"{PREFIX}oldest_age_seconds"] = dg.MetadataValue.float(round(age.total_seconds(), 3))
     return {**metadata, f"{PREFIX}queue": dg.MetadataValue.text(batch.queue_url)}
+
+
+def lease_summary(batch: LeasedBatch) -> str:
+    """Say in one line what became of a batch, for logs; after its block, so that everything is settled."""
+    report = batch.report()
+    parts = {
+        "deleted": report.deleted,
+        "given back": report.released,
+        "dead-lettered": report.dead_lettered,
+        "left to expire": report.expired,
+        "lost to others": report.lost,
+        "not settled": report.failed + report.held,
+    }
+    said = ", ".join(f"{number} {what}" for what, number in parts.items() if number) or "nothing to settle"
+    return (
+        f"Of {report.received} messages of {batch.queue_url}: {said}; "
+        f"{report.extensions} extensions in {report.extension_calls} calls"
+    )

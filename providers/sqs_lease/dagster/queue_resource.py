@@ -13,7 +13,7 @@ from sqs_lease.blocking import LeasedBatch, lease, queue_attributes
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import FailureRule
-from sqs_lease.dagster.lease_metadata import lease_metadata
+from sqs_lease.dagster.lease_metadata import lease_metadata, lease_summary
 from sqs_lease.dagster.resumed_runs import refuse_where_steps_are_left_out
 from sqs_lease.dagster.step import Context, add_metadata, step_key
 from sqs_lease.sqs import boto3_client
@@ -136,7 +136,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 yield batch
         finally:
             if batch is not None:
-                _tell(context, batch)
+                context.log.info(lease_summary(batch))
         self._add_metadata(context, batch)
 
     def _add_metadata(self, context: Context, batch: LeasedBatch) -> None:
@@ -147,24 +147,3 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             context.log.warning("What is left in the queue is not known: %s", error)
             queue = None
         add_metadata(context, lease_metadata(batch, queue))
-
-
-def _tell(context: Context, batch: LeasedBatch) -> None:
-    report = batch.report()
-    parts = {
-        "deleted": report.deleted,
-        "given back": report.released,
-        "dead-lettered": report.dead_lettered,
-        "left to expire": report.expired,
-        "lost to others": report.lost,
-        "not settled": report.failed + report.held,
-    }
-    said = ", ".join(f"{number} {what}" for what, number in parts.items() if number) or "nothing to settle"
-    context.log.info(
-        "Of %d messages of %s: %s; %d extensions in %d calls",
-        report.received,
-        batch.queue_url,
-        said,
-        report.extensions,
-        report.extension_calls,
-    )
