@@ -1,0 +1,302 @@
+"""One batch over a run of several steps: an executor whose run worker receives, extends and settles.
+
+The run worker receives when the run starts, writes the messages where the steps find them, and starts each step in a
+process of its own, as Dagster's multiprocess executor does, while a thread beside it extends the leases. What the steps
+say and how they end decides at the end what becomes of each message (:mod:`sqs_lease.dagster.batch_verdict`).
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import dagster as dg
+from dagster._core.errors import (
+    DagsterExecutionInterruptedError,
+    DagsterSubprocessError,
+    raise_execution_interrupts,
+)
+from dagster._core.events import EngineEventData
+
+from sqs_lease.batch_folder import BatchFolder
+from sqs_lease.blocking import LeasedBatch, lease
+from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.limits import MAX_IN_FLIGHT
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.settlements import FailureRule
+from sqs_lease.core.specs import resolve_policy
+from sqs_lease.dagster.batch_verdict import verdict
+from sqs_lease.dagster.lease_metadata import lease_metadata, lease_summary
+from sqs_lease.dagster.leased_batch import BATCH_TAG
+from sqs_lease.dagster.queue_resource import SqsQueueResource
+from sqs_lease.dagster.resumed_runs import ResumedRunError, refuse_where_any_step_is_left_out
+from sqs_lease.dagster.run_folders import is_run_batch, remove_left_over, run_batch_id, run_batch_uri
+from sqs_lease.dagster.step_ends import StepEnds
+from sqs_lease.dagster.workspace import check_workspace, workspace_path
+from sqs_lease.manifest_extra import require_manifests
+from sqs_lease.sqs.validation import check_whole_number
+
+if TYPE_CHECKING:
+    from dagster._core.execution.context.system import PlanOrchestrationContext
+    from dagster._core.execution.plan.plan import ExecutionPlan
+    from dagster._core.execution.retries import RetryMode
+    from dagster._core.execution.step_dependency_config import StepDependencyConfig
+
+logger = logging.getLogger(__name__)
+
+STEPS_END_SECONDS: Final = 10.0
+"""How long steps may take to end by an interruption, where the executor failed with them under way."""
+
+
+class HeldElsewhereError(RuntimeError):
+    """The run's messages are held by somebody else already; the text says what to do."""
+
+
+def sqs_lease_executor(
+    queue: SqsQueueResource,
+    *,
+    workspace: str,
+    max_messages: int = 10,
+    wait: Duration = 20.0,
+    linger: Duration = 0.0,
+    policy: RenewalPolicy | str | None = None,
+    visibility: Duration | None = None,
+    on_failure: FailureRule | None = None,
+    max_concurrent: int | None = None,
+) -> dg.ExecutorDefinition:
+    """Make an executor that holds one batch of messages over a whole run.
+
+    ::
+
+        @dg.job(executor_def=sqs_lease_executor(orders_queue, workspace="/var/lib/orders", max_messages=500))
+        def orders():
+            report(load(check()))
+
+    When a run starts, its worker receives; each step works on the messages with
+    :func:`leased_batch <sqs_lease.dagster.leased_batch.leased_batch>`. They stay invisible to others until the run has
+    ended, step retries included. Then a message is deleted if every step succeeded (or was skipped by design) and none
+    failed it. One that a step failed, by its id or by failing for good, is settled by ``on_failure``. What is not
+    done for no fault of its own is visible again at once: when the run is terminated, when a step failed other
+    messages by ``MessageFailed`` and the steps behind it did not run, and when no step began to work on the batch. If
+    the run worker is killed, the messages are visible again when their last extension ends.
+
+    Without messages the steps run with an empty batch.
+
+    Each step runs in a process of its own, on the run worker's machine: the executor's configuration is that of
+    Dagster's ``multiprocess_executor``.
+
+    Args:
+        queue: The queue. What ``EnvVar`` names is read in the run worker.
+        workspace: Where the messages are for the steps: a URI (``s3://bucket/prefix``) or the absolute path of a
+            directory. Each run has a directory in it, which is removed when the run ends; what killed run workers left
+            is removed by a later run, a day after.
+        max_messages: Most messages to receive; 10 by default.
+        wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
+        linger: How long to wait for more once one came; 0, the default, takes what the first answer brought.
+        policy: When to extend: a renewal policy or its name; ``Growing`` by default.
+        visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
+        on_failure: What becomes of failed messages; visible again at once by default.
+        max_concurrent: How many steps run at once, where the run's configuration does not say; by default as many as
+            there are processors.
+
+    Raises:
+        TypeError: ``queue`` or ``workspace`` is of another type.
+        ValueError: An argument is out of range.
+        ModuleNotFoundError: The extra ``manifest`` is not installed.
+    """
+    if not isinstance(queue, SqsQueueResource):
+        raise TypeError(f"sqs_lease_executor takes an SqsQueueResource, not {queue!r}")
+    check_workspace(workspace, "sqs_lease_executor")
+    require_manifests("sqs_lease_executor", "dagster,manifest")
+    check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, "sqs_lease_executor")
+    resolve_policy(policy, visibility=visibility)
+    for name, duration in (("wait", wait), ("linger", linger)):
+        seconds_of(duration, name=name)
+    if max_concurrent is not None:
+        check_whole_number(max_concurrent, "max_concurrent", 1, 10_000, "sqs_lease_executor")
+    leasing = _Leasing(queue, workspace, max_messages, wait, linger, policy, visibility, on_failure)
+
+    def create(context: dg.InitExecutorContext) -> dg.Executor:
+        config = dict(context.executor_config)
+        if max_concurrent is not None and not config.get("max_concurrent"):
+            config["max_concurrent"] = max_concurrent
+        make = dg.multiprocess_executor.executor_creation_fn
+        if make is None:
+            raise RuntimeError("Dagster's multiprocess executor cannot be made")
+        steps = make(dg.InitExecutorContext(context.job, context.executor_def, config, context.instance))
+        return LeaseExecutor(steps, leasing)
+
+    return dg.ExecutorDefinition(
+        name="sqs_lease",
+        # Dagster takes a schema in its own form too, which its annotation leaves out.
+        config_schema=cast("Any", dg.multiprocess_executor.config_schema),
+        requirements=dg.multiple_process_executor_requirements(),
+        executor_creation_fn=create,
+        description="Holds one batch of SQS messages over the run, whose steps have a process each.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Leasing:
+    """What :func:`sqs_lease_executor` was given."""
+
+    queue: SqsQueueResource
+    workspace: str
+    max_messages: int
+    wait: Duration
+    linger: Duration
+    policy: RenewalPolicy | str | None
+    visibility: Duration | None
+    on_failure: FailureRule | None
+
+    def lease(self, queue: SqsQueueResource) -> AbstractContextManager[LeasedBatch]:
+        """Receive, and hold for as long as the block lasts."""
+        return lease(
+            queue.queue,
+            max_messages=self.max_messages,
+            wait=self.wait,
+            linger=self.linger,
+            policy=self.policy,
+            visibility=self.visibility,
+            on_failure=self.on_failure,
+            client=queue.client(),
+        )
+
+
+class LeaseExecutor(dg.Executor):
+    """Lets another executor run the steps, while it holds their messages. Made by :func:`sqs_lease_executor`."""
+
+    def __init__(self, steps: dg.Executor, leasing: _Leasing) -> None:
+        self._steps = steps
+        self._leasing = leasing
+
+    @property
+    def retries(self) -> RetryMode:
+        """As the executor of the steps has it."""
+        return self._steps.retries
+
+    @property
+    def step_dependency_config(self) -> StepDependencyConfig:
+        """As the executor of the steps has it."""
+        return self._steps.step_dependency_config
+
+    def execute(
+        self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
+    ) -> Iterator[dg.DagsterEvent]:
+        """Receive, execute the steps, settle.
+
+        Raises:
+            ResumedRunError: The run leaves out steps that would never see the messages.
+            HeldElsewhereError: Somebody else holds the messages of the run.
+            sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
+        """
+        leasing, run, instance = self._leasing, plan_context.dagster_run, plan_context.instance
+        queue = leasing.queue.process_config_and_initialize()
+        _refuse_to_go_on(plan_context, queue.queue)
+        refuse_where_any_step_is_left_out(instance, run, execution_plan.step_keys_to_execute, queue.queue)
+        _refuse_what_is_held(run)
+        remove_left_over(leasing.workspace)
+        uri = run_batch_uri(leasing.workspace, run.run_id)
+        folder = BatchFolder(workspace_path(uri))
+        ended_by: BaseException | None = None
+        with ExitStack() as leaving:
+            leaving.callback(_remove, folder)
+            with raise_execution_interrupts():
+                # Dagster would keep the request to terminate until the steps run, and this may wait for a while.
+                batch = leaving.enter_context(leasing.lease(queue))
+            others = multiprocessing.active_children()
+            try:
+                folder.create(batch_id=run_batch_id(run.run_id), queue_url=batch.queue_url, messages=list(batch))
+                instance.add_run_tags(run.run_id, {BATCH_TAG: uri})
+                yield _told(plan_context, f"Received {len(batch)} messages of {batch.queue_url} for the steps: {uri}")
+                ends = StepEnds(run.run_id, execution_plan.get_all_step_deps())
+                try:
+                    for event in self._steps.execute(plan_context, execution_plan):
+                        ends.see(event)
+                        yield event
+                except DagsterSubprocessError as error:
+                    # So the run ends after steps whose process failed, when all have ended.
+                    ended_by = error
+                if ends.is_interrupted:
+                    batch.release(batch)
+                else:
+                    _settle(batch, ends, folder, plan_context)
+            except BaseException as error:
+                # Terminated, or the machinery failed: the work is not at fault. First nobody may work on it any more.
+                _end_steps(others)
+                batch.release(batch)
+                if not isinstance(error, DagsterExecutionInterruptedError):
+                    raise
+                ended_by = error
+        yield _told(plan_context, lease_summary(batch), lease_metadata(batch))
+        if ended_by is not None:
+            raise ended_by
+
+
+def _settle(batch: LeasedBatch, ends: StepEnds, folder: BatchFolder, plan_context: PlanOrchestrationContext) -> None:
+    decided = verdict([message.message_id for message in batch], ends.ends(), folder.pieces())
+    if decided.is_untouched and len(batch):
+        plan_context.log.warning(
+            "No step of run %s used leased_batch(): its %d messages are given back",
+            plan_context.dagster_run.run_id,
+            len(batch),
+        )
+    done = {message.message_id for message in batch}.difference(decided.released, *decided.failed.values())
+    # In this order: what is behind a failed message of its group is given back with it.
+    for failure, failed in decided.failed.items():
+        batch.fail(failed, failure.reason, errors=failure.errors)
+    batch.release(decided.released)
+    batch.succeed(done)
+
+
+def _end_steps(others: Collection[BaseProcess]) -> None:
+    """End the processes of steps that are still under way."""
+    steps = [process for process in multiprocessing.active_children() if process not in others]
+    for process in steps:
+        # As the executor itself interrupts them.
+        process.terminate()
+    deadline = time.monotonic() + STEPS_END_SECONDS
+    for process in steps:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _refuse_to_go_on(plan_context: PlanOrchestrationContext, queue: str) -> None:
+    if plan_context.resume_from_failure:
+        raise ResumedRunError(
+            f"Run {plan_context.run_id} does not receive from {queue}: Dagster resumes it with a new run worker, and "
+            "the steps that succeeded before would never see the messages received now. Those of the first worker "
+            "come back when its last extension ends. Set run_monitoring.max_resume_run_attempts to 0, and let "
+            'run_retries repeat such runs with the tag "dagster/retry_strategy": "ALL_STEPS"'
+        )
+
+
+def _refuse_what_is_held(run: dg.DagsterRun) -> None:
+    uri = run.tags.get(BATCH_TAG)
+    # A run that repeats another one of this executor has the tag of that one, whose batch is settled.
+    if uri is not None and not is_run_batch(uri):
+        raise HeldElsewhereError(
+            f"Run {run.run_id} was started with the batch {uri}, which a sensor holds: its steps would work on another "
+            "one, and that one would be deleted. Give the jobs of a lease sensor another executor"
+        )
+
+
+def _remove(folder: BatchFolder) -> None:
+    try:
+        folder.remove()
+    except Exception as error:  # noqa: BLE001 - each store has errors of its own, and a later run tries again
+        logger.warning("%s cannot be removed (%s: %s)", folder, type(error).__name__, error)
+
+
+def _told(
+    plan_context: PlanOrchestrationContext, message: str, metadata: Mapping[str, dg.MetadataValue] | None = None
+) -> dg.DagsterEvent:
+    return dg.DagsterEvent.engine_event(plan_context, message, EngineEventData(metadata=metadata))

@@ -1,0 +1,62 @@
+"""Where the executor puts the batches of runs: a directory a run, and removed later what a crash left."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+from sqs_lease.batch_folder import MESSAGES, BatchFolder
+from sqs_lease.dagster.workspace import workspace_path
+
+logger = logging.getLogger(__name__)
+
+_PREFIX: Final = "run-"
+
+LEFT_OVER_AFTER_SECONDS: Final = 24 * 3600.0
+"""Twice as long as SQS lets anybody hold a message: whoever still works on these files holds none of it any more."""
+
+
+def run_batch_id(run_id: str) -> str:
+    """Name the batch of a run."""
+    return f"{_PREFIX}{run_id}"
+
+
+def run_batch_uri(workspace: str, run_id: str) -> str:
+    """Return where the batch of a run is."""
+    return f"{workspace.rstrip('/')}/{run_batch_id(run_id)}"
+
+
+def is_run_batch(uri: str) -> bool:
+    """Whether a batch is one that the executor received, by where it is."""
+    return uri.rstrip("/").rpartition("/")[2].startswith(_PREFIX)
+
+
+def remove_left_over(workspace: str) -> int:
+    """Remove the batches of runs whose worker was killed, once nobody can hold their messages any more.
+
+    What cannot be removed is logged: nothing depends on it.
+
+    Returns:
+        How many were removed.
+    """
+    removed = 0
+    oldest = time.time() - LEFT_OVER_AFTER_SECONDS
+    try:
+        for path in list(workspace_path(workspace).iterdir()):
+            if path.name.startswith(_PREFIX) and _written_at(path) < oldest:
+                BatchFolder(path).remove()
+                removed += 1
+    except FileNotFoundError:
+        pass  # The workspace is made with its first batch.
+    except Exception as error:  # noqa: BLE001 - each store has errors of its own
+        logger.warning("Old batches in %s cannot be removed (%s: %s)", workspace, type(error).__name__, error)
+    return removed
+
+
+def _written_at(path: Any) -> float:
+    try:
+        return float((path / MESSAGES).stat().st_mtime)
+    except FileNotFoundError:
+        # Not yet written, or removed by somebody else meanwhile.
+        return float("inf")
