@@ -1,19 +1,22 @@
 # The commands of this project. Each one sets up what it needs: see `make help`.
 
 PYTHON_ENVIRONMENT := .venv/bin
-SOURCES := providers dags demo benchmarks tests
+SOURCES := providers dags dagster_defs demo benchmarks tests
 SEEDS ?= 10000
 
-.PHONY: help setup demo test chaos lint format simulate benchmark requirements clean
+.PHONY: help setup demo demo-dagster test chaos lint format simulate benchmark requirements clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install everything into .venv and .ministack, from pinned versions
 	@requirements/install.sh
 
 demo: setup ## run the main job on real processes; KEEP=1 leaves Airflow up afterwards
 	@$(PYTHON_ENVIRONMENT)/python -m demo $(if $(KEEP),--keep)
+
+demo-dagster: setup ## the same on Dagster; KEEP=1 leaves its UI up afterwards
+	@$(PYTHON_ENVIRONMENT)/python -m demo --orchestrator dagster $(if $(KEEP),--keep)
 
 test: setup lint ## lint, then run all tests
 	@# In three processes, because most of those on real servers wait; then those that kill them, which need the time.

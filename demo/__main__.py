@@ -26,6 +26,9 @@ from deltalake.exceptions import TableNotFoundError
 from demo.airflow_api import AirflowApiError
 from demo.airflow_runs import airflow_runs
 from demo.airflow_stack import AirflowSetupError
+from demo.dagster_api import DagsterApiError
+from demo.dagster_runs import dagster_runs
+from demo.dagster_stack import DagsterSetupError
 from demo.flights import bodies
 from demo.processes import ROOT, ProcessFailedError
 from demo.queues import VISIBILITY_SECONDS, PublishError, Queues
@@ -41,7 +44,10 @@ MESSAGES = 3000
 LAST = ROOT / ".demo" / "last"
 """Everything of the last demo: logs, the orchestrator's home, the table."""
 
-ORCHESTRATORS: Mapping[str, Callable[[Work], AbstractContextManager[Runs]]] = {"airflow": airflow_runs}
+ORCHESTRATORS: Mapping[str, Callable[[Work], AbstractContextManager[Runs]]] = {
+    "airflow": airflow_runs,
+    "dagster": dagster_runs,
+}
 """What the demo runs on, by its name in lower case."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -62,6 +68,8 @@ EXPECTED_ERRORS = (
     AirflowApiError,
     AirflowSetupError,
     AnotherDemoError,
+    DagsterApiError,
+    DagsterSetupError,
     JavaError,
     NotDrainedError,
     ProcessFailedError,

@@ -134,6 +134,10 @@ def test_every_component_listens_on_the_loopback_address_only(stack: DagsterStac
     assert set[str]().union(*map(listening_on, pids)) == {"127.0.0.1"}
 
 
+def test_the_logs_of_the_components_stay_where_they_are(stack: DagsterStack) -> None:
+    assert all(process.log_path.exists() for process in stack.processes.values())
+
+
 def test_a_request_that_dagster_refuses_says_what_it_answered(stack: DagsterStack) -> None:
     with pytest.raises(DagsterApiError, match=r"PipelineNotFoundError to mutation Launch .*no_such_job"):
         stack.api.launch("no_such_job")

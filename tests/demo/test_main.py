@@ -24,9 +24,9 @@ sys.exit(demo.main())
 """
 
 
-def command(last: Path) -> list[str]:
+def command(last: Path, *arguments: str) -> list[str]:
     """The demo, with its files in a directory of the test."""
-    return [sys.executable, "-c", PROGRAM, str(last)]
+    return [sys.executable, "-c", PROGRAM, str(last), *arguments]
 
 
 def test_without_java_it_says_so_before_anything_is_started(tmp_path: Path) -> None:
@@ -64,16 +64,43 @@ def test_a_second_demo_is_refused_while_one_runs(tmp_path: Path) -> None:
     assert not last.exists()
 
 
+def test_an_orchestrator_that_it_does_not_know_is_refused(tmp_path: Path) -> None:
+    last = tmp_path / "last"
+
+    result = subprocess.run(
+        command(last, "--orchestrator", "cron"), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert result.returncode == 2
+    assert re.search(r"invalid choice: 'cron' \(choose from '?airflow'?, '?dagster'?\)", result.stderr)
+    assert not last.exists()
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
-def test_what_it_started_is_stopped_when_somebody_stops_it(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("orchestrator", "moment", "number"),
+    [
+        ("airflow", "Airflow is starting", signal.SIGINT),
+        ("airflow", "Airflow is starting", signal.SIGTERM),
+        ("dagster", "Dagster is starting", signal.SIGINT),
+        ("dagster", r"[1-9]\d* in flight", signal.SIGTERM),
+    ],
+    ids=["Airflow, Ctrl-C", "Airflow, kill", "Dagster, Ctrl-C", "Dagster at work, kill"],
+)
+def test_what_it_started_is_stopped_when_somebody_stops_it(
+    tmp_path: Path, orchestrator: str, moment: str, number: signal.Signals
+) -> None:
     with subprocess.Popen(
-        command(tmp_path / "last"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(tmp_path / "last", "--orchestrator", orchestrator),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as demo:
         assert demo.stdout is not None
         assert demo.stderr is not None
         for line in demo.stdout:
-            if "Airflow is starting" in line:
+            if re.search(moment, line):
                 break
         started = psutil.Process(demo.pid).children(recursive=True)
 
@@ -82,6 +109,6 @@ def test_what_it_started_is_stopped_when_somebody_stops_it(tmp_path: Path, numbe
 
     assert demo.returncode == 130
     assert started
-    assert not [process for process in started if process.is_running()]
+    assert not [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     assert re.search(r"Interrupted\. Everything that was started has been stopped", errors)
     assert "Traceback" not in errors

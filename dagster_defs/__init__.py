@@ -1,0 +1,18 @@
+"""A Dagster code location with an example of each way to work on the messages of an SQS queue.
+
+Start it with `dagster dev -m dagster_defs` (or `dg dev`) in the checkout. The examples are in `defs/`, one file each;
+`settings.py` says which environment variables tell them where their queues are. Nothing is asked of SQS and no Spark is
+started before a sensor or a run needs it.
+"""
+
+from importlib import import_module
+from pathlib import Path
+
+import dagster as dg
+
+
+@dg.definitions
+def examples() -> dg.Definitions:
+    """All that is in `defs/`: assets, jobs and sensors of Python files, components of YAML files."""
+    root = Path(__file__).parent
+    return dg.ComponentTree.from_module(import_module(f"{__name__}.defs"), project_root=root.parent).build_defs()

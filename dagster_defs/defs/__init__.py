@@ -1,0 +1,1 @@
+"""The examples, one file or folder each; Dagster finds them by itself."""

@@ -1,0 +1,71 @@
+"""Flights from an SQS queue into a Delta table, up to 1500 a run, each exactly once.
+
+A sensor looks at the depth of the queue and starts runs of the asset; it receives nothing. The asset does: its messages
+stay invisible for as long as it works, however short the queue's visibility timeout is. Then those that are in the
+table are deleted, and those that are no flights are given back; the queue's redrive policy moves them to its
+dead-letter queue. When it fails, all are given back at once, and its next try receives again: what is in the table
+already is recognised.
+
+`make demo-dagster` runs this. To run it elsewhere, set `FLIGHTS_QUEUE`.
+"""
+
+import time
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_defs.queues import flights_queue as queue
+from dagster_defs.settings import FLIGHTS_RUN_SECONDS, LAKE
+from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_sensor
+
+FLIGHT = """
+    time_hour TIMESTAMP NOT NULL, carrier STRING NOT NULL, flight INT NOT NULL, tailnum STRING,
+    origin STRING NOT NULL, dest STRING NOT NULL, distance INT, air_time INT,
+    sched_dep_time INT, dep_time INT, dep_delay INT, sched_arr_time INT, arr_time INT, arr_delay INT
+"""
+BATCH_SIZE = 1500
+
+
+class FlightsRun(dg.Config):
+    """What a run may be told when it is started by hand."""
+
+    fail_first_try: bool = Field(False, description="for demonstrations: the first try fails after its commit")
+
+
+@dg.asset(kinds={"sqs", "spark", "delta"}, retry_policy=dg.RetryPolicy(max_retries=2, delay=2))
+def flights(
+    context: dg.AssetExecutionContext, config: FlightsRun, flights_queue: SqsQueueResource
+) -> dg.MaterializeResult[None]:
+    """The flights of one batch, appended to the table."""
+    # Imported where it runs: whoever only loads this file needs no Spark.
+    from sqs_lease.spark import DeltaSink, JsonSource, ingest, local_session
+
+    with flights_queue.lease(context, max_messages=BATCH_SIZE, wait=5, linger=5) as batch:
+        if not len(batch):
+            return dg.MaterializeResult(metadata={"rows": 0})
+        received = time.monotonic()
+        with local_session(cores=2) as spark:
+            result = ingest(
+                spark,
+                batch,
+                source=JsonSource(FLIGHT),
+                sink=DeltaSink(LAKE / "flights"),
+                workspace=LAKE / "batches",
+            )
+        if config.fail_first_try and context.retry_number == 0:
+            raise RuntimeError("failing once, as asked to: the rows are in the table, but nobody was told")
+        # Stands in for work that takes longer than this batch does: a slow API, a large join, a queue for a cluster.
+        time.sleep(max(0.0, received + FLIGHTS_RUN_SECONDS - time.monotonic()))
+        # All others are deleted at the end of the block.
+        batch.fail_each(result.failures())
+        return dg.MaterializeResult(metadata={"rows": result.rows, "duplicates": result.duplicates})
+
+
+flights_backlog = build_sqs_backlog_sensor(
+    "flights_backlog",
+    queue,
+    flights,
+    messages_per_run=BATCH_SIZE,
+    minimum_interval_seconds=5,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)

@@ -1,0 +1,24 @@
+"""Where the examples find their queues and leave their results: by environment variables, all but one with a default.
+
+How SQS is reached is boto3's business: `AWS_DEFAULT_REGION`, `AWS_PROFILE`, `AWS_ENDPOINT_URL` and so on.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+import dagster as dg
+
+FLIGHTS_QUEUE = dg.EnvVar("FLIGHTS_QUEUE")
+"""The name, ARN or URL of the queue with the flights. There is no default: without it, runs and ticks of the sensor
+fail and say that this variable is not set.
+"""
+
+FLIGHTS_RUN_SECONDS = int(os.environ.get("FLIGHTS_RUN_SECONDS", "0"))
+"""For demonstrations: how long the work on a batch of flights takes at least."""
+
+BOOKINGS_QUEUE = os.environ.get("BOOKINGS_QUEUE", "bookings-in-order.fifo")
+ORDERS_QUEUE = os.environ.get("ORDERS_QUEUE", "orders")
+
+LAKE = Path(os.environ.get("LAKE_DIRECTORY", str(Path(tempfile.gettempdir()) / "lake")))
+"""A directory that all run workers reach."""

@@ -1,0 +1,103 @@
+"""The demo on Dagster: a sensor of `dagster_defs` starts runs of its asset `flights`, which are read here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from demo.dagster_api import FINAL_RUN_STATES
+from demo.dagster_stack import DagsterStack, dagster_stack
+from demo.processes import ServerProcess
+from demo.runs import RUN_SECONDS, SPARK_ENVIRONMENT, RunCounts, Work
+from demo.summary import BatchOutcome
+
+DEFINITIONS = "dagster_defs"
+ASSET = "flights"
+
+
+@contextmanager
+def dagster_runs(work: Work) -> Iterator[DagsterRuns]:
+    """Run Dagster with the code location `dagster_defs` until the block ends.
+
+    The sensor of the asset starts by itself. One run is started by hand, and told to fail on its first try.
+
+    Args:
+        work: What the asset is to do.
+
+    Yields:
+        The runs, of which there is one or more.
+
+    Raises:
+        demo.dagster_api.DagsterApiError: The run could not be started.
+        demo.dagster_stack.DagsterSetupError: Dagster's database could not be made, or `dagster_defs` not loaded.
+        demo.processes.ProcessFailedError: Dagster did not start.
+    """
+    environment = {
+        **work.server.environment,
+        "FLIGHTS_QUEUE": work.queue_url,
+        "FLIGHTS_RUN_SECONDS": str(RUN_SECONDS),
+        "LAKE_DIRECTORY": str(work.table),
+        **SPARK_ENVIRONMENT,
+    }
+    with dagster_stack(work.directory, DEFINITIONS, environment) as stack:
+        stack.api.materialize(ASSET, config={"ops": {ASSET: {"config": {"fail_first_try": True}}}})
+        yield DagsterRuns(stack)
+
+
+@dataclass(slots=True)
+class DagsterRuns:
+    """The runs so far.
+
+    Args:
+        stack: Dagster.
+    """
+
+    stack: DagsterStack
+    _states: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """The address of Dagster's user interface."""
+        return self.stack.url
+
+    @property
+    def logs(self) -> Path:
+        """What the steps wrote: their event logs are seen in the user interface only."""
+        return self.stack.home / "storage"
+
+    @property
+    def processes(self) -> Sequence[ServerProcess]:
+        """Dagster's processes."""
+        return list(self.stack.processes.values())
+
+    def look(self) -> RunCounts:
+        """See how the runs are."""
+        self._states.update((run.run_id, run.state) for run in self.stack.api.runs())
+        at_work = sum(state not in FINAL_RUN_STATES for state in self._states.values())
+        return RunCounts(at_work, len(self._states) - at_work)
+
+    def start(self, visible: int) -> None:
+        """Nothing: the sensor sees as well that messages are visible."""
+
+    def outcomes(self) -> list[BatchOutcome]:
+        """What became of each batch, by the metadata of the materializations."""
+        return [
+            BatchOutcome(
+                materialization.run_id,
+                received=materialization.metadata["sqs/received"],
+                extensions=materialization.metadata["sqs/extensions"],
+                extension_calls=materialization.metadata["sqs/extension_calls"],
+                lost=materialization.metadata["sqs/lost"],
+                retried=sum(
+                    event.event_type == "STEP_RESTARTED" for event in self.stack.api.events(materialization.run_id)
+                ),
+            )
+            for materialization in self.stack.api.materializations(ASSET)
+            if materialization.metadata["sqs/received"]
+        ]
+
+    def failed(self) -> list[str]:
+        """The ids of the runs that did not succeed."""
+        return [run_id for run_id, state in self._states.items() if state in FINAL_RUN_STATES - {"SUCCESS"}]
