@@ -222,7 +222,7 @@ class _BacklogSensor:
         now = SystemClock().wall()
         memory = self._memory(context)
         try:
-            queue = self.queue.process_config_and_initialize().attributes(timeout=_READ_SECONDS)
+            queue = self.queue.resolved().attributes(timeout=_READ_SECONDS)
         except SqsError as error:
             memory = memory.unread(now)
             lasted = now - (memory.unreadable_since or now)
@@ -295,7 +295,8 @@ def _tag(name: str, context: dg.SensorEvaluationContext) -> str:
 
 def _several_jobs(target: object) -> list[str]:
     """The names of several jobs; none if it is something else, or just one."""
-    if isinstance(target, str) or not isinstance(target, Sequence) or len(target) < 2:
+    # Asset jobs and asset keys are tuples of a kind, too.
+    if type(target) not in (list, tuple) or not isinstance(target, Sequence) or len(target) < 2:
         return []
     names = [each.name for each in target if isinstance(each, dg.JobDefinition) or _is_asset_job(each)]
     if names and len(names) < len(target):

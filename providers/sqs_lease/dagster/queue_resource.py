@@ -51,6 +51,21 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     role_session_name: str = Field(default="sqs-lease", description="What CloudTrail calls the role's sessions.")
 
+    def resolved(self) -> SqsQueueResource:
+        """The resource with the values that its ``EnvVar``s have now, for code that Dagster hands no resources to.
+
+        Raises:
+            ValueError: Such a variable is not set.
+        """
+        values = {name: getattr(self, name) for name in SqsQueueResource.model_fields}
+        for name, value in values.items():
+            if isinstance(value, dg.EnvVar):
+                values[name] = value.get_value()
+                if values[name] is None:
+                    variable = value.env_var_name
+                    raise ValueError(f"the environment variable {variable} is not set; {name} of a queue is read there")
+        return SqsQueueResource(**values)
+
     def client(self) -> SQSClient:
         """Make a boto3 client of SQS, with timeouts made for leases; whoever asks for it closes it.
 
