@@ -183,7 +183,7 @@ class BatchFolder:
             BatchFolderError: A file is not what it should be.
         """
         works: dict[str, PieceOfWork] = {}
-        for path in self._files():
+        for path in listed(self.path):
             if path.name.startswith(_WORK_PREFIX) and path.name.endswith(_WORK_SUFFIX):
                 work = self._decoded(path.name, path.read_bytes())
                 works[work.name] = work
@@ -230,7 +230,7 @@ class BatchFolder:
         Raises:
             OSError: It cannot be removed.
         """
-        for path in self._files():
+        for path in listed(self.path):
             path.unlink(missing_ok=True)
         if isinstance(self.path, Path) and self.path.exists():
             self.path.rmdir()
@@ -240,16 +240,6 @@ class BatchFolder:
         if isinstance(self.path, Path) and not self.path.is_dir():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
-
-    def _files(self) -> list[Any]:
-        store = getattr(self.path, "fs", None)
-        if store is not None:
-            # What other processes wrote since this one looked would be missing.
-            store.invalidate_cache()
-        try:
-            return sorted(self.path.iterdir(), key=str)
-        except FileNotFoundError:
-            return []
 
     def _decoded(self, name: str, content: bytes) -> PieceOfWork:
         try:
@@ -266,6 +256,22 @@ class BatchFolder:
             raise BatchFolderError(
                 f"{self.path / name} does not say what a step did: has another program written it?"
             ) from error
+
+
+def listed(path: Any) -> list[Any]:
+    """Return what is in a directory, in the order of the names; nothing where it is not there.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    store = getattr(path, "fs", None)
+    if store is not None:
+        # What other processes wrote since this one looked would be missing.
+        store.invalidate_cache()
+    try:
+        return sorted(path.iterdir(), key=str)
+    except FileNotFoundError:
+        return []
 
 
 def _ids(ids: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -8,6 +8,7 @@ from typing import Final
 import dagster as dg
 
 from sqs_lease.blocking import LeasedBatch
+from sqs_lease.held_batch import HeldBatch
 from sqs_lease.sqs.transport import QueueAttributes
 
 PREFIX: Final = "sqs/"
@@ -57,7 +58,7 @@ def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> 
     return {**metadata, f"{PREFIX}queue": dg.MetadataValue.text(batch.queue_url)}
 
 
-def lease_summary(batch: LeasedBatch) -> str:
+def lease_summary(batch: LeasedBatch | HeldBatch) -> str:
     """Say in one line what became of a batch, for logs; after its block, so that everything is settled."""
     report = batch.report()
     parts = {

@@ -1,0 +1,267 @@
+"""A sensor that receives batches and holds them while runs work on them, and while Dagster repeats those that fail.
+
+What an evaluation may do is bounded: it receives for some seconds, writes the batch down and asks for a run.
+Everything that lasts longer is the business of :mod:`sqs_lease.dagster.lease_host`. There is no cursor: what is known
+of a batch is in its directory, so a cursor that is lost, old or cleared by hand does no harm.
+
+Dagster's web UI can *test* a sensor, which evaluates it for real. Received messages would be nobody's then, so an
+evaluation that is none of the daemon's only says what it would do. The daemon's are known by the key of their log,
+which ends with the number of the tick.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import dagster as dg
+from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
+
+from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.settlements import FailureRule, release
+from sqs_lease.core.specs import resolve_policy
+from sqs_lease.core.verdicts import Verdict
+from sqs_lease.dagster.lease_host import HostIsOverError, HostSettings, LeaseHost, Request, Tick
+from sqs_lease.dagster.leased_batch import BATCH_TAG
+from sqs_lease.dagster.queue_resource import SqsQueueResource
+from sqs_lease.dagster.workspace import check_workspace, workspace_path
+from sqs_lease.manifest_extra import require_manifests
+from sqs_lease.sqs.boto3_transport import Boto3Transport
+from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.validation import check_whole_number
+
+LONGEST_RECEIVE_SECONDS: Final = 30.0
+"""How long an evaluation may receive: the daemon gives it up after 60 s, and the launch of a run comes after it."""
+
+MOST_RUNS_AT_ONCE: Final = 3
+"""Most runs that one evaluation asks for: Dagster launches them one after the other, each in about 3 s."""
+
+RunConfig: TypeAlias = dg.RunConfig | Mapping[str, Any]
+
+_hosts: dict[str, LeaseHost] = {}
+"""The hosts of this process by the directory of their sensor. The one module state of this package: evaluations of a
+sensor share nothing else, and a keeper must outlive them."""
+
+_hosts_lock = threading.Lock()
+
+
+def build_sqs_lease_sensor(
+    name: str,
+    queue: SqsQueueResource,
+    target: Any,
+    *,
+    workspace: str,
+    max_messages: int = 10,
+    wait: Duration = 5.0,
+    linger: Duration = 0.0,
+    policy: RenewalPolicy | str | None = None,
+    visibility: Duration | None = None,
+    on_failure: FailureRule | None = None,
+    max_batches: int = 1,
+    run_deadline: Duration = 600.0,
+    run_config: RunConfig | None = None,
+    run_tags: Mapping[str, str] | None = None,
+    minimum_interval_seconds: int = 10,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+    description: str | None = None,
+) -> dg.SensorDefinition:
+    """Build a sensor that receives messages, starts a run for each batch, and holds it until its last retry ended.
+
+    The steps of the run get the messages by :func:`leased_batch <sqs_lease.dagster.leased_batch.leased_batch>`. When
+    the run has succeeded, be it by itself or by a run that Dagster started to repeat it, the messages are deleted that
+    no step failed. When it failed for good they are settled by ``on_failure``; when it was canceled, or does not
+    appear, they are visible again at once. Runs may be repeated from their failure: the batch is the same.
+
+    The leases are extended in the process of the code server, not in that of the run. While no code server runs they
+    are not extended, and if that takes longer than what is left of the visibility timeout, others receive the messages
+    although the run goes on. Prefer :meth:`SqsQueueResource.lease` or ``sqs_lease_executor`` unless retries of runs
+    must keep their batch.
+
+    Args:
+        name: The sensor's name; also the name of its directory in the workspace.
+        queue: The queue.
+        target: What the runs execute: a job or assets, as ``target`` of :class:`dagster.SensorDefinition`.
+        workspace: A directory that the code server and all runs reach, as an absolute path or a URI. Its files have
+            receipt handles in them: keep it as private as the queue. The extra ``manifest`` is needed.
+        max_messages: Most messages of a batch; 10 by default.
+        wait: How long an evaluation waits for a first message; 5 s by default.
+        linger: How long it waits for more once one came; 0, the default, takes what the first answer brought. With
+            ``wait`` at most 30 s.
+        policy: When to extend: a renewal policy or its name; ``Growing`` by default.
+        visibility: The visibility timeout to receive with. By default 180 s with ``Growing``, or the queue's own where
+            that is longer: what is left when a lease is due for renewal must outlast a restart of the code server.
+        on_failure: What becomes of failed messages; visible again at once by default.
+        max_batches: Most batches that are held at once, each with a run of its own; 1 by default.
+        run_deadline: How long to wait for a run, or a retry, that does not appear, before its messages are given back;
+            10 minutes by default. A run that is queued has appeared.
+        run_config: The runs' configuration.
+        run_tags: Tags of the runs.
+        minimum_interval_seconds: Least time between two evaluations, 10 by default. A code server that is started again
+            takes over at the first one.
+        default_status: Whether the sensor runs without being switched on; it does not, by default.
+        description: What the web UI says of it.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: An argument is of another type.
+        ModuleNotFoundError: The extra ``manifest`` is not installed.
+    """
+    whose = f"sensor {name!r}"
+    require_manifests(whose, "dagster,manifest")
+    check_workspace(workspace, whose)
+    check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, whose)
+    check_whole_number(max_batches, "max_batches", 1, 1_000, whose)
+    wait_seconds, linger_seconds = seconds_of(wait, name="wait"), seconds_of(linger, name="linger")
+    if wait_seconds + linger_seconds > LONGEST_RECEIVE_SECONDS:
+        raise ValueError(
+            f"{whose}: wait and linger are {wait_seconds + linger_seconds:g} s together, and may be at most "
+            f"{LONGEST_RECEIVE_SECONDS:g} s, because Dagster gives up an evaluation after 60 s"
+        )
+    uri = f"{workspace.rstrip('/')}/{name}"
+    sensor = _LeaseSensor(
+        name=name,
+        uri=uri,
+        queue=queue,
+        policy=resolve_policy(policy, visibility=visibility),
+        on_failure=release() if on_failure is None else on_failure,
+        max_messages=max_messages,
+        wait_seconds=wait_seconds,
+        linger_seconds=linger_seconds,
+        max_batches=max_batches,
+        run_deadline_seconds=seconds_of(run_deadline, name="run_deadline", minimum=1, maximum=MAX_VISIBILITY_SECONDS),
+        run_config=run_config,
+        run_tags=dict(run_tags or {}),
+    )
+
+    def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return sensor.evaluate(context)
+
+    return dg.SensorDefinition(
+        name,
+        evaluation_fn=evaluate,
+        target=target,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description=description or "Receives messages, starts runs that work on them, and holds them meanwhile.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _LeaseSensor:
+    name: str
+    uri: str
+    queue: SqsQueueResource
+    policy: RenewalPolicy
+    on_failure: FailureRule
+    max_messages: int
+    wait_seconds: float
+    linger_seconds: float
+    max_batches: int
+    run_deadline_seconds: float
+    run_config: RunConfig | None
+    run_tags: Mapping[str, str]
+
+    def evaluate(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        queue = self.queue.process_config_and_initialize()
+        if not is_tick_of_the_daemon(context):
+            return self._tried_out(queue)
+        try:
+            tick = self._tick(context, queue)
+        except SqsError as error:
+            if error.verdict is Verdict.REFUSED:
+                raise
+            return dg.SensorResult(skip_reason=f"Nothing was received: {error}")
+        if tick is None:
+            return dg.SensorResult(skip_reason="The evaluation before this one is under way still")
+        requests = tick.requests[:MOST_RUNS_AT_ONCE]
+        for request in requests:
+            context.log.info("Asking for a run on batch %s with %d messages", request.batch_id, request.messages)
+        if not requests:
+            return dg.SensorResult(skip_reason="; ".join(tick.waiting) or f"No message came from {queue.queue}")
+        return dg.SensorResult(run_requests=[self._run_request(request) for request in requests])
+
+    def _tick(self, context: dg.SensorEvaluationContext, queue: SqsQueueResource) -> Tick | None:
+        make = partial(self._new_host, context, queue)
+        try:
+            return _host(self.uri, make).tick()
+        except HostIsOverError:
+            # It ended just now: nobody evaluated it, or another process took over and gave way again.
+            return _host(self.uri, make).tick()
+
+    def _new_host(self, context: dg.SensorEvaluationContext, queue: SqsQueueResource) -> LeaseHost:
+        # Of its own: that of the evaluation is disposed of with it.
+        instance = dg.DagsterInstance.from_ref(context.instance.get_ref())
+        return LeaseHost(
+            HostSettings(
+                sensor=self.name,
+                deployment=_deployment(context, instance),
+                uri=self.uri,
+                directory=workspace_path(self.uri),
+                queue=queue.queue,
+                policy=self.policy,
+                on_failure=self.on_failure,
+                max_messages=self.max_messages,
+                wait_seconds=self.wait_seconds,
+                linger_seconds=self.linger_seconds,
+                max_batches=self.max_batches,
+                run_deadline_seconds=self.run_deadline_seconds,
+            ),
+            instance,
+            partial(_open_transport, queue),
+        )
+
+    def _run_request(self, request: Request) -> dg.RunRequest:
+        tags = {**self.run_tags, BATCH_TAG: request.uri}
+        return dg.RunRequest(run_key=request.batch_id, run_config=self.run_config, tags=tags)
+
+    def _tried_out(self, queue: SqsQueueResource) -> dg.SensorResult:
+        attributes = queue.attributes()
+        return dg.SensorResult(
+            skip_reason=(
+                f"This is a test, so nothing was received. The sensor would receive up to {self.max_messages} of about "
+                f"{attributes.visible} messages of {queue.queue}, and ask for a run"
+            )
+        )
+
+
+def is_tick_of_the_daemon(context: dg.SensorEvaluationContext) -> bool:
+    """Whether the daemon evaluates a sensor, and not somebody who tries it out in the web UI or in a test.
+
+    The daemon names the log of an evaluation by the number of its tick; Dagster names others by the time.
+    """
+    return bool(context.log_key) and context.log_key is not None and context.log_key[-1].isdigit()
+
+
+def end_hosts() -> None:
+    """Hold nothing in this process any more, as tests do; what was held is taken over by the next evaluation."""
+    with _hosts_lock:
+        hosts = list(_hosts.values())
+        _hosts.clear()
+    for host in hosts:
+        host.end()
+
+
+def _host(uri: str, make: Callable[[], LeaseHost]) -> LeaseHost:
+    with _hosts_lock:
+        host = _hosts.get(uri)
+        if host is None or host.is_over:
+            host = _hosts[uri] = make()
+        return host
+
+
+def _open_transport(queue: SqsQueueResource) -> Transport:
+    return Boto3Transport(queue.client())
+
+
+def _deployment(context: dg.SensorEvaluationContext, instance: dg.DagsterInstance) -> str:
+    storage = instance.run_storage
+    stored_in = storage.get_run_storage_id() if isinstance(storage, SqlRunStorage) else type(storage).__name__
+    origin = context.code_location_origin
+    location = "" if origin is None else origin.location_name
+    return f"dagster {stored_in} {location} {context.repository_name}"
