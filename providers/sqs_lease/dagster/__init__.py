@@ -9,6 +9,7 @@ from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.lease_metadata import lease_metadata
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.resumed_runs import ResumedRunError
+from sqs_lease.dagster.spark_ingestion import ingest_by_job, reported_result, settle_ingestion, stored_batch
 
 __all__ = [
     "Backlog",
@@ -17,5 +18,9 @@ __all__ = [
     "ResumedRunError",
     "SqsQueueResource",
     "build_sqs_backlog_sensor",
+    "ingest_by_job",
     "lease_metadata",
+    "reported_result",
+    "settle_ingestion",
+    "stored_batch",
 ]

@@ -215,7 +215,9 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="sqs-lease-") as temporary:
         manifest = Path(temporary) / "messages.parquet"
         with (
-            temporary_manifest(manifest, list(batch), batch_id=context.run_id, queue_url=batch.queue_url),
+            temporary_manifest(
+                manifest, list(batch), batch_id=context.op_execution_context.run_id, queue_url=batch.queue_url
+            ),
             # Not open_pipes_session: an asset over that has to return what the job materialized, and ours has nothing
             # to say but its numbers.
             dg.PipesTempFileContextInjector().inject_context(_context_data(context)) as injected,
@@ -283,7 +285,7 @@ def _context_data(context: Context) -> PipesContextData:
         partition_key=None,
         partition_key_range=None,
         partition_time_window=None,
-        run_id=context.run_id,
+        run_id=context.op_execution_context.run_id,
         job_name=None,
         retry_number=0,
         extras={},
