@@ -95,7 +95,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examples]:
         urls = _filled_queues(server.sqs_client())
         stack = exits.enter_context(dagster_stack(home, "dagster_defs", _environment(server, urls, lake)))
         under_way = Examples(stack, server.sqs_client(), urls, lake)
-        for job in ("bookings_in_order",):
+        for job in ("bookings_in_order", "orders_in_steps"):
             under_way.runs[job] = stack.api.launch(job)
         yield under_way
 
@@ -110,7 +110,7 @@ def test_it_loads_without_aws_and_without_spark_and_only_the_sensor_of_the_fligh
     assert json.loads(result.stdout.partition("FACTS")[2]) == {
         "running": ["flights_backlog"],
         "sensors": ["bookings_backlog", "flights_backlog"],
-        "jobs": ["bookings_in_order"],
+        "jobs": ["bookings_in_order", "orders_in_steps"],
         "assets": ["flights"],
         "imported": [],
     }
@@ -121,7 +121,7 @@ def test_without_the_queue_of_the_flights_it_says_which_variable_to_set(monkeypa
     with (
         dg.instance_for_test() as instance,
         dg.build_sensor_context(instance=instance) as context,
-        pytest.raises(dg.DagsterError, match="FLIGHTS_QUEUE"),
+        pytest.raises(ValueError, match="FLIGHTS_QUEUE is not set"),
     ):
         flights_backlog(context)
 
@@ -155,6 +155,14 @@ def test_the_backlog_starts_a_run_that_brings_flights_into_the_table_and_gives_b
 def test_bookings_behind_a_failed_one_come_again_in_order_and_other_accounts_are_done(examples: Examples) -> None:
     assert examples.ended("bookings_in_order").state == "SUCCESS"
     assert [json.loads(body)["amount"] for body in examples.visible("bookings.fifo")] == [-1.0, 7.0]
+
+
+def test_orders_that_all_steps_worked_on_are_deleted_and_those_that_one_failed_go_back(examples: Examples) -> None:
+    assert examples.ended("orders_in_steps").state == "SUCCESS"
+    (file,) = (examples.lake / "orders").glob("*.jsonl")
+    assert [json.loads(line)["order_id"] for line in file.read_text().splitlines()] == [1, 2, 3]
+    assert sorted(examples.visible("orders")) == ["no order", order(3, total=-1)]
+    assert not list((examples.lake / "leases").glob("*/*"))
 
 
 def _environment(server: SqsServer, urls: Mapping[str, str], lake: Path) -> dict[str, str]:

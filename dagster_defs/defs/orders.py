@@ -1,0 +1,59 @@
+"""One batch over a job of several steps, in several processes: up to 500 orders a run.
+
+The run worker receives before the first step and holds the messages until the last one is over, however long that takes
+and whichever steps are tried again. A message is deleted when all steps succeeded and none failed it. If a step fails
+for good, all go back to the queue at once.
+"""
+
+import json
+from typing import Any
+
+import dagster as dg
+
+from dagster_defs.queues import orders_queue
+from dagster_defs.settings import LAKE
+from sqs_lease.dagster.executor import sqs_lease_executor
+from sqs_lease.dagster.leased_batch import leased_batch
+
+Orders = dict[str, dict[str, Any]]
+
+
+@dg.op
+def checked(context: dg.OpExecutionContext) -> Orders:
+    """The orders by the ids of their messages; a message that is none goes back to the queue alone."""
+    orders = {}
+    with leased_batch(context) as batch:
+        for message in batch:
+            try:
+                orders[message.message_id] = {"order_id": None, **json.loads(message.body)}
+            except (TypeError, ValueError):
+                batch.fail(message, "not an order")
+    return orders
+
+
+@dg.op(retry_policy=dg.RetryPolicy(max_retries=2))
+def stored(context: dg.OpExecutionContext, orders: Orders) -> None:
+    """Write the orders to a file."""
+    # Named after the run: another try writes the same file again, so nothing is stored twice.
+    path = LAKE / "orders" / f"{context.run_id}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(order)}\n" for order in orders.values()))
+
+
+@dg.op
+def invoiced(context: dg.OpExecutionContext, orders: Orders) -> None:
+    """Send an invoice for each order, at the same time; an order without a total goes back to the queue."""
+    with leased_batch(context) as batch:
+        for message_id, order in orders.items():
+            if order.get("total", 0) > 0:
+                context.log.info("invoice for order %s: %.2f", order["order_id"], order["total"])
+            else:
+                batch.fail(message_id, "the total is not above zero")
+
+
+@dg.job(executor_def=sqs_lease_executor(orders_queue, workspace=str(LAKE / "leases"), max_messages=500))
+def orders_in_steps() -> None:
+    """Check a batch of orders, then store them and send the invoices."""
+    orders = checked()
+    stored(orders)
+    invoiced(orders)
