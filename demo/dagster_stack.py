@@ -102,8 +102,7 @@ class DagsterStack:
         process = start_process(
             f"Dagster's {component}",
             [sys.executable, "-m", *self._commands[component]],
-            # Not in `logs`: what is there Dagster takes for its telemetry, moves away and sends to its makers, even if
-            # telemetry is off.
+            # Not in `logs`: what is there Dagster takes for its telemetry.
             log_path=self.home / "process-logs" / f"{component}.log",
             environment=self.environment,
             directory=self.home,
@@ -350,6 +349,8 @@ def _environment(home: Path, sockets: Path, given: Mapping[str, str]) -> dict[st
     }
     own = {
         "DAGSTER_HOME": str(home),
+        # The setting of the instance stops the recording only: files in `logs` of the home would be sent all the same.
+        "DAGSTER_DISABLE_TELEMETRY": "yes",
         "TMPDIR": str(sockets),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "NO_PROXY": f"{LOOPBACK},localhost",

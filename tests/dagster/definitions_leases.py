@@ -52,6 +52,22 @@ def terminated(context: dg.AssetExecutionContext, terminated_queue: SqsQueueReso
             note("terminated", "interrupted")
 
 
+@dg.op
+def terminated_step(context: dg.OpExecutionContext, step_terminated_queue: SqsQueueResource) -> None:
+    with step_terminated_queue.lease(context) as batch:
+        received("step_terminated", batch)
+        try:
+            time.sleep(NEVER_SECONDS)
+        finally:
+            note("step_terminated", "interrupted")
+
+
+@dg.job(executor_def=dg.multiprocess_executor)
+def step_terminated() -> None:
+    """Has a process for its step."""
+    terminated_step()
+
+
 @dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
 def retried(context: dg.AssetExecutionContext, retried_queue: SqsQueueResource) -> None:
     with retried_queue.lease(context) as batch:
@@ -94,6 +110,21 @@ def step_killed() -> None:
     killed_step()
 
 
+@dg.op
+def orphaned_step(context: dg.OpExecutionContext, orphaned_queue: SqsQueueResource) -> None:
+    with orphaned_queue.lease(context, visibility=VISIBILITY_SECONDS) as batch:
+        received("orphaned", batch)
+        wait_until_allowed_to_end("orphaned")
+        note("orphaned", "worked")
+    note("orphaned", "left")
+
+
+@dg.job(executor_def=dg.multiprocess_executor)
+def orphaned() -> None:
+    """Has a process for its step, which lives on when that of the run is killed."""
+    orphaned_step()
+
+
 @dg.asset
 def outliving(context: dg.AssetExecutionContext, outliving_queue: SqsQueueResource) -> None:
     """Works while Dagster's own processes come and go."""
@@ -122,11 +153,12 @@ def keepers(context: dg.SensorEvaluationContext) -> dg.SkipReason:
 
 
 ASSETS = [long, failing, terminated, retried, partial, worker_killed, outliving, prepared, resumed]
-QUEUES = ["long", "failing", "terminated", "retried", "partial", "worker_killed", "step_killed", "outliving", "resumed"]
+JOBS = [step_terminated, step_killed, orphaned]
+QUEUES = [*(asset.key.to_user_string() for asset in ASSETS), *(job.name for job in JOBS)]
 
 defs = dg.Definitions(
     assets=ASSETS,
-    jobs=[step_killed],
+    jobs=JOBS,
     sensors=[keepers],
     resources={f"{name}_queue": queue(name) for name in QUEUES},
     executor=dg.in_process_executor,

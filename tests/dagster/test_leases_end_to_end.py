@@ -41,13 +41,18 @@ CORE: Mapping[str, Sequence[str]] = {
 
 ALL: Mapping[str, Sequence[str]] = {
     **CORE,
+    "step_terminated": ["good"],
     "retried": ["good"],
     "partial": ["good", "bad", "better"],
     "worker_killed": ["good"],
     "step_killed": ["good"],
+    "orphaned": ["good"],
     "outliving": ["good"],
     "resumed": ["good"],
 }
+
+JOBS = ("step_terminated", "step_killed", "orphaned")
+"""What is a job with a process for each step; the others are assets, which the process of their run works on."""
 
 NOBODY_ELSE = ("retried", "resumed")
 """Whose messages a second consumer would take away from it."""
@@ -78,7 +83,6 @@ class Running:
     ) -> None:
         self.stack = stack
         self.runs: dict[str, str] = {}
-        self.killed: dict[str, int] = {}
         self.keepers_in_code_server: list[list[str]] = []
         self._bodies = bodies
         self._evidence = evidence
@@ -112,8 +116,14 @@ class Running:
     def _drive_the_rest(self) -> None:
         self.await_watched("worker_killed")
         self._kill("worker_killed", self.stack.run_worker(self.runs["worker_killed"]))
+        self.await_watched("step_terminated")
+        self.stack.api.terminate(self.runs["step_terminated"])
         self.await_watched("step_killed")
         self._kill("step_killed", self.stack.step_processes(self.runs["step_killed"])["killed_step"])
+        self.await_watched("orphaned")
+        worker = self.stack.run_worker(self.runs["orphaned"])
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
         self._let_fail_under_watch("partial", "partial")
         self.ended("resumed")
         self._look_for_keepers_in_code_server()
@@ -138,9 +148,10 @@ class Running:
         began_at = self.note("outliving", "received").at
         self._await("past three visibility timeouts", lambda: time.time() > began_at + 3 * VISIBILITY_SECONDS)
         allow_to_end(self._evidence, "outliving")
+        allow_to_end(self._evidence, "orphaned")
 
     def _launch(self, name: str) -> str:
-        if name == "step_killed":
+        if name in JOBS:
             return self.stack.api.launch(name)
         return self.stack.api.materialize(*(("prepared", name) if name == "resumed" else (name,)))
 
@@ -149,9 +160,9 @@ class Running:
         allow_to_end(self._evidence, permission)
 
     def _kill(self, name: str, pid: int | None) -> None:
+        # The process that works, and no other.
         assert pid == self.note(name, "received").pid
         os.kill(pid, signal.SIGKILL)
-        self.killed[name] = pid
 
     def _look_for_keepers_in_code_server(self) -> None:
         reason = self.stack.api.test_sensor("keepers").skip_reason
@@ -282,6 +293,13 @@ def test_a_message_of_a_terminated_run_is_received_by_others_within_a_second(run
 
 
 @on_full_instances
+def test_so_is_one_whose_step_has_a_process_of_its_own(running: Running) -> None:
+    assert running.ended("step_terminated").state == "CANCELED"
+    reception = running.await_reception("step_terminated")
+    assert 0 <= reception.at - running.note("step_terminated", "interrupted").at <= 1
+
+
+@on_full_instances
 def test_a_step_that_is_retried_receives_its_message_again(running: Running) -> None:
     assert running.ended("retried").state == "SUCCESS"
     assert [note.details["counts"] for note in running.notes("retried", "received")] == [[1], [2]]
@@ -309,6 +327,17 @@ def test_a_message_of_a_killed_process_comes_back_after_its_visibility_timeout_a
     assert reception.at - running.note(name, "receives").at >= VISIBILITY_SECONDS
     assert running.ended(name).state == "FAILURE"
     assert running.left(name) == (0, 1)
+
+
+@on_full_instances
+def test_a_step_that_outlives_its_killed_run_still_holds_its_messages_and_deletes_them_in_the_end(
+    running: Running,
+) -> None:
+    assert running.ended("orphaned").state == "FAILURE"
+    running.await_note("orphaned", "left")
+    assert running.note("orphaned", "worked").at - running.note("orphaned", "received").at > 3 * VISIBILITY_SECONDS
+    assert running.consumers["orphaned"].receptions == []
+    assert running.left("orphaned") == (0, 0)
 
 
 @on_full_instances
