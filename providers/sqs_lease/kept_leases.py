@@ -20,8 +20,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec.structs import replace
-
 from sqs_lease.batch_folder import SETTLING, BatchFolder
 from sqs_lease.core.leases import Lease
 from sqs_lease.stored_leases import decode_leases, encode_leases
@@ -105,5 +103,5 @@ def read_leases(folder: BatchFolder) -> KeptLeases | None:
     except (KeyError, TypeError, ValueError):
         # Not the error itself: it may quote a receipt handle.
         return None
-    extended = [replace(lease, deadline=max(lease.deadline, held_until)) for lease in leases]
-    return KeptLeases(plain["batch_id"], plain["queue_url"], extended, settled)
+    lasting = [lease.lasting_until(held_until) for lease in leases]
+    return KeptLeases(plain["batch_id"], plain["queue_url"], lasting, settled)

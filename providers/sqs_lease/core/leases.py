@@ -32,3 +32,7 @@ class Lease(Struct, frozen=True, gc=False):
     def shifted(self, seconds: float) -> Lease:
         """The same lease on a clock that is ``seconds`` ahead of this one."""
         return replace(self, received_at=self.received_at + seconds, deadline=self.deadline + seconds)
+
+    def lasting_until(self, deadline: float) -> Lease:
+        """The same lease, which is known to last until ``deadline`` at least."""
+        return replace(self, deadline=max(self.deadline, deadline))

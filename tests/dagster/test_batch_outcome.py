@@ -1,0 +1,177 @@
+"""What the messages of a batch are due, after one run or several that repeat one another."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from sqs_lease.batch_folder import BatchFolder
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.dagster import MessageFailed
+from sqs_lease.dagster.batch_outcome import WorkDone, failed, succeeded
+from sqs_lease.dagster.batch_verdict import Verdict
+from sqs_lease.dagster.leased_batch import BATCH_TAG, leased_batch
+
+IDS = ["m1", "m2", "m3"]
+
+
+def step(context: dg.OpExecutionContext, name: str) -> None:
+    """Work as the environment says: nothing else reaches a run that is executed again."""
+    told = os.environ.get(name, "work")
+    if told == "stop":
+        raise dg.Failure("before it began")
+    with leased_batch(context) as batch:
+        if told == "fail m1":
+            batch.fail("m1", "it is bad")
+        if told == "raise":
+            raise ZeroDivisionError
+        if told == "name m2":
+            raise MessageFailed(["m2"])
+
+
+@dg.op(out={"out": dg.Out(int, is_required=False)})
+def first(context: dg.OpExecutionContext) -> Iterator[dg.Output[int]]:
+    step(context, "FIRST")
+    if os.environ.get("FIRST") != "skip":
+        yield dg.Output(1, "out")
+
+
+@dg.op
+def second(context: dg.OpExecutionContext, number: int) -> None:
+    step(context, "SECOND")
+
+
+@dg.op
+def beside(context: dg.OpExecutionContext) -> None:
+    step(context, "BESIDE")
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def work() -> None:
+    second(first())
+    beside()
+
+
+class Story:
+    """Runs of the job on one batch."""
+
+    def __init__(self, instance: dg.DagsterInstance, path: Path, patch: pytest.MonkeyPatch) -> None:
+        self.instance = instance
+        self.folder = BatchFolder(path / "batch")
+        messages = [Message(Receipt(message_id, ""), "body") for message_id in IDS]
+        self.folder.create(batch_id="batch", queue_url="https://queue", messages=messages)
+        self.patch = patch
+        self.runs: list[dg.DagsterRun] = []
+
+    def run(self, *, resume: bool = False, **told: str) -> bool:
+        with self.patch.context() as patch:
+            for name, what in told.items():
+                patch.setenv(name, what)
+            options = dg.ReexecutionOptions.from_failure(self.runs[-1].run_id, self.instance) if resume else None
+            result = dg.execute_job(
+                dg.reconstructable(work),
+                self.instance,
+                tags={BATCH_TAG: str(self.folder)},
+                reexecution_options=options,
+            )
+        run = self.instance.get_run_by_id(result.run_id)
+        assert run is not None
+        self.runs.append(run)
+        return result.success
+
+    def verdict(self) -> Verdict:
+        done, pieces = WorkDone(self.instance, self.runs), self.folder.pieces()
+        if self.runs[-1].is_success:
+            return succeeded(IDS, done.steps, pieces)
+        return failed(IDS, done.steps, pieces, is_whole=done.is_whole(), reason="the run failed")
+
+    def outcome(self) -> dict[str, str]:
+        """What becomes of each message."""
+        found = self.verdict()
+        fates = dict.fromkeys(IDS, "deleted") | dict.fromkeys(found.released, "released")
+        for failure, ids in found.failed.items():
+            fates |= dict.fromkeys(ids, failure.reason)
+        return fates
+
+
+@pytest.fixture(scope="module")
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.fixture
+def story(instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
+    return Story(instance, tmp_path, monkeypatch)
+
+
+def test_what_no_step_failed_is_deleted_after_a_success(story: Story) -> None:
+    assert story.run(FIRST="fail m1")
+    assert story.outcome() == {"m1": "it is bad", "m2": "deleted", "m3": "deleted"}
+
+
+def test_steps_that_were_skipped_by_design_fail_nothing(story: Story) -> None:
+    assert story.run(FIRST="skip")
+    assert story.outcome() == dict.fromkeys(IDS, "deleted")
+
+
+def test_an_exception_fails_all_and_its_class_is_known(story: Story) -> None:
+    assert not story.run(SECOND="raise")
+    assert story.outcome() == dict.fromkeys(IDS, "ZeroDivisionError")
+    (failure,) = story.verdict().failed
+    assert failure.errors[0] == "builtins.ZeroDivisionError"
+
+
+def test_a_last_step_that_names_messages_fails_those_alone(story: Story) -> None:
+    assert not story.run(SECOND="name m2")
+    assert story.outcome() == {"m1": "deleted", "m2": "MessageFailed", "m3": "deleted"}
+
+
+def test_a_step_that_names_messages_and_holds_up_others_fails_those_and_releases_the_rest(story: Story) -> None:
+    assert not story.run(FIRST="name m2")
+    assert story.outcome() == {"m1": "released", "m2": "MessageFailed", "m3": "released"}
+
+
+def test_a_resumed_run_counts_with_what_the_first_one_did(story: Story) -> None:
+    assert not story.run(FIRST="fail m1", SECOND="raise")
+    assert story.run(resume=True)
+    assert story.outcome() == {"m1": "it is bad", "m2": "deleted", "m3": "deleted"}
+
+
+def test_a_run_that_repeats_all_steps_counts_alone(story: Story) -> None:
+    assert not story.run(FIRST="fail m1", BESIDE="raise")
+    assert story.run()
+    assert story.outcome() == dict.fromkeys(IDS, "deleted")
+
+
+def test_a_step_that_failed_before_it_began_fails_all(story: Story) -> None:
+    assert not story.run(BESIDE="stop")
+    assert story.outcome() == dict.fromkeys(IDS, "beside failed")
+
+
+def test_work_that_stopped_between_two_steps_is_not_done(story: Story) -> None:
+    """As after the death of a run worker: no step failed, and one never ran."""
+    story.run()
+    done, pieces = WorkDone(story.instance, story.runs), story.folder.pieces()
+    assert done.is_whole()
+    del done.steps["second"]
+    assert not done.is_whole()
+    found = failed(IDS, done.steps, pieces, is_whole=False, reason="the run failed")
+    assert {failure.reason for failure in found.failed} >= {"second came to no end"}
+    del pieces["second"]
+    found = failed(IDS, done.steps, pieces, is_whole=False, reason="the run failed")
+    assert [(failure.reason, ids) for failure, ids in found.failed.items()] == [("the run failed", IDS)]
+
+
+def test_a_run_that_failed_around_its_steps_deletes_nothing(story: Story) -> None:
+    story.run()
+    done = WorkDone(story.instance, story.runs)
+    found = failed(IDS, done.steps, story.folder.pieces(), is_whole=True, reason="the run failed")
+    assert [(failure.reason, ids) for failure, ids in found.failed.items()] == [("the run failed", IDS)]
+
+
+def test_a_batch_that_no_step_worked_on_is_given_back_after_a_success(story: Story) -> None:
+    found = succeeded(IDS, {}, {})
+    assert (list(found.released), dict(found.failed)) == (IDS, {})
