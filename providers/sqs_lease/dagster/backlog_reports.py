@@ -55,13 +55,19 @@ def report_backlog(
         if memory.failures:
             until = pause_until(memory.failures, newest, pause_seconds)
             if now < until:
-                said = f"{memory.failures} failed in a row, the newest is {newest.dagster_run.run_id}"
-                return None, memory, f"{backlog.visible} visible, but {said}: {until - now:.0f} s more to wait"
+                failed = f"{memory.failures} failed in a row, the newest is {newest.dagster_run.run_id}"
+                return None, memory, f"{backlog.visible} visible, but {failed}: {until - now:.0f} s more to wait"
     ended = None if newest is None else ended_at(newest)
     if memory.reported_at is not None and (ended is None or ended < memory.reported_at):
         since = now - memory.reported_at
-        if since < _ANSWER_SECONDS:
+        if 0 <= since < _ANSWER_SECONDS:
             return None, memory, f"{backlog.visible} visible, reported {since:.0f} s ago: no run has come of it yet"
+    said = f"{backlog.visible} visible messages on {key.to_user_string()}"
+    version = memory.key(1)
+    latest = context.instance.get_latest_materialization_event(key)
+    reported = None if latest is None else latest.asset_materialization
+    if reported is not None and (reported.tags or {}).get(DATA_VERSION_TAG) == version:
+        return None, memory.reported(now), f"reported already: {said}"
     event = dg.AssetMaterialization(
         key,
         partition=partition,
@@ -72,10 +78,10 @@ def report_backlog(
             "sqs/delayed": backlog.delayed,
             "sqs/waited_seconds": backlog.waited.total_seconds(),
         },
-        # An evaluation that is repeated because its cursor was not stored reports the same version again.
-        tags={DATA_VERSION_TAG: memory.key(1)},
+        # By it, an evaluation that is repeated because its cursor was not stored sees that it reported before.
+        tags={DATA_VERSION_TAG: version},
     )
-    return event, memory.reported(now), f"reported {backlog.visible} visible messages on {key.to_user_string()}"
+    return event, memory.reported(now), f"reported {said}"
 
 
 def _assets_behind(context: dg.SensorEvaluationContext, key: dg.AssetKey) -> list[dg.AssetKey]:
