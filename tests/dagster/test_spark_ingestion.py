@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -24,7 +25,7 @@ from sqs_lease.ingestion_result import StoredResult
 from sqs_lease.ingestion_spec import SpecError
 from sqs_lease.manifest import read_manifest
 from sqs_lease.testing import LeasedQueue, LeasedQueues
-from tests.ingesting.job_program import RESULT, WAITS_FOR_ITS_END, JobProgram
+from tests.ingesting.job_program import LEAVE_RESULT, RESULT, WAITS_FOR_ITS_END, JobProgram
 
 SPEC: Mapping[str, Any] = {
     "version": 1,
@@ -34,7 +35,7 @@ SPEC: Mapping[str, Any] = {
 }
 QUEUE = SqsQueueResource(queue="orders")
 OPEN = "import dagster_pipes; pipes = dagster_pipes.open_dagster_pipes()"
-REPORT = "pipes.report_custom_message(RESULT); pipes.close()"
+REPORT = f"pipes.report_custom_message(RESULT); pipes.close(); {LEAVE_RESULT}"
 REJECTED = RESULT.batchItemFailures[0]["itemIdentifier"]
 
 
@@ -137,10 +138,9 @@ def test_a_failed_job_fails_the_asset_with_its_last_error_and_gives_all_back(
     ("script", "said"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "ended with exit code -9"),
-        ("pass", "reported no result"),
-        (f"{OPEN}; pipes.report_custom_message('hello'); pipes.close()", "reported no result"),
+        (f"{OPEN}; pipes.close()", "its result cannot be read"),
     ],
-    ids=["killed", "silent", "another message"],
+    ids=["killed", "silent"],
 )
 def test_a_job_without_a_result_gives_all_back(
     orders: LeasedQueue, program: JobProgram, script: str, said: str
@@ -285,9 +285,11 @@ def test_a_batch_is_stored_for_a_job_elsewhere_as_long_as_it_runs(orders: Leased
 
 
 def test_the_result_is_found_among_what_was_reported() -> None:
-    class Invocation:
-        def get_custom_messages(self) -> list[Any]:
-            return ["hello", {"a": 1}, RESULT.encode()]
-
-    invocation: Any = Invocation()
+    invocation: Any = SimpleNamespace(get_custom_messages=lambda: ["hello", {"a": 1}, RESULT.encode()])
     assert reported_result(invocation) == RESULT
+
+
+def test_a_job_elsewhere_that_reported_no_result_is_not_taken_for_done() -> None:
+    invocation: Any = SimpleNamespace(get_custom_messages=lambda: ["hello"])
+    with pytest.raises(JobError, match="reported no result"):
+        reported_result(invocation)

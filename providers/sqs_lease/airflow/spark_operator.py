@@ -17,12 +17,13 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from sqs_lease.airflow.handover.payload import require_manifests
 from sqs_lease.airflow.held_guard import any_held, keeper_of_work
-from sqs_lease.airflow.ingesting.files import local_manifests, read_result, shared_manifests, shared_path
+from sqs_lease.airflow.ingesting.files import local_manifests, shared_manifests, shared_path
 from sqs_lease.airflow.ingesting.submitted_job import SubmittedJob
 from sqs_lease.ingesting.held_watch import ending_when_lost
 from sqs_lease.ingesting.job_command import job_arguments, job_command, job_environment
 from sqs_lease.ingesting.job_process import JobError, JobProcess
-from sqs_lease.ingestion_result import ResultError, StoredResult
+from sqs_lease.ingesting.job_result import read_result
+from sqs_lease.ingestion_result import StoredResult
 from sqs_lease.ingestion_spec import IngestionSpec
 
 END_SECONDS: Final = 4.0
@@ -181,9 +182,9 @@ class SqsToSparkOperator(BaseOperator):
             self.log.info("Ingesting on %s by process %d", self.spark, job.pid)
             try:
                 job.follow(self._hand_on)
+                return read_result(result)
             except JobError as error:
-                raise AirflowException(str(error)) from None
-            return self._read(result)
+                raise AirflowException(str(error)) from error.__cause__
 
     def _submit(self, messages: Any, spec: IngestionSpec, run: str) -> StoredResult:
         uri = f"{spec.workspace.rstrip('/')}/results/{uuid4().hex}.json"
@@ -194,15 +195,11 @@ class SqsToSparkOperator(BaseOperator):
                     job_arguments(self.spec, manifests, uri), str(self.submit_conn_id), self.submit_options
                 )
                 job.run()
-                return self._read(result)
+                return read_result(result)
+            except JobError as error:
+                raise AirflowException(str(error)) from error.__cause__
             finally:
                 result.unlink(missing_ok=True)
-
-    def _read(self, path: Any) -> StoredResult:
-        try:
-            return read_result(path)
-        except (OSError, ResultError) as error:
-            raise AirflowException(f"the job ended without an error, and its result cannot be read: {error}") from error
 
     def _hand_on(self, line: str) -> None:
         """Write a line of the job to the log."""

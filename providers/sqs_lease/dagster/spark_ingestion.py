@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -28,6 +29,7 @@ from sqs_lease.dagster.workspace import workspace_path
 from sqs_lease.ingesting.held_watch import ending_when_lost
 from sqs_lease.ingesting.job_command import job_arguments, job_command, job_environment
 from sqs_lease.ingesting.job_process import JobError, JobProcess
+from sqs_lease.ingesting.job_result import read_result
 from sqs_lease.ingesting.manifests import temporary_manifest
 from sqs_lease.ingestion_result import ResultError, StoredResult
 from sqs_lease.ingestion_spec import IngestionSpec
@@ -37,6 +39,9 @@ PREFIX: Final = "ingestion/"
 
 END_SECONDS: Final = 25.0
 """How long a job that is told to end may take, which gives up waiting for Spark after twenty itself."""
+
+_LAST_MESSAGE_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.02
 
 IngestedBatch: TypeAlias = LeasedBatch | RunBatch
 """What is ingested: the batch of a lease, or of a run whose executor or sensor holds it."""
@@ -199,7 +204,16 @@ def reported_result(reported: dg.PipesClientCompletedInvocation | dg.PipesSessio
     Raises:
         JobError: It reported none, so it is not known to be done; its messages must be given back.
     """
-    return _result(reported.get_custom_messages())
+    for message in reported.get_custom_messages():
+        if isinstance(message, str):
+            try:
+                return StoredResult.decode(message)
+            except ResultError:
+                continue
+    raise JobError(
+        "the job ended without an error, and reported no result: start it with this release of sqs-lease, and with "
+        "what Dagster Pipes puts into its environment or its arguments"
+    )
 
 
 def _run(
@@ -213,7 +227,7 @@ def _run(
     reader = dg.PipesTempFileMessageReader()
     handler = dg.PipesMessageHandler(context, reader)
     with tempfile.TemporaryDirectory(prefix="sqs-lease-") as temporary:
-        manifest = Path(temporary) / "messages.parquet"
+        manifest, result = Path(temporary) / "messages.parquet", Path(temporary) / "result.json"
         with (
             temporary_manifest(
                 manifest, list(batch), batch_id=context.op_execution_context.run_id, queue_url=batch.queue_url
@@ -225,7 +239,7 @@ def _run(
         ):
             session = dg.PipesSession(_context_data(context), handler, injected, read, context)
             job = JobProcess(
-                job_command(python, spark, job_arguments(spec, [str(manifest)])),
+                job_command(python, spark, job_arguments(spec, [str(manifest)], str(result))),
                 {
                     **job_environment(os.environ, leave_out="DAGSTER"),
                     **environment,
@@ -241,7 +255,9 @@ def _run(
                     if lost.is_set():
                         raise JobError(_lost(batch)) from error
                     raise
-    return _result(handler.get_custom_messages())
+            _wait_for_the_end(handler)
+        # Not what came through Pipes: its reader can miss the last lines of a file.
+        return read_result(result)
 
 
 def _ending_when_lost(batch: IngestedBatch, job: JobProcess) -> AbstractContextManager[Event]:
@@ -249,6 +265,13 @@ def _ending_when_lost(batch: IngestedBatch, job: JobProcess) -> AbstractContextM
         return ending_when_lost(lambda: batch.report().held > 0, job.end)
     # Another process holds it, which the step cannot ask.
     return nullcontext(Event())
+
+
+def _wait_for_the_end(handler: dg.PipesMessageHandler) -> None:
+    """Wait until all that the job reported was read: Pipes stops reading when it is told to, read or not."""
+    pause, ends_at = Event(), time.monotonic() + _LAST_MESSAGE_SECONDS
+    while not handler.received_closed_message and time.monotonic() < ends_at:
+        pause.wait(_LOOK_SECONDS)
 
 
 def _write(line: str) -> None:
@@ -261,19 +284,6 @@ def _lost(batch: IngestedBatch) -> str:
     return (
         f"none of the messages of {batch.queue_url} is held any more, so their ingestion was stopped: they were "
         "settled or lost. What was committed is in the table, and is not stored twice when they are received again"
-    )
-
-
-def _result(messages: Any) -> StoredResult:
-    for message in messages:
-        if isinstance(message, str):
-            try:
-                return StoredResult.decode(message)
-            except ResultError:
-                continue
-    raise JobError(
-        "the job ended without an error, and reported no result: start it with this release of sqs-lease, and with "
-        "what Dagster Pipes puts into its environment or its arguments"
     )
 
 

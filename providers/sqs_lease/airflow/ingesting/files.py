@@ -14,7 +14,6 @@ from airflow.sdk import ObjectStoragePath
 from sqs_lease.airflow.handover.payload import MANIFESTS, BatchValue
 from sqs_lease.core.messages import Message
 from sqs_lease.ingesting.manifests import temporary_manifest
-from sqs_lease.ingestion_result import StoredResult
 
 
 def manifests_of(messages: BatchValue) -> list[str] | None:
@@ -93,17 +92,6 @@ def shared_path(uri: str) -> Any:
     if path.protocol in ("", "file"):
         path.parent.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def read_result(path: Any) -> StoredResult:
-    """Read what a job left.
-
-    Raises:
-        FileNotFoundError: It left nothing.
-        ResultError: It is no result.
-    """
-    with path.open("rb") as file:
-        return StoredResult.decode(file.read().decode())
 
 
 def _messages(values: Any) -> list[Message]:
