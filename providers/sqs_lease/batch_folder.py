@@ -270,7 +270,8 @@ def listed(path: Any) -> list[Any]:
         store.invalidate_cache()
     try:
         return sorted(path.iterdir(), key=str)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        # A store that has no directories says the latter of a prefix that nothing has.
         return []
 
 

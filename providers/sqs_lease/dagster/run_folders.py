@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any, Final
 
-from sqs_lease.batch_folder import MESSAGES, BatchFolder
+from sqs_lease.batch_folder import MESSAGES, BatchFolder, listed
 from sqs_lease.dagster.workspace import workspace_path
 
 logger = logging.getLogger(__name__)
@@ -43,12 +43,10 @@ def remove_left_over(workspace: str) -> int:
     removed = 0
     oldest = time.time() - LEFT_OVER_AFTER_SECONDS
     try:
-        for path in list(workspace_path(workspace).iterdir()):
+        for path in listed(workspace_path(workspace)):
             if path.name.startswith(_PREFIX) and _written_at(path) < oldest:
                 BatchFolder(path).remove()
                 removed += 1
-    except FileNotFoundError:
-        pass  # The workspace is made with its first batch.
     except Exception as error:  # noqa: BLE001 - each store has errors of its own
         logger.warning("Old batches in %s cannot be removed (%s: %s)", workspace, type(error).__name__, error)
     return removed

@@ -1,0 +1,144 @@
+"""Jobs whose steps share a batch; what goes wrong in which step is in the configuration of each run.
+
+Dagster reads the annotations of ops, so this module has no postponed ones.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import dagster as dg
+from pydantic import Field
+
+from sqs_lease import by_exception, dead_letter
+from sqs_lease.dagster import MessageFailed, SqsQueueResource
+from sqs_lease.dagster.executor import sqs_lease_executor
+from sqs_lease.dagster.leased_batch import RunBatch, leased_batch
+
+
+class Work(dg.Config):
+    seconds: float = Field(default=0.0, description="How long it takes.")
+    fails: list[str] = Field(default=[], description="Bodies of messages that it fails one by one.")
+    names: list[str] = Field(default=[], description="Bodies of messages that it names in a MessageFailed.")
+    raises: bool = Field(default=False, description="Whether it raises a ZeroDivisionError.")
+    is_killed: bool = Field(default=False, description="Whether its process is killed.")
+    wrong_tries: int = Field(default=9, description="How many of its tries go wrong.")
+    receive_count: int = Field(default=1, description="How often the messages were received, this run included.")
+
+    def on(self, context: dg.OpExecutionContext, batch: RunBatch) -> int:
+        """Do it."""
+        time.sleep(self.seconds)
+        # Nobody else had the messages, and no try of this run has them anew.
+        assert all(message.receive_count == self.receive_count for message in batch)
+        if context.retry_number < self.wrong_tries:
+            ids = {message.body: message.message_id for message in batch}
+            batch.fail([ids[body] for body in self.fails], "it is no order")
+            if self.is_killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.names:
+                raise MessageFailed([ids[body] for body in self.names])
+            if self.raises:
+                raise ZeroDivisionError
+        return len(batch)
+
+
+def work(context: dg.OpExecutionContext, config: Work) -> int:
+    with leased_batch(context) as batch:
+        return config.on(context, batch)
+
+
+@dg.op
+def check(context: dg.OpExecutionContext, config: Work) -> int:
+    return work(context, config)
+
+
+@dg.op(retry_policy=dg.RetryPolicy(max_retries=1))
+def load(context: dg.OpExecutionContext, config: Work) -> int:
+    return work(context, config)
+
+
+@dg.op
+def report(context: dg.OpExecutionContext, config: Work, checked: int, loaded: int) -> int:
+    assert checked == loaded
+    return work(context, config)
+
+
+@dg.op
+def look_away() -> None:
+    """Does not look at the messages."""
+
+
+@dg.op(out=dg.DynamicOut(str))
+def split(context: dg.OpExecutionContext) -> Iterator[dg.DynamicOutput[str]]:
+    with leased_batch(context) as batch:
+        for message in batch:
+            yield dg.DynamicOutput(message.message_id, mapping_key=message.body)
+
+
+@dg.op
+def load_one(context: dg.OpExecutionContext, message_id: str) -> str:
+    with leased_batch(context) as batch:
+        (body,) = [message.body for message in batch if message.message_id == message_id]
+        if body == "bad":
+            raise MessageFailed(message_id)
+        return body
+
+
+@dg.op(out={"worrying": dg.Out(str, is_required=False)})
+def look(context: dg.OpExecutionContext, bodies: list[str]) -> Iterator[dg.Output[str]]:
+    if "worrying" in bodies:
+        yield dg.Output("worrying", "worrying")
+
+
+@dg.op
+def complain(context: dg.OpExecutionContext, body: str) -> None:
+    """Is skipped where nothing is worrying."""
+
+
+def executor() -> dg.ExecutorDefinition:
+    """Made for each run, so that each test has a workspace of its own."""
+    return sqs_lease_executor(
+        SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), region_name="us-east-1"),
+        workspace=os.environ.get("ORDERS_WORKSPACE", "/var/lib/orders"),
+        max_messages=10,
+        wait=float(os.environ.get("ORDERS_WAIT", "0")),
+        on_failure=by_exception({ZeroDivisionError: dead_letter(), MessageFailed: dead_letter()}),
+        max_concurrent=2,
+    )
+
+
+def orders() -> dg.JobDefinition:
+    @dg.job(executor_def=executor())
+    def orders() -> None:
+        """Two steps at a time, then one."""
+        report(check(), load())
+
+    return orders
+
+
+def alone() -> dg.JobDefinition:
+    @dg.job(executor_def=executor())
+    def alone() -> None:
+        """Has one step, which may be tried twice."""
+        load()
+
+    return alone
+
+
+def careless() -> dg.JobDefinition:
+    @dg.job(executor_def=executor())
+    def careless() -> None:
+        """Has nothing to do with its messages."""
+        look_away()
+
+    return careless
+
+
+def spread() -> dg.JobDefinition:
+    @dg.job(executor_def=executor())
+    def spread() -> None:
+        """A step a message, and one that may be skipped."""
+        complain(look(split().map(load_one).collect()))
+
+    return spread

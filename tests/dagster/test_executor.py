@@ -1,0 +1,273 @@
+"""One batch over a run of several steps: this process is the run worker, the steps have processes of their own.
+
+The queues are in memory: only the run worker reaches them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from sqs_lease.dagster import SqsQueueResource
+from sqs_lease.dagster.executor import sqs_lease_executor
+from sqs_lease.dagster.leased_batch import BATCH_TAG
+from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
+from sqs_lease.testing.memory_transport import MemoryTransport
+from tests.dagster import executor_jobs
+
+pytestmark = pytest.mark.processes
+
+# Each step is a process that has all modules loaded already.
+FORK_SERVER = {"start_method": {"forkserver": {"preload_modules": [executor_jobs.__name__]}}}
+
+DEADLINE_SECONDS = 60.0
+
+
+class Runs:
+    """Executes jobs in this process.
+
+    Attributes:
+        instance: Dagster's instance.
+        workspace: Where the executor's files are.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, workspace: Path) -> None:
+        self.instance = instance
+        self.workspace = workspace
+
+    def execute(
+        self, job: Callable[[], dg.JobDefinition], ops: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+    ) -> dg.JobExecutionResult:
+        """Execute a job, with the configuration of its ops by their names."""
+        config = {
+            "execution": {"config": FORK_SERVER},
+            "ops": {name: {"config": dict(values)} for name, values in (ops or {}).items()},
+        }
+        return dg.execute_job(dg.reconstructable(job), self.instance, run_config=config, **options)
+
+    def told(self, run_id: str) -> list[str]:
+        """What the run's log tells of the lease."""
+        return [
+            entry.user_message if entry.dagster_event is None else entry.dagster_event.message or ""
+            for entry in self.instance.all_logs(run_id)
+        ]
+
+
+@pytest.fixture(scope="module")
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.fixture
+def runs(instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    monkeypatch.setenv("ORDERS_WORKSPACE", str(tmp_path / "workspace"))
+    return Runs(instance, tmp_path / "workspace")
+
+
+@pytest.fixture
+def queue(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> LeasedQueue:
+    monkeypatch.setenv("ORDERS_QUEUE", "orders")
+    return leased_queues.create("orders", visibility_seconds=600)
+
+
+def numbers(result: dg.JobExecutionResult) -> dict[str, Any]:
+    """What the run's log says of the lease in numbers."""
+    engine_events = [event for event in result.all_events if event.is_engine_event]
+    metadata = [event.engine_event_data.metadata for event in engine_events]
+    return {name: value.value for each in metadata for name, value in each.items() if name.startswith("sqs/")}
+
+
+def failure(result: dg.JobExecutionResult) -> str:
+    """Why a run failed that executed no step."""
+    assert not [event for event in result.all_events if event.is_step_start]
+    (failed,) = (event for event in result.all_events if event.is_job_failure)
+    error = failed.job_failure_data.error
+    assert error is not None
+    return str(error.message)
+
+
+def test_a_batch_is_held_through_steps_beside_and_after_one_another_and_deleted_when_all_succeeded(
+    runs: Runs, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORDERS_QUEUE", "short")
+    queue = leased_queues.create("short", "a", "b", visibility_seconds=2)
+    work = {"seconds": 2.5}
+    result = runs.execute(executor_jobs.orders, {"check": work, "load": work, "report": work})
+    assert result.success
+    assert (queue.visible, queue.invisible, queue.deleted) == ([], [], 2)
+    told = numbers(result)
+    assert (told["sqs/received"], told["sqs/deleted"], told["sqs/lost"]) == (2, 2, 0)
+    assert told["sqs/extensions"] >= 4
+    assert list(runs.workspace.iterdir()) == []
+
+
+def test_messages_that_any_step_failed_come_back_and_the_others_are_deleted(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a", "bad", "worse")
+    result = runs.execute(executor_jobs.orders, {"check": {"fails": ["bad"]}, "report": {"fails": ["worse"]}})
+    assert result.success
+    assert (queue.visible, queue.deleted) == (["bad", "worse"], 1)
+
+
+def test_a_step_that_fails_for_good_fails_all_by_the_rule_of_its_exception(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a", "b")
+    result = runs.execute(executor_jobs.alone, {"load": {"raises": True}})
+    assert not result.success
+    assert (queue.visible, queue.dead_letters) == ([], ["a", "b"])
+
+
+def test_the_last_step_may_fail_some_messages_by_name(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a", "bad")
+    result = runs.execute(executor_jobs.alone, {"load": {"names": ["bad"]}})
+    assert not result.success
+    assert (queue.visible, queue.dead_letters, queue.deleted) == ([], ["bad"], 2)
+
+
+def test_messages_that_later_steps_did_not_get_to_come_back_at_once(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a", "bad")
+    result = runs.execute(executor_jobs.orders, {"check": {"names": ["bad"]}})
+    assert not result.success
+    assert (queue.visible, queue.dead_letters) == (["a"], ["bad"])
+
+
+def test_a_step_that_is_retried_has_the_same_messages_and_its_last_try_counts(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a", "b")
+    wrong = {"raises": True, "fails": ["a"], "wrong_tries": 1}
+    result = runs.execute(executor_jobs.alone, {"load": wrong})
+    assert result.success
+    assert (queue.visible, queue.dead_letters, queue.deleted) == ([], [], 2)
+
+
+def test_messages_of_a_step_that_was_killed_come_back(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a", "b")
+    result = runs.execute(executor_jobs.alone, {"load": {"is_killed": True}})
+    assert not result.success
+    assert (queue.visible, queue.deleted) == (["a", "b"], 0)
+
+
+def test_messages_of_a_job_that_does_not_look_at_them_come_back_and_the_log_says_why(
+    runs: Runs, queue: LeasedQueue
+) -> None:
+    queue.send("a")
+    result = runs.execute(executor_jobs.careless)
+    assert result.success
+    assert (queue.visible, queue.deleted) == (["a"], 0)
+    assert any("used leased_batch()" in told for told in runs.told(result.run_id))
+
+
+def test_without_messages_the_steps_run_on_an_empty_batch(runs: Runs, queue: LeasedQueue) -> None:
+    result = runs.execute(executor_jobs.alone)
+    assert result.success
+    assert numbers(result)["sqs/received"] == 0
+
+
+def test_steps_of_single_messages_fail_these_alone_and_skipped_steps_fail_nothing(
+    runs: Runs, queue: LeasedQueue
+) -> None:
+    queue.send("a", "b")
+    assert runs.execute(executor_jobs.spread).success
+    assert (queue.visible, queue.deleted) == ([], 2)
+
+
+def test_what_a_failed_message_of_a_group_is_followed_by_comes_back_with_it(
+    runs: Runs, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORDERS_QUEUE", "orders.fifo")
+    queue = leased_queues.create("orders.fifo", "a", "bad", "c", message_group_id="g")
+    assert runs.execute(executor_jobs.alone, {"load": {"fails": ["bad"]}}).success
+    assert (queue.visible, queue.deleted) == (["bad", "c"], 1)
+
+
+def test_a_run_that_is_terminated_while_it_waits_for_messages_ends_at_once(
+    runs: Runs, queue: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Event()
+    receive = MemoryTransport.receive
+
+    async def reported(transport: MemoryTransport, queue_url: str, **options: Any) -> Any:
+        waiting.set()
+        return await receive(transport, queue_url, **options)
+
+    def terminate() -> None:
+        waiting.wait(DEADLINE_SECONDS)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(MemoryTransport, "receive", reported)
+    monkeypatch.setenv("ORDERS_WAIT", "600")
+    thread = Thread(target=terminate)
+    thread.start()
+    result = runs.execute(executor_jobs.alone)
+    thread.join()
+    assert "DagsterExecutionInterruptedError" in failure(result)
+
+
+# Runs that repeat others
+
+
+def test_a_run_that_leaves_out_a_step_is_refused_and_one_that_repeats_all_leases_again(
+    runs: Runs, queue: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send("a")
+    failed = runs.execute(executor_jobs.orders, {"report": {"is_killed": True}})
+    assert queue.visible == ["a"]
+
+    refused = runs.execute(
+        executor_jobs.orders,
+        reexecution_options=dg.ReexecutionOptions.from_failure(failed.run_id, runs.instance),
+    )
+    assert "leaves out 'check', 'load'" in failure(refused)
+    assert '"dagster/retry_strategy": "ALL_STEPS"' in failure(refused)
+    assert queue.visible == ["a"]
+
+    run = runs.instance.get_run_by_id(failed.run_id)
+    assert run is not None
+    repeated = runs.execute(
+        executor_jobs.orders,
+        {"report": {"receive_count": 2}, "check": {"receive_count": 2}, "load": {"receive_count": 2}},
+        reexecution_options=dg.ReexecutionOptions(failed.run_id),
+        # As the web server and the daemon do, which pass on the tags.
+        tags={BATCH_TAG: run.tags[BATCH_TAG]},
+    )
+    assert repeated.success
+    assert (queue.visible, queue.deleted) == ([], 1)
+
+
+def test_a_run_whose_messages_a_sensor_holds_is_refused(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a")
+    refused = runs.execute(executor_jobs.alone, tags={BATCH_TAG: "/var/lib/orders/of-a-sensor"})
+    assert "which a sensor holds" in failure(refused)
+    assert queue.visible == ["a"]
+
+
+# What is wrong already when the executor is made
+
+
+QUEUE = SqsQueueResource(queue="orders")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"queue": "orders"}, TypeError, "takes an SqsQueueResource"),
+        ({"workspace": "orders"}, ValueError, "must be a URI"),
+        ({"workspace": Path("/orders")}, TypeError, "must be a text"),
+        ({"max_messages": 0}, ValueError, "max_messages"),
+        ({"wait": timedelta(seconds=-1)}, ValueError, "wait"),
+        ({"policy": "quickly"}, ValueError, "quickly"),
+        ({"max_concurrent": 0}, ValueError, "max_concurrent"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_bad_arguments_are_refused_where_the_executor_is_made(
+    options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        sqs_lease_executor(**{"queue": QUEUE, "workspace": "/orders", **options})

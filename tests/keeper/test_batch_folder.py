@@ -1,0 +1,120 @@
+"""The directory of a batch that several processes work on."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from upath import UPath
+
+from sqs_lease.batch_folder import MESSAGES, BatchFolder, BatchFolderError, PieceOfWork, Raised
+from sqs_lease.core.item_failures import MessageFailed
+from sqs_lease.core.messages import Message, Receipt
+
+QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+HANDLE = "AQEB-handle"
+
+
+@pytest.fixture(params=["local", "object store"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> BatchFolder:
+    path: Any = tmp_path / "batches" / "b" if request.param == "local" else UPath(f"memory://{uuid4()}/batches/b")
+    return BatchFolder(path)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> BatchFolder:
+    return BatchFolder(tmp_path / "batches" / "b")
+
+
+def create(folder: BatchFolder) -> None:
+    messages = [Message(Receipt("m0", HANDLE), "first"), Message(Receipt("m1", HANDLE), "second")]
+    folder.create(batch_id="b", queue_url=QUEUE, messages=messages)
+
+
+def test_the_messages_are_read_again_without_their_receipt_handles(folder: BatchFolder) -> None:
+    create(folder)
+    manifest = folder.manifest()
+    assert (manifest.batch_id, manifest.queue_url) == ("b", QUEUE)
+    assert [(message.receipt, message.body) for message in manifest.messages] == [
+        (Receipt("m0", ""), "first"),
+        (Receipt("m1", ""), "second"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["load", "group.load[a]", "a/b", "ü" * 300, ".."])
+def test_what_is_known_of_a_piece_of_work_replaces_what_was_known_before(folder: BatchFolder, name: str) -> None:
+    assert folder.read(name) is None
+    assert folder.pieces() == {}
+    folder.write(PieceOfWork(name, "run/0", failed={"m0": "torn"}))
+    later = PieceOfWork(name, "run/1", True, {"m1": 'no "order"'}, Raised.by(MessageFailed(["m1"])))
+    folder.write(later)
+    assert folder.read(name) == later
+    assert folder.pieces() == {name: later}
+
+
+def test_names_that_look_alike_are_told_apart(folder: BatchFolder) -> None:
+    names = ["a" * 200 + "b", "a" * 200 + "c", "x.y", "x_y"]
+    for name in names:
+        folder.write(PieceOfWork(name, "run/0"))
+    assert folder.pieces().keys() == set(names)
+
+
+def test_an_exception_is_known_by_its_classes_and_never_by_its_text(folder: BatchFolder) -> None:
+    folder.write(PieceOfWork("load", "run/0", raised=Raised.by(KeyError("a secret body"))))
+    (work,) = folder.pieces().values()
+    assert work.raised is not None
+    assert work.raised.errors[:2] == ("builtins.KeyError", "builtins.LookupError")
+    assert work.raised.message_ids is None
+    assert all(b"secret" not in path.read_bytes() for path in folder.path.iterdir())
+
+
+def test_other_files_beside_those_are_kept_and_read(folder: BatchFolder) -> None:
+    assert folder.get("leases") is None
+    folder.put("leases", b"sealed")
+    assert folder.get("leases") == b"sealed"
+    assert folder.pieces() == {}
+
+
+def test_all_of_it_is_removed_and_may_be_gone_already(folder: BatchFolder) -> None:
+    create(folder)
+    folder.write(PieceOfWork("load", "run/0"))
+    folder.remove()
+    folder.remove()
+    assert not folder.path.exists()
+    with pytest.raises(BatchFolderError, match="removed when the batch's messages were settled"):
+        folder.manifest()
+
+
+def test_a_local_directory_is_its_owners_alone_and_holds_no_half_written_file(
+    local: BatchFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(local)
+    local.put("leases", b"sealed")
+    assert stat.S_IMODE(local.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE((local.path / "leases").stat().st_mode) == 0o600
+
+    def fail(self: Path, target: Path) -> Path:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no space left"):
+        local.put("leases", b"other")
+    assert sorted(path.name for path in local.path.iterdir()) == ["leases", MESSAGES]
+    assert local.get("leases") == b"sealed"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"name": "load"})])
+def test_a_file_that_is_none_of_ours_is_named(local: BatchFolder, content: str) -> None:
+    local.put("work-load.json", content.encode())
+    with pytest.raises(BatchFolderError, match=r"work-load\.json"):
+        local.pieces()
+
+
+def test_messages_that_are_no_manifest_are_named(local: BatchFolder) -> None:
+    local.put(MESSAGES, b"PAR1")
+    with pytest.raises(BatchFolderError, match=MESSAGES):
+        local.manifest()
