@@ -68,12 +68,14 @@ LAYERS: Final = {
     "manifest": Layer(layers=BASE | {"json_syntax"}, distributions=frozenset({"pyarrow"})),
     "ingesting": Layer(layers=BASE | {"manifest"}),
     "batch_folder": Layer(layers=BASE | {"manifest"}),
+    "kept_leases": Layer(layers=BASE | {"batch_folder"}),
+    "ownership": Layer(layers=BASE | {"batch_folder"}),
     PACKAGE: Layer(layers=BASE | {"blocking"}),
     "airflow": Layer(
         layers=BASE | {"ingesting", "manifest"}, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}
     ),
     "dagster": Layer(
-        layers=BASE | {"batch_folder", "blocking", "ingesting", "manifest"},
+        layers=BASE | {"batch_folder", "blocking", "ingesting", "kept_leases", "manifest", "ownership"},
         distributions=BOTO | {"dagster", "dagster_pipes", "msgspec", "pydantic", "upath"},
     ),
     "spark": Layer(
