@@ -6,6 +6,7 @@ from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.item_failures import MessageFailed
 from sqs_lease.dagster.backlog import Backlog
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
+from sqs_lease.dagster.ingestion_component import SqsIngestionComponent
 from sqs_lease.dagster.lease_metadata import lease_metadata
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.resumed_runs import ResumedRunError
@@ -16,6 +17,7 @@ __all__ = [
     "LeasedBatch",
     "MessageFailed",
     "ResumedRunError",
+    "SqsIngestionComponent",
     "SqsQueueResource",
     "build_sqs_backlog_sensor",
     "ingest_by_job",
