@@ -188,6 +188,154 @@ def test_the_output_of_an_op_has_the_numbers_too(queue: SqsQueueResource, sqs: S
     assert output.step_output_data.metadata["sqs/deleted"].value == 1
 
 
+def test_every_asset_that_a_step_makes_has_the_numbers_and_no_other(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+) -> None:
+    @dg.multi_asset(specs=[dg.AssetSpec(name, skippable=True) for name in ("first", "second")], can_subset=True)
+    def both(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
+        with queue.lease(context, wait=1) as batch:
+            assert batch
+        for key in context.selected_asset_keys:
+            yield dg.MaterializeResult(asset_key=key)
+
+    for selection in (["first", "second"], ["second"]):
+        send(sqs, queue_url, "a")
+        result = dg.materialize([both], selection=selection, resources={"queue": queue})
+        events = [
+            event.step_materialization_data.materialization for event in result.get_asset_materialization_events()
+        ]
+        assert {
+            event.asset_key.to_user_string(): event.metadata["sqs/deleted"].value for event in events
+        } == dict.fromkeys(selection, 1)
+
+
+def test_each_partition_that_a_step_makes_has_the_numbers(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a")
+
+    @dg.asset(partitions_def=dg.StaticPartitionsDefinition(["north", "south"]))
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with queue.lease(context):
+            pass
+
+    result = dg.materialize([orders], resources={"queue": queue}, partition_key="south")
+    (materialization,) = result.asset_materializations_for_node("orders")
+    assert (materialization.partition, materialization.metadata["sqs/deleted"].value) == ("south", 1)
+
+
+def test_an_asset_that_checks_itself_has_the_numbers(queue: SqsQueueResource, sqs: SQSClient, queue_url: str) -> None:
+    send(sqs, queue_url, "a")
+
+    @dg.asset(check_specs=[dg.AssetCheckSpec("sound", asset="orders")])
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
+        with queue.lease(context) as batch:
+            return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=len(batch) == 1)])
+
+    result = dg.materialize([orders], resources={"queue": queue})
+    assert numbers(result)["sqs/deleted"] == 1
+    assert [each.passed for each in result.get_asset_check_evaluations()] == [True]
+
+
+def test_several_leases_of_one_step_are_counted_together(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a", "b", "c")
+
+    def work(context: Context, queue: SqsQueueResource) -> None:
+        while True:
+            with queue.lease(context, max_messages=1, wait=0) as batch:
+                if not batch:
+                    return
+
+    told = numbers(dg.materialize([asset_over(work)], resources={"queue": queue}))
+    assert (told["sqs/received"], told["sqs/deleted"], told["sqs/left_visible"]) == (3, 3, 0)
+    assert 0 <= told["sqs/oldest_age_seconds"] < 60
+    assert told["sqs/queue"] == queue_url
+
+
+def test_leases_of_several_queues_are_counted_together(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str, server: SqsServer
+) -> None:
+    other_url = sqs.create_queue(QueueName=f"queue-{uuid4()}")["QueueUrl"]
+    other = SqsQueueResource(queue=other_url, endpoint_url=server.endpoint_url, region_name=REGION)
+    send(sqs, queue_url, "a")
+    send(sqs, other_url, "b")
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource, other: SqsQueueResource) -> None:
+        with queue.lease(context), other.lease(context):
+            pass
+
+    told = numbers(dg.materialize([orders], resources={"queue": queue, "other": other}))
+    assert told["sqs/deleted"] == 2
+    assert told["sqs/queue"] == f"{other_url}, {queue_url}"
+
+
+def test_an_asset_that_yields_within_its_block_is_observed_afterwards(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a")
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
+        with queue.lease(context) as batch:
+            yield dg.MaterializeResult(metadata={"rows": len(batch)})
+
+    result = dg.materialize([orders], resources={"queue": queue})
+    assert numbers(result) == {"rows": 1}
+    (observation,) = result.get_asset_observation_events()
+    assert observation.asset_observation_data.asset_observation.metadata["sqs/deleted"].value == 1
+
+
+def test_all_outputs_of_an_op_have_the_numbers_but_those_that_were_yielded_within_the_block(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a")
+
+    @dg.op(out={name: dg.Out() for name in ("early", "late", "later")})
+    def load(context: dg.OpExecutionContext, queue: SqsQueueResource) -> Any:
+        with queue.lease(context) as batch:
+            yield dg.Output(len(batch), "early")
+        yield dg.Output(len(batch), "late")
+        yield dg.Output(len(batch), "later")
+
+    @dg.job(resource_defs={"queue": queue})
+    def loading() -> None:
+        load()
+
+    result = loading.execute_in_process()
+    outputs = [event.step_output_data for event in result.events_for_node("load") if event.is_successful_output]
+    assert {output.step_output_handle.output_name: "sqs/deleted" in output.metadata for output in outputs} == {
+        "early": False,
+        "late": True,
+        "later": True,
+    }
+    assert left(sqs, queue_url) == 0
+
+
+class FullDisk(dg.IOManager):
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        raise OSError("no space is left")
+
+    def load_input(self, context: dg.InputContext) -> None: ...
+
+
+def test_a_value_that_is_yielded_within_the_block_is_stored_before_the_messages_are_deleted(
+    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+) -> None:
+    send(sqs, queue_url, "a")
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
+        with queue.lease(context) as batch:
+            yield dg.MaterializeResult(value=[message.body for message in batch])
+
+    resources = {"queue": queue, "io_manager": FullDisk()}
+    assert not dg.materialize([orders], resources=resources, raise_on_error=False).success
+    assert receive(sqs, queue_url) == ["a"]
+
+
 def test_a_queue_without_messages_gives_an_empty_batch(queue: SqsQueueResource) -> None:
     def work(context: Context, queue: SqsQueueResource) -> None:
         with queue.lease(context, wait=0) as batch:

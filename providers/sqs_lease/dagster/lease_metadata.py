@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import dagster as dg
 
@@ -14,6 +15,14 @@ from sqs_lease.sqs.transport import QueueAttributes
 PREFIX: Final = "sqs/"
 FAILED: Final = f"{PREFIX}failed"
 """Messages whose work failed: given back, dead-lettered or left to expire."""
+
+UNSAFE: Final = (f"{PREFIX}lost", f"{PREFIX}late", f"{PREFIX}unsettled")
+"""Counts that should be 0: others may have worked on those messages too, or will."""
+
+QUEUE: Final = f"{PREFIX}queue"
+
+_OLDEST_AGE: Final = f"{PREFIX}oldest_age_seconds"
+_LEFT: Final = f"{PREFIX}left_"
 
 
 def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> dict[str, dg.MetadataValue]:
@@ -54,8 +63,8 @@ def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> 
     sent = [message.sent_at for message in batch if message.sent_at is not None]
     if sent:
         age = datetime.now(UTC) - min(sent)
-        metadata[f"{PREFIX}oldest_age_seconds"] = dg.MetadataValue.float(round(age.total_seconds(), 3))
-    return {**metadata, f"{PREFIX}queue": dg.MetadataValue.text(batch.queue_url)}
+        metadata[_OLDEST_AGE] = dg.MetadataValue.float(round(age.total_seconds(), 3))
+    return {**metadata, QUEUE: dg.MetadataValue.text(batch.queue_url)}
 
 
 def lease_summary(batch: LeasedBatch | HeldBatch) -> str:
@@ -74,3 +83,28 @@ def lease_summary(batch: LeasedBatch | HeldBatch) -> str:
         f"Of {report.received} messages of {batch.queue_url}: {said}; "
         f"{report.extensions} extensions in {report.extension_calls} calls"
     )
+
+
+def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
+    """Describe several leases of one step together.
+
+    Args:
+        earlier: The step's metadata so far; what is none of a lease does not matter.
+        later: What :func:`lease_metadata` says of one more lease.
+
+    Returns:
+        Counts added up, and the greatest age. What is left in the queue is that of the later lease.
+    """
+    if QUEUE not in earlier:
+        return dict(later)
+    metadata: dict[str, dg.MetadataValue] = dict(later)
+    for key in earlier.keys() & later.keys():
+        before, now = earlier[key].value, later[key].value
+        if key == QUEUE:
+            queues = before.split(", ")
+            metadata[key] = dg.MetadataValue.text(before if now in queues else f"{before}, {now}")
+        elif key == _OLDEST_AGE:
+            metadata[key] = dg.MetadataValue.float(max(before, now))
+        elif key.startswith(PREFIX) and not key.startswith(_LEFT):
+            metadata[key] = dg.MetadataValue.int(before + now)
+    return metadata

@@ -13,7 +13,7 @@ from sqs_lease.blocking import LeasedBatch, lease, queue_attributes
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import FailureRule
-from sqs_lease.dagster.lease_metadata import lease_metadata, lease_summary
+from sqs_lease.dagster.lease_metadata import combined_metadata, lease_metadata, lease_summary
 from sqs_lease.dagster.resumed_runs import refuse_where_steps_are_left_out
 from sqs_lease.dagster.step import Context, add_metadata, step_key
 from sqs_lease.sqs import boto3_client
@@ -109,8 +109,12 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         When the run is terminated, all are visible again at once. If the process is killed, they are visible again
         when their last extension ends.
 
-        After the block, the materialization (or the output of an op) gets :func:`lease_metadata`. An asset that yields
-        its ``MaterializeResult`` within the block is too early for that: return it, or yield it after the block.
+        A value that the function *returns* is stored by its IO manager after the block, when the messages are deleted:
+        if that fails, they are gone. Store within the block, or yield the value there: ``yield dg.Output(...)`` or
+        ``yield dg.MaterializeResult(value=...)``, which comes back when it is stored.
+
+        After the block, the materialization (or the outputs of an op) gets :func:`lease_metadata`, over all leases of
+        the step; an asset that was yielded within the block gets an observation with it instead.
 
         Args:
             context: The context of the op or asset.
@@ -155,10 +159,12 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         self._add_metadata(context, batch)
 
     def _add_metadata(self, context: Context, batch: LeasedBatch) -> None:
+        if step_key(context) is None:
+            return
         try:
             queue = self.attributes()
         except SqsError as error:
             # The work is done and settled; that it cannot be counted is no reason to fail it.
             context.log.warning("What is left in the queue is not known: %s", error)
             queue = None
-        add_metadata(context, lease_metadata(batch, queue))
+        add_metadata(context, lease_metadata(batch, queue), combine=combined_metadata)

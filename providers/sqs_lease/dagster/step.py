@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import dagster as dg
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
+Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
+Combine: TypeAlias = Callable[[Mapping[str, Any], Metadata], Metadata]
 
 
 def step_key(context: Context) -> str | None:
@@ -18,17 +20,35 @@ def step_key(context: Context) -> str | None:
         return None
 
 
-def add_metadata(context: Context, metadata: Mapping[str, dg.MetadataValue]) -> None:
-    """Add metadata to the materializations of the step's assets, or to the output of an op that has just one.
+def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | None = None) -> None:
+    """Add metadata to the materializations of the step's assets, or to the outputs of an op.
+
+    An asset that was yielded before has its materialization already, so it gets an observation beside it. Outputs of
+    ops that were yielded before, and dynamic ones, get nothing.
 
     Args:
         context: The context of the asset or op; where the function is called directly, nothing is done.
-        metadata: By key; what was added before stays.
+        metadata: By key; what was added before under other keys stays.
+        combine: Makes one of what was added before and what is added now; by default what is added now replaces it.
     """
     if step_key(context) is None:
         return
+    step = context.op_execution_context.get_step_execution_context()
     if isinstance(context, dg.AssetExecutionContext):
         for key in context.selected_asset_keys:
-            context.add_asset_metadata(metadata, asset_key=key)
-    elif len(context.op_def.output_defs) == 1 and not context.op_def.output_defs[0].is_dynamic:
-        context.add_output_metadata(metadata)
+            if step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)):
+                context.log_event(dg.AssetObservation(key, metadata=metadata, partition=_only_partition(context)))
+            else:
+                earlier = step.get_asset_metadata(key) or {}
+                context.add_asset_metadata(combine(earlier, metadata) if combine else metadata, asset_key=key)
+        return
+    for output in context.op_def.output_defs:
+        if not output.is_dynamic and not step.has_seen_output(output.name):
+            earlier = step.get_output_metadata(output.name) or {}
+            context.add_output_metadata(combine(earlier, metadata) if combine else metadata, output.name)
+
+
+def _only_partition(context: dg.AssetExecutionContext) -> str | None:
+    """The partition that is made; None without partitions, or with several at once."""
+    keys = context.partition_keys if context.has_partition_key or context.has_partition_key_range else []
+    return keys[0] if len(keys) == 1 else None
