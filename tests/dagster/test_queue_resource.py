@@ -228,9 +228,10 @@ def test_an_asset_that_checks_itself_has_the_numbers(queue: SqsQueueResource, sq
     send(sqs, queue_url, "a")
 
     @dg.asset(check_specs=[dg.AssetCheckSpec("sound", asset="orders")])
-    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[dg.MaterializeResult[Any]]:
         with queue.lease(context) as batch:
-            return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=len(batch) == 1)])
+            sound = len(batch) == 1
+        yield dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=sound)])
 
     result = dg.materialize([orders], resources={"queue": queue})
     assert numbers(result)["sqs/deleted"] == 1
