@@ -134,7 +134,7 @@ def test_a_success_is_not_undone_by_a_run_that_repeats_it() -> None:
 
 
 def test_a_run_that_somebody_started_with_a_copied_tag_does_not_count() -> None:
-    copied = run(7, Status.SUCCESS, tags={"dagster/run_key": "another"})
-    assert after(copied).fate is Fate.REQUESTED
+    assert after(run(7, Status.SUCCESS, tags={"dagster/run_key": "another"})).fate is Fate.REQUESTED
+    assert after(run(1, Status.FAILURE), run(7, Status.SUCCESS)).fate is Fate.FAILED
     orphan = resumed(2, Status.SUCCESS, 1)
     assert after(orphan, quiet=DEADLINE).fate is Fate.GIVEN_BACK

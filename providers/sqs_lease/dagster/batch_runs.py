@@ -96,7 +96,8 @@ def decide(
             return Decision(Fate.WORKING, f"run {run.run_id} is {run.status.value.lower()}", run.run_id)
     late = quiet_seconds >= run_deadline_seconds
     by_id = {run.run_id: run for run in runs}
-    whole = [run for run in runs if run.is_finished and _is_of_the_whole_work(run, by_id, batch_id)]
+    first = next((run for run in reversed(runs) if _is_asked_for(run, batch_id)), None)
+    whole = [run for run in runs if run.is_finished and _is_of_the_whole_work(run, by_id, first)]
     for run in whole:
         if run.is_success:
             return Decision(Fate.SUCCEEDED, f"run {run.run_id} succeeded", run.run_id)
@@ -124,7 +125,12 @@ def _awaited_retry(run: dg.DagsterRun, by_id: Mapping[str, dg.DagsterRun]) -> st
     return f"Dagster is going to repeat run {run.run_id}"
 
 
-def _is_of_the_whole_work(run: dg.DagsterRun, by_id: Mapping[str, dg.DagsterRun], batch_id: str) -> bool:
+def _is_asked_for(run: dg.DagsterRun, batch_id: str) -> bool:
+    """Whether the sensor asked for a run: Dagster makes one for a run key, so of several it is the oldest."""
+    return run.parent_run_id is None and run.tags.get(RUN_KEY_TAG) == batch_id
+
+
+def _is_of_the_whole_work(run: dg.DagsterRun, by_id: Mapping[str, dg.DagsterRun], first: dg.DagsterRun | None) -> bool:
     """Whether all the work is done when this run has succeeded."""
     seen: set[str] = set()
     while run.parent_run_id is not None:
@@ -134,7 +140,7 @@ def _is_of_the_whole_work(run: dg.DagsterRun, by_id: Mapping[str, dg.DagsterRun]
         if not resumes(run) and not _repeats_all(run, parent):
             return False
         run = parent
-    return run.tags.get(RUN_KEY_TAG) == batch_id and run.step_keys_to_execute is None
+    return run is first
 
 
 def _repeats_all(run: dg.DagsterRun, parent: dg.DagsterRun) -> bool:
