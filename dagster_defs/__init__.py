@@ -5,6 +5,7 @@ Start it with `dagster dev -m dagster_defs` (or `dg dev`) in the checkout. The e
 started before a sensor or a run needs it.
 """
 
+import warnings
 from importlib import import_module
 from pathlib import Path
 
@@ -14,5 +15,8 @@ import dagster as dg
 @dg.definitions
 def examples() -> dg.Definitions:
     """All that is in `defs/`: assets, jobs and sensors of Python files, components of YAML files."""
-    root = Path(__file__).parent
-    return dg.ComponentTree.from_module(import_module(f"{__name__}.defs"), project_root=root.parent).build_defs()
+    folder, root = import_module(f"{__name__}.defs"), Path(__file__).parent.parent
+    with warnings.catch_warnings():
+        # Of what Dagster itself loads the files of a folder with.
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        return dg.ComponentTree.from_module(folder, project_root=root).build_defs()

@@ -19,6 +19,7 @@ FLIGHTS_RUN_SECONDS = int(os.environ.get("FLIGHTS_RUN_SECONDS", "0"))
 
 BOOKINGS_QUEUE = os.environ.get("BOOKINGS_QUEUE", "bookings-in-order.fifo")
 ORDERS_QUEUE = os.environ.get("ORDERS_QUEUE", "orders")
+DELIVERIES_QUEUE = os.environ.get("DELIVERIES_QUEUE", "deliveries")
 
 LAKE = Path(os.environ.get("LAKE_DIRECTORY", str(Path(tempfile.gettempdir()) / "lake")))
 """A directory that all run workers reach."""

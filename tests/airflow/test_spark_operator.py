@@ -141,7 +141,7 @@ def test_the_job_gets_messages_and_spec_and_its_result_is_returned(
     argv = program.noted()["argv"]
     assert argv[:2] == ["-m", "sqs_lease.spark.job"]
     assert argv[-3:] == ["--master", "local[2]", "--end-with-stdin"]
-    assert json.loads(argv[argv.index("--spec") + 1]) == SPEC
+    assert program.spec() == SPEC
     assert program.bodies() == [["body 0", "body 1", "body 2"]]
 
 

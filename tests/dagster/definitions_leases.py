@@ -82,7 +82,7 @@ def partial(context: dg.AssetExecutionContext, partial_queue: SqsQueueResource) 
         received("partial", batch)
         wait_until_allowed_to_end("partial")
         note("partial", "failed")
-        batch.fail([message for message in batch if message.body == "bad"], "no order")
+        batch.fail([message for message in batch if message.body == "no order"], "not understood")
         # The others are held until the end of the block.
         wait_until_allowed_to_end("partial_rest")
         note("partial", "worked")

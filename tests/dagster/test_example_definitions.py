@@ -39,6 +39,7 @@ BOOKINGS = [("a", 5.0), ("b", 1.0), ("a", -1.0), ("a", 7.0), ("b", 2.0)]
 QUEUES: Mapping[str, Sequence[str]] = {
     "flights": [body.text for body in bodies(FLIGHTS)],
     "orders": [order(1), "no order", order(2), order(3, total=-1)],
+    "deliveries": [json.dumps({"item": item}) for item in ("a chair", "a table")],
 }
 
 LOAD = """
@@ -86,6 +87,21 @@ class Examples:
         answer = self.sqs.get_queue_attributes(QueueUrl=self.urls[queue], AttributeNames=["All"])
         return int(answer["Attributes"]["ApproximateNumberOfMessagesNotVisible"])
 
+    def first_run(self, **tags: str) -> str:
+        """Wait for a run that something started by itself."""
+        wanted = {f"dagster/{name}": value for name, value in tags.items()}
+        wait_until(
+            lambda: bool(self.stack.api.runs(tags=wanted)),
+            processes=[self.stack.processes[DAEMON]],
+            what=f"starting a run with {wanted}",
+            deadline_seconds=RUN_SECONDS,
+        )
+        return self.stack.api.runs(tags=wanted)[-1].run_id
+
+    def steps(self, run_id: str) -> list[str]:
+        """The steps that a run executed."""
+        return [str(event.step) for event in self.stack.api.events(run_id) if event.event_type == "STEP_START"]
+
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examples]:
@@ -93,7 +109,9 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examples]:
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
         urls = _filled_queues(server.sqs_client())
-        stack = exits.enter_context(dagster_stack(home, "dagster_defs", _environment(server, urls, lake)))
+        environment = _environment(server, urls, lake)
+        settings = {"run_retries": {"enabled": True}}
+        stack = exits.enter_context(dagster_stack(home, "dagster_defs", environment, settings=settings))
         under_way = Examples(stack, server.sqs_client(), urls, lake)
         for job in ("bookings_in_order", "orders_in_steps"):
             under_way.runs[job] = stack.api.launch(job)
@@ -109,8 +127,8 @@ def test_it_loads_without_aws_and_without_spark_and_only_the_sensor_of_the_fligh
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.partition("FACTS")[2]) == {
         "running": ["flights_backlog"],
-        "sensors": ["bookings_backlog", "flights_backlog"],
-        "jobs": ["bookings_in_order", "orders_in_steps"],
+        "sensors": ["bookings_backlog", "deliveries_lease", "flights_backlog"],
+        "jobs": ["bookings_in_order", "deliveries", "orders_in_steps"],
         "assets": ["flights"],
         "imported": [],
     }
@@ -126,20 +144,35 @@ def test_without_the_queue_of_the_flights_it_says_which_variable_to_set(monkeypa
         flights_backlog(context)
 
 
+def test_deliveries_whose_run_failed_are_finished_by_the_run_that_repeats_it(examples: Examples) -> None:
+    examples.stack.api.start_sensor("deliveries_lease")
+    first = examples.runs["first deliveries"] = examples.first_run(sensor_name="deliveries_lease")
+    assert examples.ended("first deliveries").state == "FAILURE"
+    assert (examples.visible("deliveries"), examples.in_flight("deliveries")) == ([], 2)
+
+    (examples.lake / "carrier").mkdir()
+    second = examples.runs["second deliveries"] = examples.first_run(parent_run_id=first)
+    assert examples.ended("second deliveries").state == "SUCCESS"
+
+    assert (examples.steps(first), examples.steps(second)) == (["picked", "shipped"], ["shipped"])
+    shipped = [json.loads(file.read_text())["item"] for file in (examples.lake / "carrier").iterdir()]
+    assert sorted(shipped) == ["a chair", "a table"]
+    wait_until(
+        lambda: examples.in_flight("deliveries") == 0,
+        processes=[examples.stack.processes[DAEMON]],
+        what="done with the deliveries",
+        deadline_seconds=RUN_SECONDS,
+    )
+    assert examples.visible("deliveries") == []
+
+
 def test_the_backlog_starts_a_run_that_brings_flights_into_the_table_and_gives_back_what_is_none(
     examples: Examples,
 ) -> None:
     api = examples.stack.api
-    wait_until(
-        lambda: bool(api.runs(tags={"dagster/sensor_name": "flights_backlog"})),
-        processes=[examples.stack.processes[DAEMON]],
-        what="starting a run by the backlog",
-        deadline_seconds=RUN_SECONDS,
-    )
+    examples.runs["flights"] = examples.first_run(sensor_name="flights_backlog")
     # What comes back would start the next one.
     api.stop_sensor("flights_backlog")
-    (run,) = api.runs(tags={"dagster/sensor_name": "flights_backlog"})
-    examples.runs["flights"] = run.run_id
 
     assert examples.ended("flights").state == "SUCCESS"
 
@@ -162,7 +195,7 @@ def test_orders_that_all_steps_worked_on_are_deleted_and_those_that_one_failed_g
     (file,) = (examples.lake / "orders").glob("*.jsonl")
     assert [json.loads(line)["order_id"] for line in file.read_text().splitlines()] == [1, 2, 3]
     assert sorted(examples.visible("orders")) == ["no order", order(3, total=-1)]
-    assert not list((examples.lake / "leases").glob("*/*"))
+    assert not list((examples.lake / "leases" / "runs").glob("*"))
 
 
 def _environment(server: SqsServer, urls: Mapping[str, str], lake: Path) -> dict[str, str]:
@@ -171,6 +204,7 @@ def _environment(server: SqsServer, urls: Mapping[str, str], lake: Path) -> dict
         "FLIGHTS_QUEUE": urls["flights"],
         "BOOKINGS_QUEUE": urls["bookings.fifo"],
         "ORDERS_QUEUE": urls["orders"],
+        "DELIVERIES_QUEUE": urls["deliveries"],
         "LAKE_DIRECTORY": str(lake),
         "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
     }

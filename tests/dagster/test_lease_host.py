@@ -22,7 +22,7 @@ from sqs_lease.dagster import batch_settler, lease_host
 from sqs_lease.dagster.lease_host import HostIsOverError, HostSettings, LeaseHost, Request, Tick
 from sqs_lease.dagster.leased_batch import BATCH_TAG, leased_batch
 from sqs_lease.ownership import ForeignOwnerError, Ownership
-from sqs_lease.testing import LeasedQueues, MemoryTransport, ScriptedFaults
+from sqs_lease.testing import AuditKind, LeasedQueues, MemoryTransport, ScriptedFaults
 
 Status = dg.DagsterRunStatus
 
@@ -333,7 +333,7 @@ def test_a_batch_is_held_until_its_last_retry_ended(retrying_instance: dg.Dagste
             Status.STARTED,
             parent_run_id=first.run_id,
             root_run_id=first.run_id,
-            tags={"dagster/max_retries": "1", "dagster/retry_number": "1"},
+            tags={"dagster/max_retries": "1", "dagster/retry_number": "1", "dagster/root_run_id": first.run_id},
         )
         ground.instance.add_run_tags(first.run_id, {"dagster/auto_retry_run_id": retry.run_id})
         assert f"run {retry.run_id} is started" in ground.tick(host).waiting[0]
@@ -384,8 +384,8 @@ def test_a_batch_taken_over_is_extended_at_once_and_settled_after_the_fence(grou
     began = time.monotonic()
     successor = ground.host(fence_seconds=0.7)
     ground.tick(successor)
-    extended = ground.queues.sqs.trail().entries()[-1]
-    assert extended.kind.name == "EXTENDED"
+    eventually(lambda: ground.queues.sqs.trail().entries()[-1].kind is AuditKind.CHANGED, "it is extended")
+    assert ground.queue.invisible == ["a"]
     eventually(ground.is_settled, "the batch is settled")
     assert time.monotonic() - began >= 0.7
     assert ground.queue.visible == ["a"]

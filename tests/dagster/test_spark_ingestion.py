@@ -1,6 +1,5 @@
 """Ingestion by a job from an asset: what the job is given, and what is made of the end of either; without Spark."""
 
-import json
 import os
 import signal
 import subprocess
@@ -95,7 +94,7 @@ def test_the_job_gets_messages_and_spec_and_no_file_is_left(orders: LeasedQueue,
     argv = program.noted()["argv"]
     assert argv[:2] == ["-m", "sqs_lease.spark.job"]
     assert argv[-3:] == ["--master", "local[2]", "--end-with-stdin"]
-    assert json.loads(argv[argv.index("--spec") + 1]) == SPEC
+    assert program.spec() == SPEC
     assert program.bodies() == [["body 0", "body 1", "body 2"]]
     assert not Path(argv[argv.index("--manifest") + 1]).parent.exists()
 

@@ -53,6 +53,10 @@ class JobProgram:
     def noted(self) -> Any:
         return json.loads(self.notes.read_text())
 
+    def spec(self) -> Any:
+        argv = self.noted()["argv"]
+        return json.loads(argv[argv.index("--spec") + 1])
+
     def bodies(self) -> list[list[str]]:
         """The bodies of the messages in each manifest."""
         copy = self.notes.with_name("manifest")

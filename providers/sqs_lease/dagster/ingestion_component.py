@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import dagster as dg
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.ingestion_options import (
@@ -41,6 +41,9 @@ class SqsIngestionScaffolder(dg.Scaffolder):
 @dg.scaffold_with(SqsIngestionScaffolder)
 class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
     """A table as an asset: each materialization ingests a batch of a queue's messages by Spark, each exactly once."""
+
+    # The errors say which key is wrong; a password that was put there by mistake is not to be shown.
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     queue: QueueOptions = Field(description="The queue.")
     lease: LeaseOptions = Field(default_factory=LeaseOptions, description="How a batch is received and kept.")
