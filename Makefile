@@ -39,9 +39,10 @@ format: setup ## format the code and repair what ruff can repair
 simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
 	@$(PYTHON_ENVIRONMENT)/python -m tests.simulation --seeds $(SEEDS)
 
-benchmark: setup ## measure the ledger of leases, a triggerer with 500 keepers, and Spark ingestion; half an hour
+benchmark: setup ## measure the ledger of leases, a triggerer with 500 keepers, how soon messages come back, and Spark ingestion; half an hour
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.ledger
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.triggerer
+	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.release
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.ingestion
 
 requirements: setup ## resolve the dependencies of pyproject.toml again and pin them
