@@ -53,8 +53,15 @@ class SecondConsumer:
         try:
             yield
         finally:
-            self._stopped.set()
+            self.stop()
             thread.join()
+
+    def stop(self) -> None:
+        """Poll no more; the end of the block waits for the poll under way.
+
+        For several consumers at once, whose last polls would otherwise be waited for one after the other.
+        """
+        self._stopped.set()
 
     def _poll(self) -> None:
         while not self._stopped.is_set() and self._in_flight() < self._messages:

@@ -253,6 +253,8 @@ def running(
             exits.enter_context(consumer.polling())
         under_way.drive()
         yield under_way
+        for consumer in under_way.consumers.values():
+            consumer.stop()
 
 
 @on_every_instance
