@@ -10,6 +10,7 @@ from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.ingestion_component import SqsIngestionComponent
 from sqs_lease.dagster.lease_metadata import lease_metadata
 from sqs_lease.dagster.leased_batch import BATCH_TAG, RunBatch, leased_batch
+from sqs_lease.dagster.queue_checks import build_sqs_backlog_check, build_sqs_lease_check
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.resumed_runs import ResumedRunError
 from sqs_lease.dagster.spark_ingestion import ingest_by_job, reported_result, settle_ingestion, stored_batch
@@ -23,7 +24,9 @@ __all__ = [
     "RunBatch",
     "SqsIngestionComponent",
     "SqsQueueResource",
+    "build_sqs_backlog_check",
     "build_sqs_backlog_sensor",
+    "build_sqs_lease_check",
     "ingest_by_job",
     "lease_metadata",
     "leased_batch",

@@ -1,0 +1,187 @@
+"""Asset checks of what a lease left behind, and of what waits in a queue.
+
+Neither fails the run: a check says so in its result when the queue cannot be read.
+"""
+
+# Without postponed annotations: Dagster reads those of the checks' functions when they are defined.
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import dagster as dg
+
+from sqs_lease.dagster.lease_metadata import FAILED, PREFIX, QUEUE, UNSAFE
+from sqs_lease.dagster.queue_resource import SqsQueueResource
+from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.transport import QueueAttributes
+
+Asset: TypeAlias = dg.AssetsDefinition | dg.AssetKey | str | Sequence[str]
+
+_MOST_EVENTS = 1000
+
+
+def build_sqs_lease_check(
+    asset: Asset,
+    *,
+    max_failed: int = 0,
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN,
+    name: str = "sqs_lease",
+) -> dg.AssetChecksDefinition:
+    """Make a check that no messages failed when an asset was last materialized, and that none was lost.
+
+    It reads what :meth:`SqsQueueResource.lease` left with the materialization. Leases that were lost, late or not
+    settled always fail the check: others may have worked on those messages too. In a run that materializes the asset
+    it is about that run, partitions included; by itself it is about the newest materialization of any partition.
+    An asset that was never materialized passes.
+
+    Args:
+        asset: The asset; of a multi-asset, the key of one.
+        max_failed: How many messages may have failed; 0 by default.
+        severity: What a failed check means; a warning by default.
+        name: The check's name; with several checks of this kind on one asset, each needs its own.
+
+    Raises:
+        ValueError: ``max_failed`` is negative.
+    """
+    _check_limit("max_failed", max_failed)
+
+    @dg.asset_check(
+        asset=asset,
+        name=name,
+        description=f"At most {max_failed} messages failed, and none was lost, late or left unsettled.",
+    )
+    def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        (check_key,) = context.selected_asset_check_keys
+        run_id = _run_that_made(context, check_key.asset_key)
+        if run_id is None:
+            return dg.AssetCheckResult(passed=True, description="Not materialized yet.")
+        numbers = _lease_numbers(context.instance, run_id, check_key.asset_key)
+        if numbers is None:
+            return dg.AssetCheckResult(
+                passed=False,
+                severity=severity,
+                description=f"Run {run_id} left no numbers of a lease. This check is for assets that lease "
+                "in every run, with SqsQueueResource.lease(context).",
+                metadata={"run": run_id},
+            )
+        unsafe = {key: numbers.get(key, 0) for key in UNSAFE}
+        passed = numbers.get(FAILED, 0) <= max_failed and not any(unsafe.values())
+        said = ", ".join(f"{number} {key.removeprefix(PREFIX)}" for key, number in unsafe.items() if number)
+        return dg.AssetCheckResult(
+            passed=passed,
+            severity=severity,
+            description=f"{numbers.get(FAILED, 0)} messages failed{f', {said}' if said else ''}.",
+            metadata={"run": run_id, **{key: numbers.get(key, 0) for key in (f"{PREFIX}received", FAILED, *UNSAFE)}},
+        )
+
+    return check
+
+
+def build_sqs_backlog_check(
+    asset: Asset,
+    queue: SqsQueueResource,
+    *,
+    max_visible: int | None = None,
+    max_dead_letters: int | None = 0,
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN,
+    name: str = "sqs_backlog",
+) -> dg.AssetChecksDefinition:
+    """Make a check of what waits in a queue now, and in its dead-letter queue.
+
+    It reads the queues' attributes when it runs; the counts are approximate. A dead-letter queue that the queue does
+    not have, or that may not be read, is no failure. A queue that cannot be read is one.
+
+    Args:
+        asset: The asset; of a multi-asset, the key of one.
+        queue: The queue. Its ``EnvVar``s are read when the check runs.
+        max_visible: How many messages may wait to be received; None, the default, for any number.
+        max_dead_letters: How many messages may be in the dead-letter queue; 0 by default, None for any number.
+        severity: What a failed check means; a warning by default.
+        name: The check's name; with several queues for one asset, each needs its own.
+
+    Raises:
+        ValueError: A limit is negative, or there is none at all.
+    """
+    if max_visible is None and max_dead_letters is None:
+        raise ValueError(f"check {name!r} needs max_visible or max_dead_letters: without both it never fails")
+    for limit, value in (("max_visible", max_visible), ("max_dead_letters", max_dead_letters)):
+        if value is not None:
+            _check_limit(limit, value)
+    limits = {"visible": max_visible, "dead_letters": max_dead_letters}
+    shown = [f"{limit} {what.replace('_', ' ')}" for what, limit in limits.items() if limit is not None]
+
+    @dg.asset_check(asset=asset, name=name, description=f"Messages in the queue: at most {' and '.join(shown)}.")
+    def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        resolved = queue.resolved()
+        try:
+            attributes = resolved.attributes()
+        except SqsError as error:
+            return dg.AssetCheckResult(passed=False, severity=severity, description=str(error))
+        counts: dict[str, int] = {
+            "visible": attributes.visible,
+            "in_flight": attributes.in_flight,
+            "delayed": attributes.delayed,
+        }
+        dead_letters, said = _dead_letters(context, resolved, attributes)
+        if dead_letters is not None:
+            counts["dead_letters"] = dead_letters
+        over = [
+            f"{counts[what]} {what.replace('_', ' ')}, more than {limit}"
+            for what, limit in limits.items()
+            if limit is not None and counts.get(what, 0) > limit
+        ]
+        return dg.AssetCheckResult(
+            passed=not over,
+            severity=severity,
+            description=f"{'; '.join(over) or 'Within the limits'}{said}.",
+            metadata={QUEUE: resolved.queue, **{f"{PREFIX}{what}": number for what, number in counts.items()}},
+        )
+
+    return check
+
+
+def _dead_letters(
+    context: dg.AssetCheckExecutionContext, queue: SqsQueueResource, attributes: QueueAttributes
+) -> tuple[int | None, str]:
+    """How many messages are in the dead-letter queue; None, and why, if that is not known."""
+    if attributes.dead_letter_arn is None:
+        return None, ", and there is no dead-letter queue"
+    try:
+        return queue.model_copy(update={"queue": attributes.dead_letter_arn}).attributes().visible, ""
+    except SqsError as error:
+        context.log.warning("The dead-letter queue is not counted: %s", error)
+        return None, ", and the dead-letter queue cannot be read (the log says why)"
+
+
+def _run_that_made(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> str | None:
+    """This run, if it materialized the asset, or else the last one that did."""
+    if _events(context.instance, context.run.run_id, key, {dg.DagsterEventType.ASSET_MATERIALIZATION}):
+        return context.run.run_id
+    latest = context.instance.get_latest_materialization_event(key)
+    return None if latest is None else latest.run_id
+
+
+def _lease_numbers(instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey) -> dict[str, int] | None:
+    """The counts that the newest lease of an asset in a run left; None if there was none."""
+    # An asset that was yielded before its lease ended has them as an observation.
+    types = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
+    for metadata in _events(instance, run_id, key, types):
+        if QUEUE in metadata:
+            values = {name: value.value for name, value in metadata.items() if name.startswith(PREFIX)}
+            return {name: value for name, value in values.items() if isinstance(value, int)}
+    return None
+
+
+def _events(
+    instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey, types: set[dg.DagsterEventType]
+) -> list[Mapping[str, Any]]:
+    """The metadata of a run's events of an asset, the newest first."""
+    records = instance.get_records_for_run(run_id, of_type=types, limit=_MOST_EVENTS, ascending=False).records
+    entries = [record.event_log_entry for record in records]
+    found = [entry.asset_materialization or entry.asset_observation for entry in entries]
+    return [event.metadata for event in found if event is not None and event.asset_key == key]
+
+
+def _check_limit(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be a whole number from 0 on, not {value!r}")

@@ -1,0 +1,226 @@
+"""Asset checks of leases and queues; the queues are in memory, and Dagster runs in this process."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_lease_check
+from sqs_lease.sqs.errors import AccessDeniedError, TransientError
+from sqs_lease.sqs.transport import QueueAttributes
+from sqs_lease.testing import LeasedQueue, LeasedQueues
+
+QUEUE = SqsQueueResource(queue="orders")
+PARTITIONS = dg.StaticPartitionsDefinition(["north", "south"])
+
+
+@dg.asset
+def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+    with queue.lease(context, wait=0) as batch:
+        batch.fail([message for message in batch if message.body == "bad"], "it is bad")
+
+
+@dg.asset
+def yielded(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[dg.MaterializeResult[Any]]:
+    with queue.lease(context, wait=0) as batch:
+        batch.fail([message for message in batch if message.body == "bad"], "it is bad")
+        yield dg.MaterializeResult()
+
+
+@dg.asset
+def without_lease() -> None: ...
+
+
+@dg.asset(partitions_def=PARTITIONS)
+def by_region(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+    with queue.lease(context, wait=0) as batch:
+        batch.fail([message for message in batch if message.body == context.partition_key], "it is bad")
+
+
+@dg.multi_asset(specs=[dg.AssetSpec("first"), dg.AssetSpec("second")])
+def both(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[dg.MaterializeResult[Any]]:
+    with queue.lease(context, wait=0) as batch:
+        batch.fail(list(batch), "all are bad")
+    for key in ("first", "second"):
+        yield dg.MaterializeResult(asset_key=key)
+
+
+@pytest.fixture
+def queue(leased_queues: LeasedQueues) -> LeasedQueue:
+    return leased_queues.create("orders")
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def evaluated(
+    instance: dg.DagsterInstance, check: dg.AssetChecksDefinition, *assets: dg.AssetsDefinition, **options: Any
+) -> dg.AssetCheckEvaluation:
+    """Run a check, with the assets that it is about or by itself."""
+    resources = {"queue": QUEUE}
+    if assets:
+        result = dg.materialize([*assets, check], instance=instance, resources=resources, **options)
+    else:
+        result = dg.materialize([check], instance=instance, selection=dg.AssetSelection.checks(check))
+    (evaluation,) = result.get_asset_check_evaluations()
+    return evaluation
+
+
+def told(evaluation: dg.AssetCheckEvaluation) -> dict[str, Any]:
+    return {name: value.value for name, value in evaluation.metadata.items() if name.startswith("sqs/")}
+
+
+@pytest.mark.parametrize("asset", [orders, yielded], ids=["returned", "yielded within the block"])
+@pytest.mark.parametrize(("bad", "passed"), [(0, True), (1, True), (2, False)])
+def test_more_failed_messages_than_allowed_fail_the_check(
+    queue: LeasedQueue, instance: dg.DagsterInstance, asset: dg.AssetsDefinition, bad: int, passed: bool
+) -> None:
+    queue.send("good", *["bad"] * bad)
+    evaluation = evaluated(instance, build_sqs_lease_check(asset, max_failed=1), asset)
+    assert evaluation.passed is passed
+    assert evaluation.severity is dg.AssetCheckSeverity.WARN
+    assert told(evaluation) == {
+        "sqs/received": bad + 1,
+        "sqs/failed": bad,
+        "sqs/lost": 0,
+        "sqs/late": 0,
+        "sqs/unsettled": 0,
+    }
+    assert evaluation.description == f"{bad} messages failed."
+
+
+@pytest.mark.parametrize("unsafe", ["lost", "late", "unsettled"])
+def test_leases_that_did_not_hold_fail_the_check_whatever_is_allowed(instance: dg.DagsterInstance, unsafe: str) -> None:
+    @dg.asset
+    def orders() -> dg.MaterializeResult[Any]:
+        return dg.MaterializeResult(metadata={"sqs/queue": "orders", "sqs/failed": 0, f"sqs/{unsafe}": 2})
+
+    check = build_sqs_lease_check(orders, max_failed=10, severity=dg.AssetCheckSeverity.ERROR)
+    evaluation = evaluated(instance, check, orders)
+    assert not evaluation.passed
+    assert evaluation.severity is dg.AssetCheckSeverity.ERROR
+    assert evaluation.description == f"0 messages failed, 2 {unsafe}."
+
+
+def test_by_itself_the_check_is_about_the_last_materialization(
+    queue: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
+    check = build_sqs_lease_check("orders")
+    nothing = evaluated(instance, check)
+    assert (nothing.passed, nothing.description) == (True, "Not materialized yet.")
+    queue.send("bad")
+    run_id = dg.materialize([orders], instance=instance, resources={"queue": QUEUE}).run_id
+    evaluation = evaluated(instance, check)
+    assert (evaluation.passed, evaluation.metadata["run"].value) == (False, run_id)
+    queue.send("good")
+    dg.materialize([yielded], instance=instance, resources={"queue": QUEUE})
+    assert not evaluated(instance, check).passed
+
+
+def test_in_a_run_of_a_partition_the_check_is_about_that_run(queue: LeasedQueue, instance: dg.DagsterInstance) -> None:
+    check = build_sqs_lease_check(by_region)
+    queue.send("south")
+    assert evaluated(instance, check, by_region, partition_key="north").passed
+    queue.send("south")
+    assert not evaluated(instance, check, by_region, partition_key="south").passed
+
+
+def test_each_asset_of_a_step_can_be_checked(queue: LeasedQueue, instance: dg.DagsterInstance) -> None:
+    queue.send("a")
+    evaluation = evaluated(instance, build_sqs_lease_check("second"), both)
+    assert (evaluation.passed, told(evaluation)["sqs/failed"]) == (False, 1)
+
+
+def test_an_asset_that_leases_nothing_fails_the_check_and_is_told_what_to_do(instance: dg.DagsterInstance) -> None:
+    evaluation = evaluated(instance, build_sqs_lease_check(without_lease), without_lease)
+    assert not evaluation.passed
+    assert "SqsQueueResource.lease(context)" in str(evaluation.description)
+
+
+# The queue
+
+
+def test_a_backlog_within_its_limits_passes(queue: LeasedQueue, instance: dg.DagsterInstance) -> None:
+    queue.send("a", "b")
+    evaluation = evaluated(instance, build_sqs_backlog_check("orders", QUEUE, max_visible=2))
+    assert evaluation.passed
+    assert evaluation.description == "Within the limits."
+    assert told(evaluation) == {
+        "sqs/queue": "orders",
+        "sqs/visible": 2,
+        "sqs/in_flight": 0,
+        "sqs/delayed": 0,
+        "sqs/dead_letters": 0,
+    }
+
+
+def test_too_many_visible_messages_and_dead_letters_fail_the_check(
+    queue: LeasedQueue, instance: dg.DagsterInstance, leased_queues: LeasedQueues
+) -> None:
+    queue.send("a", "b")
+    leased_queues.sqs.send(queue.dead_letter_url, "poison")
+    evaluation = evaluated(instance, build_sqs_backlog_check("orders", QUEUE, max_visible=1))
+    assert not evaluation.passed
+    assert evaluation.description == "2 visible, more than 1; 1 dead letters, more than 0."
+    only_visible = build_sqs_backlog_check("orders", QUEUE, max_visible=2, max_dead_letters=None)
+    assert evaluated(instance, only_visible).passed
+
+
+def test_a_queue_without_dead_letter_queue_passes_and_says_so(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance
+) -> None:
+    leased_queues.sqs.create_queue("orders")
+    evaluation = evaluated(instance, build_sqs_backlog_check("orders", QUEUE))
+    assert (evaluation.passed, evaluation.description) == (
+        True,
+        "Within the limits, and there is no dead-letter queue.",
+    )
+
+
+def reading(monkeypatch: pytest.MonkeyPatch, error: Exception, refused: Callable[[SqsQueueResource], bool]) -> None:
+    read = SqsQueueResource.attributes
+
+    def attributes(queue: SqsQueueResource, **options: Any) -> QueueAttributes:
+        if refused(queue):
+            raise error
+        return read(queue, **options)
+
+    monkeypatch.setattr(SqsQueueResource, "attributes", attributes)
+
+
+def test_a_dead_letter_queue_that_may_not_be_read_is_no_failure(
+    queue: LeasedQueue, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading(monkeypatch, AccessDeniedError("denied"), lambda queue: queue.queue.startswith("arn:"))
+    evaluation = evaluated(instance, build_sqs_backlog_check("orders", QUEUE))
+    assert evaluation.passed
+    assert "the dead-letter queue cannot be read" in str(evaluation.description)
+    assert "sqs/dead_letters" not in told(evaluation)
+
+
+def test_a_queue_that_cannot_be_read_fails_the_check_but_not_the_run(
+    queue: LeasedQueue, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading(monkeypatch, TransientError("no answer from the queue"), lambda queue: True)
+    evaluation = evaluated(instance, build_sqs_backlog_check("orders", QUEUE))
+    assert (evaluation.passed, evaluation.description) == (False, "no answer from the queue")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: build_sqs_lease_check("orders", max_failed=-1), "max_failed"),
+        (lambda: build_sqs_backlog_check("orders", QUEUE, max_visible=-1), "max_visible"),
+        (lambda: build_sqs_backlog_check("orders", QUEUE, max_dead_letters=True), "max_dead_letters"),
+        (lambda: build_sqs_backlog_check("orders", QUEUE, max_dead_letters=None), "never fails"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused_where_the_check_is_defined(
+    make: Callable[[], dg.AssetChecksDefinition], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
