@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 import dagster as dg
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import FailureRule
@@ -67,6 +67,13 @@ RejectsOptions: TypeAlias = Annotated[
 ]
 
 
+def _at_least(minimum: int, number: float | None, info: ValidationInfo) -> float | None:
+    # Not a constraint of the field: Dagster has those checked where a template stands yet.
+    if number is not None and number < minimum:
+        raise ValueError(f"{info.field_name} must be at least {minimum}, not {number}")
+    return number
+
+
 class QueueOptions(dg.Model, dg.Resolvable):
     """How a queue is reached; what is not given is boto3's usual."""
 
@@ -96,9 +103,9 @@ class QueueOptions(dg.Model, dg.Resolvable):
 class LeaseOptions(dg.Model, dg.Resolvable):
     """How a batch is received and kept."""
 
-    max_messages: int = Field(default=1000, ge=1, description="Most messages of one run.")
-    wait_seconds: float = Field(default=20.0, ge=0, description="How long to wait for a first message.")
-    linger_seconds: float = Field(default=5.0, ge=0, description="How long to wait for more once one came.")
+    max_messages: int = Field(default=1000, description="Most messages of one run.")
+    wait_seconds: float = Field(default=20.0, description="How long to wait for a first message.")
+    linger_seconds: float = Field(default=5.0, description="How long to wait for more once one came.")
     visibility_seconds: float | None = Field(
         default=None, description="The visibility timeout to receive with; the queue's own by default."
     )
@@ -112,6 +119,16 @@ class LeaseOptions(dg.Model, dg.Resolvable):
         description="What becomes of failed messages: release (the default), backoff, expire or dead_letter; or a "
         "mapping of its kind and its arguments, such as {kind: backoff, initial: 30}.",
     )
+
+    @field_validator("max_messages")
+    @classmethod
+    def _is_some(cls, number: int, info: ValidationInfo) -> float | None:
+        return _at_least(1, number, info)
+
+    @field_validator("wait_seconds", "linger_seconds")
+    @classmethod
+    def _is_no_past(cls, number: float, info: ValidationInfo) -> float | None:
+        return _at_least(0, number, info)
 
     @model_validator(mode="after")
     def _can_be_used(self) -> LeaseOptions:
@@ -148,15 +165,30 @@ class LeaseOptions(dg.Model, dg.Resolvable):
 class RetryOptions(dg.Model, dg.Resolvable):
     """How often a step that failed is tried again, each time with messages that it receives anew."""
 
-    max_retries: int = Field(default=1, ge=0, description="How often at most.")
-    delay_seconds: float | None = Field(default=None, ge=0, description="How long to wait before.")
+    max_retries: int = Field(default=1, description="How often at most.")
+    delay_seconds: float | None = Field(default=None, description="How long to wait before.")
+
+    @field_validator("max_retries", "delay_seconds")
+    @classmethod
+    def _is_none_or_more(cls, number: float | None, info: ValidationInfo) -> float | None:
+        return _at_least(0, number, info)
 
 
 class BacklogSensorOptions(dg.Model, dg.Resolvable):
     """When a sensor starts runs: see ``build_sqs_backlog_sensor``."""
 
-    min_messages: int = Field(default=1, ge=1, description="From how many visible messages on.")
+    min_messages: int = Field(default=1, description="From how many visible messages on.")
     max_wait_seconds: float | None = Field(default=None, description="After what time for fewer; never by default.")
-    max_concurrent_runs: int = Field(default=1, ge=1, description="Most runs at once.")
-    minimum_interval_seconds: int = Field(default=30, ge=1, description="Least time between two looks at the queue.")
+    max_concurrent_runs: int = Field(default=1, description="Most runs at once.")
+    minimum_interval_seconds: int = Field(default=30, description="Least time between two looks at the queue.")
     running: bool = Field(default=False, description="Whether it runs without being switched on.")
+
+    @field_validator("min_messages", "max_concurrent_runs", "minimum_interval_seconds")
+    @classmethod
+    def _is_some(cls, number: int, info: ValidationInfo) -> float | None:
+        return _at_least(1, number, info)
+
+    @field_validator("max_wait_seconds")
+    @classmethod
+    def _is_no_past(cls, number: float | None, info: ValidationInfo) -> float | None:
+        return _at_least(0, number, info)

@@ -1,0 +1,272 @@
+"""A table declared in YAML: what is made of it, what is wrong with it, and how `dg` takes it; without Spark."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from demo.processes import ROOT
+from sqs_lease.core.settlements import BackoffRule, DeadLetterRule
+from sqs_lease.dagster import SqsIngestionComponent
+from sqs_lease.testing import LeasedQueues
+from tests.dagster.test_spark_ingestion import reporting
+from tests.ingesting.job_program import JobProgram
+
+YAML = """
+queue:
+  name: orders
+lease:
+  max_messages: 2
+  wait_seconds: 0
+  linger_seconds: 0
+  visibility_seconds: 60
+  on_failure: dead_letter
+source:
+  kind: json
+  schema: id BIGINT
+sink:
+  kind: delta
+  path: /data/orders
+workspace: /data/batches
+asset:
+  key: shop/orders
+"""
+
+
+def component(changes: str = "", without: str = "") -> SqsIngestionComponent:
+    attributes = {**yaml.safe_load(YAML), **(yaml.safe_load(changes) or {})}
+    attributes.pop(without, None)
+    made: SqsIngestionComponent = SqsIngestionComponent.resolve_from_dict(attributes)
+    return made
+
+
+def definitions(made: SqsIngestionComponent) -> dg.Definitions:
+    return made.build_defs(dg.ComponentTree.for_test().load_context)
+
+
+def asset_of(made: SqsIngestionComponent) -> dg.AssetsDefinition:
+    (asset,) = definitions(made).assets or []
+    assert isinstance(asset, dg.AssetsDefinition)
+    return asset
+
+
+def test_a_materialization_ingests_a_batch_as_the_yaml_says(leased_queues: LeasedQueues, tmp_path: Path) -> None:
+    queue = leased_queues.create("orders", "body 0", "body 1", "body 2")
+    program = JobProgram(tmp_path)
+    reporting(queue, program)
+    made = component(f"python: {program.path}\nspark: 'local[1]'\nrejects: {{kind: parquet, path: /data/rejected}}")
+    result = dg.materialize([asset_of(made)])
+    assert program.bodies() == [["body 0", "body 1"]]
+    assert program.spec() == {
+        "version": 1,
+        "source": {"kind": "json", "schema": "id BIGINT"},
+        "sink": {"kind": "delta", "path": "/data/orders"},
+        "rejects": {"kind": "parquet", "path": "/data/rejected"},
+        "workspace": "/data/batches",
+        "spark_conf": {},
+    }
+    assert "local[1]" in program.noted()["argv"]
+    assert queue.dead_letters == ["body 1"]
+    assert queue.visible == ["body 2"]
+    (materialization,) = result.asset_materializations_for_node("shop__orders")
+    assert materialization.asset_key == dg.AssetKey(["shop", "orders"])
+    assert materialization.metadata["ingestion/rows"].value == 2
+    assert materialization.metadata["sqs/dead_lettered"].value == 1
+
+
+def test_the_asset_is_what_its_spec_says() -> None:
+    asset = asset_of(component("asset: {key: orders, group_name: shop, kinds: [deltalake], owners: [team:shop]}"))
+    (spec,) = asset.specs
+    assert (spec.key, spec.group_name, spec.kinds, spec.owners) == (
+        dg.AssetKey("orders"),
+        "shop",
+        {"deltalake"},
+        ["team:shop"],
+    )
+
+
+def test_an_asset_without_kinds_gets_some() -> None:
+    assert asset_of(component()).specs_by_key[dg.AssetKey(["shop", "orders"])].kinds == {"sqs", "pyspark"}
+
+
+def test_retries_are_those_of_the_step() -> None:
+    assert asset_of(component()).op.retry_policy is None
+    retried = asset_of(component("retries: {max_retries: 3, delay_seconds: 5}")).op.retry_policy
+    assert retried == dg.RetryPolicy(max_retries=3, delay=5)
+
+
+def test_a_sensor_starts_runs_of_the_asset_where_it_is_asked_for(leased_queues: LeasedQueues) -> None:
+    assert not definitions(component()).sensors
+    leased_queues.create("orders", "body 0", "body 1", "body 2")
+    made = definitions(component("backlog_sensor: {min_messages: 3, running: true}"))
+    sensor = made.get_sensor_def("shop__orders_backlog")
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+    with dg.instance_for_test() as instance:
+        context = dg.build_sensor_context(instance, sensor_name=sensor.name, definitions=made)
+        assert len(sensor.evaluate_tick(context).run_requests or []) == 1
+
+
+def test_rules_of_failure_may_have_arguments() -> None:
+    rule = component("lease: {on_failure: {kind: backoff, initial: 30}}").lease.failure_rule()
+    assert rule == BackoffRule(initial=30)
+    assert component().lease.failure_rule() == DeadLetterRule()
+
+
+def test_the_environment_fills_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORDERS_QUEUE", "other-orders")
+    monkeypatch.setenv("ORDERS_BATCH", "17")
+    made = component('queue: {name: "{{ env.ORDERS_QUEUE }}"}\nlease: {max_messages: "{{ env.ORDERS_BATCH }}"}')
+    assert made.queue.name == "other-orders"
+    assert made.lease.max_messages == 17
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("queue: {name: ''}", "queue"),
+        ("queue: {name: orders, region: eu-west-1}", "region"),
+        ("lease: {max_messages: 0}", "max_messages must be at least 1, not 0"),
+        ("lease: {wait_seconds: -1}", "wait_seconds must be at least 0, not -1"),
+        ("lease: {on_failure: dead_lettr}", "lease.on_failure: it must be one of .*dead_letter, not 'dead_lettr'"),
+        ("lease: {on_failure: {kind: backoff, inital: 3}}", "lease.on_failure: .*inital"),
+        ("lease: {policy: fixed}", "lease.policy: the policy 'fixed' needs arguments"),
+        ("lease: {policy: growin}", "lease.policy: .*not 'growin'"),
+        ("lease: {visibility_seconds: 50000}", "lease.policy: visibility must be between 1 and 43200"),
+        ("source: {kind: json, schema: a INT, inferred_schema: /s}", r"source \(json\) needs exactly one of 'schema'"),
+        ("sink: {kind: delt, path: /data}", "sink must have a 'kind' of .*did you mean 'delta'"),
+        ("rejects: {kind: delta}", r"rejects \(delta\) needs 'path'"),
+        ("workspace: data", "workspace must be the absolute path of a directory"),
+        ("spark_conf: {spark.jars: [a]}", r"spark_conf\['spark.jars'\] must be a text"),
+        ("retries: {max_retries: -1}", "max_retries must be at least 0, not -1"),
+        ("backlog_sensor: {min_messages: 0}", "min_messages must be at least 1, not 0"),
+    ],
+)
+def test_what_is_wrong_is_said_by_its_key_when_the_yaml_is_loaded(changes: str, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        component(changes)
+
+
+@pytest.mark.parametrize("key", ["queue", "source", "sink", "workspace", "asset"])
+def test_what_is_missing_is_said(key: str) -> None:
+    with pytest.raises(Exception, match=f"{key}.*\n.*Field required"):
+        component(without=key)
+
+
+def test_a_password_is_refused_and_not_shown() -> None:
+    with pytest.raises(Exception, match=r"sink\.url has a password in it") as raised:
+        component(f"sink: {{kind: postgres, url: 'postgresql://me:{SECRET}@host/shop', table: orders}}")
+    assert SECRET not in str(raised.value)
+
+
+# With `dg` itself
+
+
+class Project:
+    """A project of `dg`, with a home of its own so that nothing of the machine is read or changed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.defs = root / "src" / "shop" / "defs"
+        self.defs.mkdir(parents=True)
+        home = root / "home"
+        home.mkdir()
+        (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        (root / "pyproject.toml").write_text(
+            '[tool.dg]\ndirectory_type = "project"\n[tool.dg.project]\nroot_module = "shop"\n'
+        )
+        (self.defs.parent / "__init__.py").touch()
+        (self.defs / "__init__.py").touch()
+        (self.defs.parent / "definitions.py").write_text(
+            "from pathlib import Path\nimport dagster as dg\n\n@dg.definitions\ndef defs():\n"
+            "    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)\n"
+        )
+        # As the installed package says it to `dg`, also where these tests run on a checkout.
+        registered = root / "registered" / "registered-1.dist-info"
+        registered.mkdir(parents=True)
+        (registered / "METADATA").write_text("Metadata-Version: 2.1\nName: registered\nVersion: 1\n")
+        (registered / "entry_points.txt").write_text(
+            "[dagster_dg_cli.registry_modules]\nsqs_lease = sqs_lease.dagster\n"
+        )
+        path = [root / "src", root / "registered", ROOT / "providers"]
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "DAGSTER"))},
+            "HOME": str(home),
+            "DAGSTER_HOME": str(home),
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "COLUMNS": "200",
+            "NO_COLOR": "1",
+        }
+
+    def dg(self, *arguments: str) -> tuple[int, str]:
+        ended = subprocess.run(
+            [ROOT / ".venv" / "bin" / "dg", *arguments],
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+        return ended.returncode, ended.stdout
+
+    def write(self, name: str, change: Callable[[str], str]) -> None:
+        """Copy the definitions that were scaffolded, with a change."""
+        text = (self.defs / "orders" / "defs.yaml").read_text()
+        (self.defs / name).mkdir()
+        (self.defs / name / "defs.yaml").write_text(change(text))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = Project(tmp_path_factory.mktemp("project"))
+    code, said = made.dg("scaffold", "defs", "sqs_lease.dagster.SqsIngestionComponent", "orders")
+    assert code == 0, said
+    return made
+
+
+@pytest.mark.processes
+def test_dg_lists_scaffolds_and_checks_the_component(project: Project) -> None:
+    with ThreadPoolExecutor() as pool:
+        listed, checked, loaded = pool.map(
+            lambda arguments: project.dg(*arguments),
+            [("list", "components"), ("check", "yaml"), ("check", "defs", "--use-active-venv")],
+        )
+    assert "sqs_lease.dagster.SqsIngestionComponent" in listed[1]
+    assert checked == (0, "All component YAML validated successfully.\n")
+    assert loaded[0] == 0, loaded[1]
+    assert "All definitions loaded successfully." in loaded[1]
+
+
+@pytest.mark.processes
+def test_dg_says_where_yaml_is_wrong(project: Project) -> None:
+    project.write("kind", lambda text: text.replace("kind: delta", "kind: delt"))
+    project.write("key", lambda text: text.replace("path: /data/orders", "pth: /data/orders"))
+    project.write("both", lambda text: text.replace("kind: json", "kind: json\n    inferred_schema: /data/schema"))
+    try:
+        with ThreadPoolExecutor() as pool:
+            kind, key, both = pool.map(
+                lambda arguments: project.dg(*arguments),
+                [
+                    ("check", "yaml", "src/shop/defs/kind"),
+                    ("check", "yaml", "src/shop/defs/key"),
+                    ("check", "defs", "--use-active-venv", "--no-check-yaml"),
+                ],
+            )
+    finally:
+        for name in ("kind", "key", "both"):
+            (project.defs / name / "defs.yaml").unlink()
+            (project.defs / name).rmdir()
+    assert (kind[0], key[0], both[0]) == (1, 1, 1)
+    assert "attributes.sink.kind 'delt' is not one of ['delta'" in kind[1]
+    assert "attributes.sink.pth Additional properties are not allowed ('pth' was unexpected)" in key[1]
+    assert "attributes.sink 'path' is a required property" in key[1]
+    assert "both" in both[1]
