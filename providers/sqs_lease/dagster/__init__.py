@@ -9,6 +9,7 @@ from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.ingestion_component import SqsIngestionComponent
 from sqs_lease.dagster.lease_metadata import lease_metadata
+from sqs_lease.dagster.lease_sensor import build_sqs_lease_sensor
 from sqs_lease.dagster.leased_batch import BATCH_TAG, RunBatch, leased_batch
 from sqs_lease.dagster.queue_checks import build_sqs_backlog_check, build_sqs_lease_check
 from sqs_lease.dagster.queue_resource import SqsQueueResource
@@ -27,6 +28,7 @@ __all__ = [
     "build_sqs_backlog_check",
     "build_sqs_backlog_sensor",
     "build_sqs_lease_check",
+    "build_sqs_lease_sensor",
     "ingest_by_job",
     "lease_metadata",
     "leased_batch",

@@ -6,7 +6,8 @@ of it with an event loop of its own. It is started by the sensor's first evaluat
 - extends the leases of the batches (:class:`sqs_lease.keeper.Keeper`);
 - looks up their runs every two seconds, whether or not the sensor is evaluated, and settles batches whose work is over;
 - adopts batches that it finds in the sensor's directory, which another process held before it;
-- ends when another process has taken the directory over, or when it holds nothing and nobody evaluates the sensor.
+- ends when another process has taken the directory over, or when it holds nothing and nobody evaluates the sensor;
+- settles what is decided and extends the rest once more when its process ends.
 
 **One owner.** After a reload the former code server lives until its last run is over, and its host with it. So the
 newest host writes itself into the directory's ``owner.json``. The others look there once a second, and drop what they
@@ -71,6 +72,9 @@ FENCE_SECONDS: Final = 5.0
 
 IDLE_SECONDS: Final = 60.0
 """After how long without evaluation a host that holds nothing ends."""
+
+LAST_SECONDS: Final = 8.0
+"""How long the last calls of a process that ends may take: it may be killed soon after it was told to end."""
 
 TICK_SECONDS: Final = 50.0
 """How long an evaluation may take: the daemon gives it up after 60 s, and what it received would be nobody's."""
@@ -217,6 +221,30 @@ class LeaseHost:
                 # Who takes it next waits a moment longer if this fails.
                 self._ownership.leave()
             self._instance.dispose()
+
+    def leave(self) -> None:
+        """End with the process: settle what is decided, and extend the rest once, so that another has time to come.
+
+        It blocks for :data:`LAST_SECONDS` at most, and longer only where an evaluation is under way.
+        """
+        with self._gate:
+            if not self.is_over:
+                self._thread.run(self._last_calls())
+                self.is_over = True
+
+    async def _last_calls(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                await self._look_at_runs()
+                settling = [batch.settling for batch in self._batches.values() if batch.settling is not None]
+                if settling:
+                    await asyncio.wait(settling)
+                for batch in self._batches.values():
+                    await batch.held.extend_now()
+                await self._save_deadlines()
+        except TimeoutError:
+            logger.warning("The last calls of sensor %s were not answered in time", self._settings.sensor)
+        logger.info("The keeper of sensor %s ends with its process", self._settings.sensor)
 
     async def _open(self, open_transport: OpenTransport) -> None:
         self._transport = open_transport()

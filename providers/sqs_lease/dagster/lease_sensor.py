@@ -247,8 +247,17 @@ def end_hosts() -> None:
         host.end()
 
 
+def _leave() -> None:
+    """Make the last calls of all hosts of a process that ends."""
+    for host in list(_hosts.values()):
+        host.leave()
+
+
 def _host(uri: str, make: Callable[[], LeaseHost]) -> LeaseHost:
     with _hosts_lock:
+        if not _hosts:
+            # Not the module atexit: its functions come after the end of all thread pools, and calls need one.
+            threading._register_atexit(_leave)  # type: ignore[attr-defined] # noqa: SLF001
         host = _hosts.get(uri)
         if host is None or host.is_over:
             host = _hosts[uri] = make()
