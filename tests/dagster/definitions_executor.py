@@ -16,15 +16,17 @@ from tests.dagster.evidence import VISIBILITY_SECONDS, note
 
 STEP_SECONDS = 7.0
 NEVER_SECONDS = 600.0
+ORPHANS_VISIBILITY_SECONDS = 20
+"""At least a third of it is left when the run worker is killed: twice the time that steps are given to end."""
 
 
-def executor(name: str) -> dg.ExecutorDefinition:
+def executor(name: str, visibility_seconds: int = VISIBILITY_SECONDS) -> dg.ExecutorDefinition:
     return sqs_lease_executor(
         SqsQueueResource(queue=f"{os.environ['QUEUES']}-{name}"),
         workspace=os.environ["WORKSPACE"],
         linger=2,
-        visibility=VISIBILITY_SECONDS,
-        # The queues have none, so a message that this rule counts for would not be visible at once.
+        visibility=visibility_seconds,
+        # A message that this rule counted for would be in another queue.
         on_failure=dead_letter(),
         max_concurrent=2,
     )
@@ -85,7 +87,7 @@ def terminated() -> None:
     never(after=obedient())
 
 
-@dg.job(executor_def=executor("worker_killed"))
+@dg.job(executor_def=executor("worker_killed", ORPHANS_VISIBILITY_SECONDS))
 def worker_killed() -> None:
     never(after=[obedient(), stubborn()])
 

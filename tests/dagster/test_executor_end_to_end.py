@@ -164,11 +164,12 @@ def test_messages_of_a_terminated_run_are_received_by_others_once_its_steps_have
     assert running.left("terminated") == len(BODIES)
 
 
-def test_the_steps_of_a_killed_run_worker_end_within_seconds_whatever_they_do(running: Running) -> None:
-    (interrupted,) = running.notes("worker_killed", "interrupted")
-    assert interrupted.at - running.killed_at < INTERRUPTED_SECONDS
+def test_the_steps_of_a_killed_run_worker_are_interrupted_and_end_within_seconds_whatever_they_do(
+    running: Running,
+) -> None:
+    assert len(running.notes("worker_killed", "interrupted")) == 1
     assert running.notes("worker_killed", "goes on") != []
-    assert running.orphans_seconds < INTERRUPTED_SECONDS + 2
+    assert INTERRUPTED_SECONDS <= running.orphans_seconds < INTERRUPTED_SECONDS + 10
 
 
 def test_messages_of_a_killed_run_worker_come_back_after_its_steps_have_ended_and_none_is_deleted(

@@ -1,0 +1,47 @@
+"""The code of the page about batches over whole runs does what the page says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.reconstruct import ReconstructableJob
+
+from sqs_lease.testing.leased_queues import LeasedQueues
+from sqs_lease.testing.pytest_plugin import leased_queues
+from tests.docs.test_examples import ROOT, blocks
+
+__all__ = ["leased_queues"]
+
+PAGE = ROOT / "docs" / "dagster-runs.md"
+
+
+def code(containing: str) -> str:
+    """The one block of the page that has some text in it."""
+    (found,) = (block for block in blocks(PAGE) if containing in block)
+    return found
+
+
+def test_the_test_of_a_job_over_one_batch_passes(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "orders"}
+    for block in (code("sqs_lease_executor("), code("def test_empty_orders_fail")):
+        exec(compile(block, str(PAGE), "exec", dont_inherit=True), names)
+    test: Callable[[Path], None] = names["test_empty_orders_fail"]
+    test(tmp_path)
+
+
+@pytest.mark.processes
+def test_the_job_over_one_batch_deletes_what_it_loaded_and_gives_back_what_it_failed(
+    tmp_path: Path, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = leased_queues.create("orders", "an order", " ")
+    monkeypatch.setenv("ORDERS_QUEUE", "orders")
+    file = tmp_path / "orders.py"
+    file.write_text(code("sqs_lease_executor(").replace("/var/lib/orders", str(tmp_path / "workspace")))
+    with dg.instance_for_test() as instance:
+        result = dg.execute_job(ReconstructableJob.for_file(str(file), "orders"), instance)
+    assert result.success
+    assert (queue.visible, queue.deleted) == ([" "], 1)
