@@ -16,7 +16,7 @@ from pydantic import Field
 
 from dagster_defs.queues import flights_queue as queue
 from dagster_defs.settings import FLIGHTS_RUN_SECONDS, LAKE
-from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_sensor
+from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_sensor, build_sqs_lease_check
 
 FLIGHT = """
     time_hour TIMESTAMP NOT NULL, carrier STRING NOT NULL, flight INT NOT NULL, tailnum STRING,
@@ -61,6 +61,11 @@ def flights(
         return dg.MaterializeResult(metadata={"rows": result.rows, "duplicates": result.duplicates})
 
 
+# A warning where something was no flight, and where others may have worked on the same messages. It is asked after each
+# run, and reads what the lease left with the materialization.
+flights_lease = build_sqs_lease_check(flights)
+
+# Ticks cost next to nothing: the sensor reads the attributes of the queue.
 flights_backlog = build_sqs_backlog_sensor(
     "flights_backlog",
     queue,

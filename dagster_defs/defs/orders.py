@@ -12,8 +12,7 @@ import dagster as dg
 
 from dagster_defs.queues import orders_queue
 from dagster_defs.settings import LAKE
-from sqs_lease.dagster.executor import sqs_lease_executor
-from sqs_lease.dagster.leased_batch import leased_batch
+from sqs_lease.dagster import leased_batch, sqs_lease_executor
 
 Orders = dict[str, dict[str, Any]]
 
@@ -51,7 +50,7 @@ def invoiced(context: dg.OpExecutionContext, orders: Orders) -> None:
                 batch.fail(message_id, "the total is not above zero")
 
 
-@dg.job(executor_def=sqs_lease_executor(orders_queue, workspace=str(LAKE / "leases"), max_messages=500))
+@dg.job(executor_def=sqs_lease_executor(orders_queue, workspace=str(LAKE / "leases" / "orders"), max_messages=500))
 def orders_in_steps() -> None:
     """Check a batch of orders, then store them and send the invoices."""
     orders = checked()

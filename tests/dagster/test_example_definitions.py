@@ -39,6 +39,11 @@ BOOKINGS = [("a", 5.0), ("b", 1.0), ("a", -1.0), ("a", 7.0), ("b", 2.0)]
 QUEUES: Mapping[str, Sequence[str]] = {
     "flights": [body.text for body in bodies(FLIGHTS)],
     "orders": [order(1), "no order", order(2), order(3, total=-1)],
+    "customers": [
+        json.dumps({"customer_id": 1, "name": "Ada"}),
+        "nobody",
+        json.dumps({"customer_id": 2, "name": "Bo"}),
+    ],
     "deliveries": [json.dumps({"item": item}) for item in ("a chair", "a table")],
 }
 
@@ -115,6 +120,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examples]:
         under_way = Examples(stack, server.sqs_client(), urls, lake)
         for job in ("bookings_in_order", "orders_in_steps"):
             under_way.runs[job] = stack.api.launch(job)
+        under_way.runs["customers"] = stack.api.materialize("customers")
         yield under_way
 
 
@@ -127,9 +133,9 @@ def test_it_loads_without_aws_and_without_spark_and_only_the_sensor_of_the_fligh
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.partition("FACTS")[2]) == {
         "running": ["flights_backlog"],
-        "sensors": ["bookings_backlog", "deliveries_lease", "flights_backlog"],
+        "sensors": ["bookings_backlog", "customers_backlog", "deliveries_lease", "flights_backlog"],
         "jobs": ["bookings_in_order", "deliveries", "orders_in_steps"],
-        "assets": ["flights"],
+        "assets": ["customers", "flights"],
         "imported": [],
     }
 
@@ -183,6 +189,8 @@ def test_the_backlog_starts_a_run_that_brings_flights_into_the_table_and_gives_b
     assert materialization.metadata["rows"] == FLIGHTS - len(malformed)
     assert materialization.metadata["sqs/deleted"] == FLIGHTS - len(malformed)
     assert materialization.metadata["sqs/failed"] == len(malformed)
+    (check,) = api.check_results("flights", "sqs_lease")
+    assert (check.run_id, check.status, check.severity) == (examples.runs["flights"], "FAILED", "WARN")
 
 
 def test_bookings_behind_a_failed_one_come_again_in_order_and_other_accounts_are_done(examples: Examples) -> None:
@@ -195,7 +203,16 @@ def test_orders_that_all_steps_worked_on_are_deleted_and_those_that_one_failed_g
     (file,) = (examples.lake / "orders").glob("*.jsonl")
     assert [json.loads(line)["order_id"] for line in file.read_text().splitlines()] == [1, 2, 3]
     assert sorted(examples.visible("orders")) == ["no order", order(3, total=-1)]
-    assert not list((examples.lake / "leases" / "runs").glob("*"))
+    assert list((examples.lake / "leases" / "orders").iterdir()) == []
+
+
+def test_customers_are_in_the_table_of_the_component_and_what_is_none_in_another(examples: Examples) -> None:
+    assert examples.ended("customers").state == "SUCCESS"
+    stored = DeltaTable(examples.lake / "customers").to_pyarrow_table()
+    assert sorted(stored["customer_id"].to_pylist()) == [1, 2]
+    (rejected,) = DeltaTable(examples.lake / "rejected_customers").to_pyarrow_table().to_pylist()
+    assert (rejected["body"], bool(rejected["reason"])) == ("nobody", True)
+    assert (examples.visible("customers"), examples.in_flight("customers")) == ([], 0)
 
 
 def _environment(server: SqsServer, urls: Mapping[str, str], lake: Path) -> dict[str, str]:
@@ -205,6 +222,7 @@ def _environment(server: SqsServer, urls: Mapping[str, str], lake: Path) -> dict
         "BOOKINGS_QUEUE": urls["bookings.fifo"],
         "ORDERS_QUEUE": urls["orders"],
         "DELIVERIES_QUEUE": urls["deliveries"],
+        "CUSTOMERS_QUEUE": urls["customers"],
         "LAKE_DIRECTORY": str(lake),
         "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
     }
