@@ -15,7 +15,7 @@ from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook
 from airflow.sdk import BaseHook, BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from sqs_lease.airflow.handover.payload import require_manifests
+from sqs_lease.airflow.handover.payload import MANIFEST_EXTRAS
 from sqs_lease.airflow.held_guard import any_held, keeper_of_work
 from sqs_lease.airflow.ingesting.files import local_manifests, shared_manifests, shared_path
 from sqs_lease.airflow.ingesting.submitted_job import SubmittedJob
@@ -25,6 +25,7 @@ from sqs_lease.ingesting.job_process import JobError, JobProcess
 from sqs_lease.ingesting.job_result import read_result
 from sqs_lease.ingestion_result import StoredResult
 from sqs_lease.ingestion_spec import IngestionSpec
+from sqs_lease.manifest_extra import require_manifests
 
 END_SECONDS: Final = 4.0
 """How long a job that is told to end may take; Airflow kills the task's process five seconds after it said so."""
@@ -115,7 +116,7 @@ class SqsToSparkOperator(BaseOperator):
                 f"{self.task_id!r} is submitted to a cluster, where connections= and aws_conn_id= would be arguments "
                 "of a command and show in logs: give the cluster its secrets in its own way"
             )
-        require_manifests(f"the ingestion {self.task_id!r}", "call ingest() in a task of your own")
+        require_manifests(f"the ingestion {self.task_id!r}", MANIFEST_EXTRAS, "call ingest() in a task of your own")
         IngestionSpec.parse(spec)
         self.messages = messages
         self.spec = dict(spec)

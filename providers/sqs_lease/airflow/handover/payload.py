@@ -17,13 +17,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, Final, TypeAlias, TypeVar
 
 from airflow.sdk import ObjectStoragePath
 
 from sqs_lease.airflow.handover.handed_lease import LEASES_URI, MANIFEST_URI, HandedLease, seal_leases
 from sqs_lease.core.messages import Message
+from sqs_lease.manifest_extra import require_manifests
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ READ_PAUSE_SECONDS: Final = 3.0
 
 MANIFESTS: Final = "sqs_lease_manifests"
 """The key by which a return value that refers to manifests is known."""
+
+MANIFEST_EXTRAS: Final = "airflow,manifest"
+"""The package's extras that manifests need in Airflow."""
 
 BatchValue: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """What the receiving task returns: the messages, or ``{"sqs_lease_manifests": [uri, ...], "messages": number}``."""
@@ -62,26 +65,7 @@ def check_payload(payload: object, task_id: str) -> None:
             f"payload of {task_id!r} must be a URI (s3://connection@bucket/prefix, file:///directory) or an absolute "
             f"path that all workers and triggerers share, not {payload!r}"
         )
-    require_manifests(f"payload of {task_id!r}", "leave payload out")
-
-
-def require_manifests(who: str, otherwise: str) -> None:
-    """Check that what manifests are written with is installed.
-
-    Args:
-        who: What needs it, for the error.
-        otherwise: What to do without it, for the error.
-
-    Raises:
-        ModuleNotFoundError: It is not.
-    """
-    for module in ("jiter", "pyarrow"):
-        if find_spec(module) is None:
-            raise ModuleNotFoundError(
-                f"{who} needs {module} wherever Airflow runs: "
-                f'pip install "sqs-lease[airflow,manifest]", or {otherwise}',
-                name=module,
-            )
+    require_manifests(f"payload of {task_id!r}", MANIFEST_EXTRAS, "leave payload out")
 
 
 async def publishable(
