@@ -1,0 +1,150 @@
+"""The code of docs/dagster.md does what the text around it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from demo.processes import ROOT
+from sqs_lease.dagster import SqsQueueResource
+from sqs_lease.testing import LeasedQueues
+from tests.docs.test_examples import blocks
+
+PAGE = ROOT / "docs" / "dagster.md"
+TOP, FAILURES, YIELDED, SENSORS, AUTOMATION, CHECKS, CONFTEST, TESTS = blocks(PAGE)
+QUEUE = {"orders_queue": SqsQueueResource(queue="orders")}
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ORDERS_QUEUE", "orders")
+    monkeypatch.setenv("ORDERS_STORE", str(tmp_path / "orders.jsonl"))
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def names(block: str) -> dict[str, Any]:
+    defined: dict[str, Any] = {"__name__": "page"}
+    # Compiled without this module's postponed annotations, as a module of the reader's is.
+    exec(compile(block, "dagster.md", "exec", dont_inherit=True), defined)
+    return defined
+
+
+def evaluate(block: str, sensor: str, instance: dg.DagsterInstance) -> Any:
+    definitions: dg.Definitions = names(block)["defs"]
+    made = definitions.get_sensor_def(sensor)
+    with dg.build_sensor_context(instance, definitions=definitions) as context:
+        return made.evaluate_tick(context)
+
+
+def test_the_asset_stores_orders_and_deletes_their_messages(leased_queues: LeasedQueues, tmp_path: Path) -> None:
+    queue = leased_queues.create("orders", '{"order_id": 1}', '{"order_id": 2}')
+    definitions: dg.Definitions = names(TOP)["defs"]
+    definitions.get_implicit_global_asset_job_def().execute_in_process()
+    assert (tmp_path / "orders.jsonl").read_text() == '{"order_id": 1}\n{"order_id": 2}\n'
+    assert queue.deleted == 2
+
+
+def test_messages_that_failed_are_dead_letters_and_the_others_are_deleted(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", '{"order_id": 1}', "no order")
+    assert dg.materialize([names(FAILURES)["checked_orders"]], resources=QUEUE).success
+    assert (queue.dead_letters, queue.visible, queue.invisible) == (["no order"], [], [])
+
+
+class FullDisk(dg.IOManager):
+    full = True
+    stored: list[str]
+
+    def handle_output(self, context: dg.OutputContext, obj: list[str]) -> None:
+        if self.full:
+            raise OSError("no space is left")
+        self.stored = obj
+
+    def load_input(self, context: dg.InputContext) -> None: ...
+
+
+def test_a_value_that_is_yielded_is_stored_before_its_messages_are_deleted(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", "an order")
+    disk = FullDisk()
+    asset, resources = names(YIELDED)["order_bodies"], {**QUEUE, "io_manager": disk}
+    assert not dg.materialize([asset], resources=resources, raise_on_error=False).success
+    assert queue.visible == ["an order"]
+    disk.full = False
+    assert dg.materialize([asset], resources=resources).success
+    assert (queue.deleted, disk.stored) == (1, ["an order"])
+
+
+def test_a_hundred_messages_start_a_run(leased_queues: LeasedQueues, instance: dg.DagsterInstance) -> None:
+    queue = leased_queues.create("orders", *["an order"] * 99)
+    assert not evaluate(SENSORS, "orders_backlog", instance).run_requests
+    queue.send("one more")
+    assert len(evaluate(SENSORS, "orders_backlog", instance).run_requests) == 1
+
+
+def test_the_run_of_a_partition_is_of_the_day_and_has_its_tag(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance
+) -> None:
+    leased_queues.create("orders", "an order")
+    before = datetime.now(UTC)
+    (request,) = evaluate(SENSORS, "orders_by_day_backlog", instance).run_requests
+    assert request.partition_key in {f"{day:%Y-%m-%d}" for day in (before, datetime.now(UTC))}
+    assert request.tags["backlog"] == "1"
+
+
+def test_an_asset_behind_the_queue_runs_by_its_condition(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance
+) -> None:
+    leased_queues.create("orders", *["an order"] * 100)
+    definitions = names(AUTOMATION)["defs"]
+    cursor = dg.evaluate_automation_conditions(definitions, instance).cursor
+    for event in evaluate(AUTOMATION, "orders_backlog", instance).asset_events:
+        instance.report_runless_asset_event(event)
+    result = dg.evaluate_automation_conditions(definitions, instance, cursor=cursor)
+    assert result.get_num_requested(dg.AssetKey("orders")) == 1
+
+
+def test_the_checks_pass_where_nothing_failed(leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", "an order")
+    result = names(CHECKS)["defs"].get_implicit_global_asset_job_def().execute_in_process()
+    passed = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
+    assert passed == {"sqs_lease": True, "sqs_backlog": True}
+
+
+@pytest.mark.processes
+def test_the_files_about_testing_are_tests_that_pass(tmp_path: Path) -> None:
+    for name, text in (("orders.py", TOP), ("conftest.py", CONFTEST), ("test_orders.py", TESTS)):
+        (tmp_path / name).write_text(text)
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AIRFLOW", "AWS_", "PYTEST", "ORDERS"))
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**inherited, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert "2 passed" in ended.stdout
+
+
+def test_only_the_annotation_of_the_context_must_not_be_postponed() -> None:
+    postponed = f"from __future__ import annotations\n{FAILURES}"
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="context"):
+        names(postponed)
+    names(postponed.replace("context: dg.AssetExecutionContext", "context"))
