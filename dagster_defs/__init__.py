@@ -19,4 +19,5 @@ def examples() -> dg.Definitions:
     with warnings.catch_warnings():
         # Of what Dagster itself loads the files of a folder with.
         warnings.simplefilter("ignore", dg.PreviewWarning)
+        warnings.simplefilter("ignore", dg.BetaWarning)
         return dg.ComponentTree.from_module(folder, project_root=root).build_defs()

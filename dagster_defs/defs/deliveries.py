@@ -15,8 +15,7 @@ import dagster as dg
 
 from dagster_defs.queues import deliveries_queue
 from dagster_defs.settings import LAKE
-from sqs_lease.dagster import leased_batch
-from sqs_lease.dagster.lease_sensor import build_sqs_lease_sensor
+from sqs_lease.dagster import build_sqs_lease_sensor, leased_batch
 
 
 @dg.op

@@ -10,13 +10,14 @@ from typing import Any, cast
 
 import pytest
 
+from dagster_defs.defs.flights import BATCH_SIZE as BATCH_SIZE_OF_THE_ASSET
 from demo import runs as module
 from demo.dagster_api import Event, Materialization, Run
 from demo.dagster_runs import DagsterRuns
 from demo.dagster_stack import DagsterStack
 from demo.processes import ProcessFailedError, ServerProcess, start_process
 from demo.queues import Counts, Queues
-from demo.runs import NotDrainedError, RunCounts, drain
+from demo.runs import BATCH_SIZE, NotDrainedError, RunCounts, drain
 from demo.summary import BatchOutcome
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -158,3 +159,7 @@ def test_runs_of_dagster_are_counted_and_those_that_did_not_succeed_are_named() 
 
     assert runs.look() == RunCounts(at_work=2, over=3)
     assert runs.failed() == ["d", "e"]
+
+
+def test_a_run_of_dagster_takes_as_many_messages_as_one_of_airflow() -> None:
+    assert BATCH_SIZE_OF_THE_ASSET == BATCH_SIZE
