@@ -111,6 +111,17 @@ def test_a_sensor_starts_runs_of_the_asset_where_it_is_asked_for(leased_queues: 
         assert len(sensor.evaluate_tick(context).run_requests or []) == 1
 
 
+def test_its_checks_warn_of_failed_messages_and_of_dead_letters(leased_queues: LeasedQueues, tmp_path: Path) -> None:
+    queue = leased_queues.create("orders", "body 0", "body 1")
+    program = JobProgram(tmp_path)
+    reporting(queue, program)
+    made = definitions(component(f"python: {program.path}\nbacklog_check: {{max_visible: 5}}"))
+    result = made.resolve_implicit_global_asset_job_def().execute_in_process()
+    failed = {each.check_name for each in result.get_asset_check_evaluations() if not each.passed}
+    assert failed == {"sqs_lease", "sqs_backlog"}, "one message was rejected, and dead-lettered"
+    assert result.success
+
+
 def test_rules_of_failure_may_have_arguments() -> None:
     rule = component("lease: {on_failure: {kind: backoff, initial: 30}}").lease.failure_rule()
     assert rule == BackoffRule(initial=30)

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.ingestion_options import (
+    BacklogCheckOptions,
     BacklogSensorOptions,
     LeaseOptions,
     QueueOptions,
@@ -19,6 +20,7 @@ from sqs_lease.dagster.ingestion_options import (
     SinkOptions,
     SourceOptions,
 )
+from sqs_lease.dagster.queue_checks import build_sqs_backlog_check, build_sqs_lease_check
 from sqs_lease.dagster.spark_ingestion import ingest_by_job
 from sqs_lease.ingestion_spec import VERSION, IngestionSpec
 
@@ -65,6 +67,9 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
     )
     asset: dg.ResolvedAssetSpec
     retries: RetryOptions | None = Field(default=None, description="Retries of the step; none by default.")
+    backlog_check: BacklogCheckOptions | None = Field(
+        default=None, description="A check of what waits in the queue, beside the one of the leases; none by default."
+    )
     backlog_sensor: BacklogSensorOptions | None = Field(
         default=None, description="A sensor that starts runs when messages wait; none by default."
     )
@@ -87,9 +92,8 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
         return spec if self.rejects is None else {**spec, "rejects": dict(self.rejects)}
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The asset, and the sensor if there is one."""
-        asset = self._asset()
-        return dg.Definitions(assets=[asset], sensors=[*self._sensors()])
+        """The asset, its checks, and the sensor if there is one."""
+        return dg.Definitions(assets=[self._asset()], asset_checks=self._checks(), sensors=self._sensors())
 
     def _asset(self) -> dg.AssetsDefinition:
         queue, options = self.queue.resource(), self.lease
@@ -109,6 +113,15 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
             return dg.MaterializeResult(asset_key=spec.key)
 
         return ingest
+
+    def _checks(self) -> list[dg.AssetChecksDefinition]:
+        checks = [build_sqs_lease_check(self.asset.key)]
+        if (options := self.backlog_check) is not None:
+            queue, visible, dead_letters = self.queue.resource(), options.max_visible, options.max_dead_letters
+            checks.append(
+                build_sqs_backlog_check(self.asset.key, queue, max_visible=visible, max_dead_letters=dead_letters)
+            )
+        return checks
 
     def _sensors(self) -> list[dg.SensorDefinition]:
         options = self.backlog_sensor

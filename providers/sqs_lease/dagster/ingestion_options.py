@@ -192,3 +192,19 @@ class BacklogSensorOptions(dg.Model, dg.Resolvable):
     @classmethod
     def _is_no_past(cls, number: float | None, info: ValidationInfo) -> float | None:
         return _at_least(0, number, info)
+
+
+class BacklogCheckOptions(dg.Model, dg.Resolvable):
+    """When the queue's backlog is a warning: see ``build_sqs_backlog_check``."""
+
+    max_visible: int | None = Field(
+        default=None, description="How many messages may wait to be received; any number by default."
+    )
+    max_dead_letters: int = Field(
+        default=0, description="How many messages may be in the dead-letter queue; none by default."
+    )
+
+    @field_validator("max_visible", "max_dead_letters")
+    @classmethod
+    def _is_none_or_more(cls, number: int | None, info: ValidationInfo) -> float | None:
+        return _at_least(0, number, info)

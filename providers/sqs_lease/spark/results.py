@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sqs_lease.ingestion_result import StoredResult
+
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
@@ -51,3 +53,18 @@ class IngestResult:
         """
         items = [{"itemIdentifier": message_id, "reason": reason} for message_id, reason in self.failures().items()]
         return {"batchItemFailures": items}
+
+    def stored(self) -> StoredResult:
+        """The same as whoever started the ingestion gets it, without Spark."""
+        return StoredResult(
+            batch_id=self.batch_id,
+            received=self.received,
+            ingested=self.ingested,
+            empty=self.empty,
+            duplicates=self.duplicates,
+            rejected=len(self.rejected),
+            rows=self.rows,
+            table_version=self.table_version,
+            rejects_stored=self.rejects_stored,
+            batchItemFailures=self.partial_batch_response()["batchItemFailures"],
+        )

@@ -20,7 +20,6 @@ from typing import Final
 from pyspark.errors import PySparkException
 
 from sqs_lease.core.messages import Message
-from sqs_lease.ingestion_result import StoredResult
 from sqs_lease.ingestion_spec import IngestionSpec, SpecError, with_environment
 from sqs_lease.manifest import ManifestError, read_manifest
 from sqs_lease.spark.errors import IngestionError
@@ -31,7 +30,6 @@ from sqs_lease.spark.job.reporting import CONTEXT, MESSAGES, Report, reporting
 from sqs_lease.spark.job.storage import local_copy, write_text
 from sqs_lease.spark.job.termination import EXIT_CODE, Termination, end_with_standard_input
 from sqs_lease.spark.progress import cancel_everything
-from sqs_lease.spark.results import IngestResult
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +122,7 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
                 rejects=rejects,
                 still_held=lambda: not termination.asked,
             )
-            stored = _stored(result)
+            stored = result.stored()
             if options.result is not None:
                 write_text(options.result, stored.encode())
             report(stored)
@@ -138,21 +136,6 @@ def _spec(given: str, directory: Path) -> IngestionSpec:
 def _messages(manifests: Sequence[Path]) -> Iterator[Message]:
     for manifest in manifests:
         yield from read_manifest(manifest).messages
-
-
-def _stored(result: IngestResult) -> StoredResult:
-    return StoredResult(
-        batch_id=result.batch_id,
-        received=result.received,
-        ingested=result.ingested,
-        empty=result.empty,
-        duplicates=result.duplicates,
-        rejected=len(result.rejected),
-        rows=result.rows,
-        table_version=result.table_version,
-        rejects_stored=bool(result.rejects_stored),
-        batchItemFailures=result.partial_batch_response()["batchItemFailures"],
-    )
 
 
 def _one_line(error: Exception) -> str:
