@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 BATCH_TAG: Final = "sqs_lease/batch"
 """The run's tag that says where its batch is: the URI or absolute path of the directory."""
 
+CALLED_DIRECTLY: Final = "called directly"
+"""What a piece of work is called where there is no step, as in a test."""
+
 
 def attempt_name(run_id: str, retry_number: int) -> str:
     """Name one attempt at a step among those of all runs, as in :class:`PieceOfWork`.
@@ -168,7 +171,7 @@ def _begun(context: Context, folder: BatchFolder) -> PieceOfWork:
     key = step_key(context)
     op_context = context.op_execution_context
     retry_number = 0 if key is None else op_context.retry_number
-    work = PieceOfWork(key or op_context.op_def.name, attempt_name(op_context.run_id, retry_number))
+    work = PieceOfWork(key or CALLED_DIRECTLY, attempt_name(op_context.run_id, retry_number))
     before = folder.read(work.name)
     if before is not None and before.attempt == work.attempt:
         # A second block of the same attempt: what the first one failed has failed.
