@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from _thread import interrupt_main
 from collections.abc import Callable
@@ -12,8 +13,12 @@ import pytest
 
 from demo.sqs_server import SqsServer
 from sqs_lease import LeaseReport, MessageFailed, by_exception, dead_letter, expire, lease, release
+from sqs_lease.blocking import queue_attributes
+from sqs_lease.clock import SystemClock
 from sqs_lease.sqs.client_config import client_config
-from sqs_lease.sqs.errors import QueueNotFoundError
+from sqs_lease.sqs.errors import QueueNotFoundError, TransientError
+from sqs_lease.sqs.transport import QueueAttributes
+from sqs_lease.testing import MemorySqs, MemoryTransport
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -212,3 +217,19 @@ def test_impossible_arguments_are_refused_before_anything_is_called(arguments: d
     # Without a client of the test's own: there is no region to make one for, and none is needed.
     with pytest.raises(ValueError, match=message), lease(**arguments):
         pytest.fail("the block is not entered")
+
+
+class SilentTransport(MemoryTransport):
+    """It is asked for attributes, and never answers."""
+
+    async def queue_attributes(self, queue_url: str) -> QueueAttributes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_reading_a_queue_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    sqs = MemorySqs(SystemClock())
+    sqs.create_queue("orders")
+    monkeypatch.setattr("sqs_lease.blocking._transport", lambda client: SilentTransport(sqs))
+    with pytest.raises(TransientError, match=r"queue orders took longer than 0.01 s"):
+        queue_attributes("orders", timeout=0.01)
