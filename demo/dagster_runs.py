@@ -83,20 +83,23 @@ class DagsterRuns:
 
     def outcomes(self) -> list[BatchOutcome]:
         """What became of each batch, by the metadata of the materializations."""
-        return [
-            BatchOutcome(
-                materialization.run_id,
-                received=materialization.metadata["sqs/received"],
-                extensions=materialization.metadata["sqs/extensions"],
-                extension_calls=materialization.metadata["sqs/extension_calls"],
-                lost=materialization.metadata["sqs/lost"],
-                retried=sum(
-                    event.event_type == "STEP_RESTARTED" for event in self.stack.api.events(materialization.run_id)
-                ),
-            )
-            for materialization in self.stack.api.materializations(ASSET)
-            if materialization.metadata["sqs/received"]
-        ]
+        found = []
+        for materialization in self.stack.api.materializations(ASSET):
+            run_id, numbers = materialization.run_id, materialization.metadata
+            retried = sum(event.event_type == "STEP_RESTARTED" for event in self.stack.api.events(run_id))
+            # What a failed try gave back may be in the batch of another run, so that the next try has none.
+            if numbers["sqs/received"] or retried:
+                found.append(
+                    BatchOutcome(
+                        run_id,
+                        received=numbers["sqs/received"],
+                        extensions=numbers["sqs/extensions"],
+                        extension_calls=numbers["sqs/extension_calls"],
+                        lost=numbers["sqs/lost"],
+                        retried=retried,
+                    )
+                )
+        return found
 
     def failed(self) -> list[str]:
         """The ids of the runs that did not succeed."""

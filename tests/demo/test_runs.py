@@ -153,6 +153,12 @@ def test_batches_of_dagster_are_its_materializations_that_received_something() -
     ]
 
 
+def test_a_run_of_dagster_that_was_tried_again_counts_although_others_received_its_messages() -> None:
+    (outcome,) = of_dagster(states={}, first=numbers(0)).outcomes()
+
+    assert outcome.retried == 1
+
+
 def test_runs_of_dagster_are_counted_and_those_that_did_not_succeed_are_named() -> None:
     states = {"a": "QUEUED", "b": "STARTED", "c": "SUCCESS", "d": "FAILURE", "e": "CANCELED"}
     runs = of_dagster(states=states)
