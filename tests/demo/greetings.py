@@ -23,7 +23,7 @@ def nap(context: dg.OpExecutionContext) -> None:
     time.sleep(context.op_config["seconds"])
 
 
-@dg.job
+@dg.job(executor_def=dg.multiprocess_executor)
 def sleeping() -> None:
     nap()
 
@@ -33,7 +33,7 @@ def fail() -> None:
     raise ValueError("out of greetings")
 
 
-@dg.job(executor_def=dg.in_process_executor)
+@dg.job
 def failing() -> None:
     fail()
 
@@ -43,4 +43,11 @@ def every_tick(context: dg.SensorEvaluationContext) -> dg.RunRequest:
     return dg.RunRequest(run_key="once", tags={"asked": "by sensor"})
 
 
-defs = dg.Definitions(assets=[greeting], asset_checks=[polite], jobs=[sleeping, failing], sensors=[every_tick])
+defs = dg.Definitions(
+    assets=[greeting],
+    asset_checks=[polite],
+    jobs=[sleeping, failing],
+    sensors=[every_tick],
+    # Without a process for each step, which takes seconds to start.
+    executor=dg.in_process_executor,
+)
