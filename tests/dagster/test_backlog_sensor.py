@@ -358,6 +358,8 @@ def test_a_job_a_selection_and_a_partition_can_be_run(queue: LeasedQueue, instan
     assert len(Ticks(instance, first).tick()) == 1
     assert len(Ticks(instance, dg.AssetSelection.assets("orders")).tick()) == 1
     assert len(Ticks(instance, "orders").tick()) == 1
+    assert len(Ticks(instance, [orders]).tick()) == 1
+    assert [request.job_name for request in Ticks(instance, [first]).tick()] == ["first"]
     job = dg.define_asset_job("of_the_day", [orders_of_the_day])
     for target in (job, orders_of_the_day):
         (request,) = Ticks(instance, target, partition_key="monday").tick()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar
 
 import dagster as dg
 
@@ -29,7 +29,23 @@ from sqs_lease.dagster.sensor_runs import SENSOR_TAG, SensorRuns, pause_until, r
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 
+if TYPE_CHECKING:
+    # What define_asset_job returns; it has no public name of its own.
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
 RunConfig: TypeAlias = dg.RunConfig | Mapping[str, Any]
+Job: TypeAlias = "dg.JobDefinition | UnresolvedAssetJobDefinition"
+Assets: TypeAlias = (
+    dg.AssetSelection
+    | dg.AssetsDefinition
+    | dg.AssetKey
+    | str
+    | Sequence[str]
+    | Sequence[dg.AssetKey]
+    | Sequence[dg.AssetsDefinition]
+)
+Target: TypeAlias = "Job | Sequence[Job] | Assets"
+"""What a sensor may run."""
 
 MOST_RUNS_AT_ONCE: Final = 4
 """Most runs that one evaluation asks for: Dagster launches them one after the other, each in about 3 s."""
@@ -46,7 +62,7 @@ _T = TypeVar("_T")
 def build_sqs_backlog_sensor(
     name: str,
     queue: SqsQueueResource,
-    target: Any = None,
+    target: Target | None = None,
     *,
     queue_asset: dg.AssetSpec | dg.AssetKey | str | None = None,
     min_messages: int = 1,
@@ -119,8 +135,10 @@ def build_sqs_backlog_sensor(
             "max_concurrent_runs are not for it. Set them on the assets behind it, or give a target"
         )
     sensor = _BacklogSensor(name, queue, rules, partition_key, run_config, run_tags)
-    jobs = _several_jobs(target)
+    jobs = _jobs_of_a_list(target)
     key = _asset_key(queue_asset)
+    # A list of jobs has another name there than all else.
+    what: dict[str, Any] = {"jobs": target} if jobs else {"target": target}
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if key is not None:
@@ -130,8 +148,7 @@ def build_sqs_backlog_sensor(
     return dg.SensorDefinition(
         name,
         evaluation_fn=evaluate,
-        # A sensor that has several jobs is told of them by another name.
-        **({"jobs": target} if len(jobs) > 1 else {"target": target}),
+        **what,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description=description or f"Starts work when messages wait in the queue {_shown(queue)}; it receives none.",
@@ -293,20 +310,19 @@ def _tag(name: str, context: dg.SensorEvaluationContext) -> str:
     return name if origin is None else f"{name}@{origin.location_name}"
 
 
-def _several_jobs(target: object) -> list[str]:
-    """The names of several jobs; none if it is something else, or just one."""
+def _jobs_of_a_list(target: Target | None) -> list[str]:
+    """The names of the jobs of a list; none if it is something else."""
     # Asset jobs and asset keys are tuples of a kind, too.
-    if type(target) not in (list, tuple) or not isinstance(target, Sequence) or len(target) < 2:
+    if type(target) not in (list, tuple) or not isinstance(target, Sequence):
         return []
-    names = [each.name for each in target if isinstance(each, dg.JobDefinition) or _is_asset_job(each)]
+    names = [str(each.name) for each in target if _is_job(each)]
     if names and len(names) < len(target):
         raise ValueError("a sensor has jobs or assets for its target, not both: make an asset job of the assets")
     return names
 
 
-def _is_asset_job(target: object) -> bool:
-    # What define_asset_job returns has no public name of its own.
-    return type(target).__name__ == "UnresolvedAssetJobDefinition"
+def _is_job(target: object) -> TypeGuard[Job]:
+    return isinstance(target, dg.JobDefinition) or type(target).__name__ == "UnresolvedAssetJobDefinition"
 
 
 def _asset_key(asset: dg.AssetSpec | dg.AssetKey | str | None) -> dg.AssetKey | None:
