@@ -31,7 +31,8 @@ from typing import Any
 
 import psutil
 
-from demo.dagster_api import FINAL_RUN_STATES, DagsterApi, Location, Run
+from demo.dagster_answers import Location, Run
+from demo.dagster_api import FINAL_RUN_STATES, DagsterApi
 from demo.postgres import postgres_server, save_data
 from demo.processes import (
     LOOPBACK,

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_defs.defs.flights import flights_backlog
-from demo.dagster_api import Run
+from demo.dagster_answers import Run
 from demo.dagster_stack import DAEMON, DagsterStack, dagster_stack
 from demo.flights import bodies
 from demo.processes import ROOT, wait_until

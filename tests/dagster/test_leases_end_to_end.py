@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from demo.dagster_api import Event, Run
+from demo.dagster_answers import Event, Run
 from demo.dagster_stack import DagsterStack, dagster_postgres, dagster_stack
 from demo.postgres import postgres_server
 from demo.processes import wait_until

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_defs.defs.flights import BATCH_SIZE as BATCH_SIZE_OF_THE_ASSET
 from demo import runs as module
-from demo.dagster_api import Event, Materialization, Run
+from demo.dagster_answers import Event, Materialization, Run
 from demo.dagster_runs import DagsterRuns
 from demo.dagster_stack import DagsterStack
 from demo.processes import ProcessFailedError, ServerProcess, start_process

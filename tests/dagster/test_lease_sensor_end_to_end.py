@@ -1,0 +1,276 @@
+"""Lease sensors on a real daemon and code server and a real SQS server, with a second consumer polling all along.
+
+All of `definitions_lease_sensor.py` is started at once, each sensor on a queue of its own. While the runs work,
+the definitions are reloaded, runs and processes are ended in several ways, and the tests look at what became of each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.dagster_answers import Run
+from demo.dagster_stack import CODE_SERVER, DAEMON, DagsterStack, dagster_postgres, dagster_stack
+from demo.postgres import postgres_server
+from demo.processes import wait_until
+from demo.sqs_server import SqsServer
+from tests.dagster.evidence import DIRECTORY_VARIABLE, Note, allow_to_end, notes
+from tests.second_consumer import Reception, SecondConsumer
+
+pytestmark = pytest.mark.processes
+
+DEFINITIONS = Path(__file__).parent / "definitions_lease_sensor.py"
+
+QUEUE_VISIBILITY_SECONDS = 600
+"""Longer than any test: what is received before was released."""
+
+BODIES: Mapping[str, Sequence[str]] = {
+    "retried": ["an order", "no order"],
+    "failing": ["an order"],
+    "canceled": ["an order"],
+    "killed": ["an order"],
+    "stopped": ["an order"],
+    "outliving": ["an order"],
+    "tried": ["an order"],
+}
+"""The messages by sensor."""
+
+WORKING = ("failing", "canceled", "killed", "stopped", "outliving")
+
+BACK_SECONDS = 10.0
+"""Within which a message is visible again after its work failed."""
+
+DEADLINE_SECONDS = 150.0
+
+INSTANCES = ["sqlite", *(["postgresql"] if os.environ.get("SQS_LEASE_CHAOS") == "1" else [])]
+
+
+class Running:
+    """The stack with all runs under way.
+
+    Args:
+        stack: Dagster.
+        server: The SQS server.
+        evidence: Where the work leaves its notes.
+        workspace: Where the batches are.
+        prefix: What the names of the queues begin with.
+    """
+
+    def __init__(self, stack: DagsterStack, server: SqsServer, evidence: Path, workspace: Path, prefix: str) -> None:
+        self.stack = stack
+        self.ended: dict[str, float] = {}
+        self.keepers: list[list[str]] = []
+        self.owners: list[int] = []
+        self.trial: str | None = None
+        self._evidence = evidence
+        self._workspace = workspace
+        self._sqs = server.sqs_client()
+        self._urls = {name: self._sqs.get_queue_url(QueueName=f"{prefix}-{name}")["QueueUrl"] for name in BODIES}
+        self.consumers = {
+            name: SecondConsumer(server.sqs_client(), url, len(BODIES[name]))
+            for name, url in self._urls.items()
+            if name != "tried"
+        }
+
+    def drive(self) -> None:
+        """Do to each run what the name of its sensor says."""
+        self.trial = self.stack.api.test_sensor("tried").skip_reason
+        for name in WORKING:
+            self.await_watched(name, "received")
+        self.await_watched("retried", "second part")
+        self._look_for_keepers()
+        self.stack.api.stop_sensor("stopped")
+        self.stack.api.reload()
+        self._await("of one keeper for each sensor but the stopped one", self._is_taken_over)
+        self._look_for_keepers()
+
+        allow_to_end(self._evidence, "retried_first")
+        allow_to_end(self._evidence, "failing")
+        allow_to_end(self._evidence, "stopped")
+        self.stack.api.terminate(self.run("canceled").run_id)
+        worker = self.stack.run_worker(self.run("killed").run_id)
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
+        for name in ("failing", "stopped", "canceled", "killed"):
+            self.await_reception(name)
+        self._await("repeating the run", lambda: len(self.notes("retried", "second part")) == 2)
+
+        self.stack.processes[DAEMON].kill()
+        allow_to_end(self._evidence, "retried")
+        self._await("done with all of the batch", lambda: self.batches("retried") == [])
+
+        self.stack.kill_code_server()
+        self.owners.append(self.owner("outliving"))
+        for component in (CODE_SERVER, DAEMON):
+            self.stack.start(component)
+        self.stack.wait_until_ready()
+        self._await("taking over", lambda: self.owner("outliving") != self.owners[0])
+        self.owners.append(self.owner("outliving"))
+        allow_to_end(self._evidence, "outliving")
+        self._await("done with all of the batch", lambda: self.batches("outliving") == [])
+
+    def run(self, name: str) -> Run:
+        """The one run, or the newest one, of a sensor."""
+        return self.stack.api.runs(tags={"dagster/sensor_name": name})[0]
+
+    def owner(self, name: str) -> int:
+        """The process that keeps the batches of a sensor."""
+        return int(json.loads((self._workspace / name / "owner.json").read_text())["pid"])
+
+    def batches(self, name: str) -> list[str]:
+        """The batches of a sensor that are not settled."""
+        return [path.name for path in (self._workspace / name).iterdir() if path.is_dir()]
+
+    def notes(self, name: str, what: str) -> list[Note]:
+        """What the work wrote down of this kind."""
+        return [each for each in notes(self._evidence, name) if each.what == what]
+
+    def await_watched(self, name: str, what: str) -> None:
+        """Wait until the work has begun, and the second consumer has tried to get its messages."""
+        self._await(f"told by {name}: {what}", lambda: self.notes(name, what) != [])
+        self._await(f"watching {name}", lambda: self.consumers[name].polls > 0)
+
+    def await_reception(self, name: str) -> Reception:
+        """Wait until the second consumer gets a message, and return it."""
+        self._await(f"giving a message of {name} away", lambda: self.consumers[name].receptions != [])
+        (reception,) = self.consumers[name].receptions
+        return reception
+
+    def left(self, name: str) -> tuple[int, int]:
+        """How many messages of the queue can be received, and how many are in flight."""
+        answer = self._sqs.get_queue_attributes(QueueUrl=self._urls[name], AttributeNames=["All"])["Attributes"]
+        return (
+            int(answer["ApproximateNumberOfMessages"]),
+            int(answer["ApproximateNumberOfMessagesNotVisible"]),
+        )
+
+    def _is_taken_over(self) -> bool:
+        definitions = self.stack.servers_with_definitions()
+        newest = max(definitions, key=lambda pid: psutil.Process(pid).create_time())
+        return all(self.owner(name) == newest for name in (*WORKING, "retried") if name != "stopped")
+
+    def _look_for_keepers(self) -> None:
+        reason = self.stack.api.test_sensor("keepers").skip_reason
+        assert reason is not None
+        self.keepers.append([name for name in json.loads(reason) if name.startswith("sqs-lease sensor ")])
+
+    def _await(self, what: str, ready: Callable[[], bool]) -> None:
+        wait_until(
+            ready,
+            processes=[self.stack.processes["webserver"]],
+            what=what,
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+
+
+@pytest.fixture(scope="module", params=INSTANCES)
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: SqsServer
+) -> Iterator[Running]:
+    evidence, workspace = tmp_path_factory.mktemp("evidence"), tmp_path_factory.mktemp("workspace")
+    prefix = f"lease-sensor-{request.param}"
+    environment = {
+        **server.environment,
+        DIRECTORY_VARIABLE: str(evidence),
+        "QUEUES": prefix,
+        "WORKSPACE": str(workspace),
+    }
+    sqs = server.sqs_client()
+    for name, bodies in BODIES.items():
+        url = sqs.create_queue(
+            QueueName=f"{prefix}-{name}", Attributes={"VisibilityTimeout": str(QUEUE_VISIBILITY_SECONDS)}
+        )["QueueUrl"]
+        for body in bodies:
+            sqs.send_message(QueueUrl=url, MessageBody=body)
+    with ExitStack() as exits:
+        database_url = None
+        if request.param == "postgresql":
+            database_url = exits.enter_context(postgres_server(dagster_postgres())).url
+        stack = exits.enter_context(
+            dagster_stack(
+                tmp_path_factory.mktemp("dagster"),
+                DEFINITIONS,
+                environment,
+                database_url=database_url,
+                settings={"run_retries": {"enabled": True, "max_retries": 0}},
+                stop_grace_seconds=0,
+            )
+        )
+        under_way = Running(stack, server, evidence, workspace, prefix)
+        for consumer in under_way.consumers.values():
+            exits.enter_context(consumer.polling())
+        under_way.drive()
+        yield under_way
+
+
+def test_a_run_that_dagster_repeats_from_its_failure_keeps_its_batch_and_nobody_else_gets_it(running: Running) -> None:
+    first, second = running.notes("retried", "second part")
+    (part,) = running.notes("retried", "first part")
+    assert first.details["run_id"] != second.details["run_id"]
+    assert part.details["ids"] == first.details["ids"] == second.details["ids"]
+    assert len(first.details["ids"]) == 2
+    (ended,) = running.notes("retried", "ended")
+    received_after = [(each.body, each.at > ended.at) for each in running.consumers["retried"].receptions]
+    # The other one is deleted; this one failed in a step that was not executed again.
+    assert received_after in ([], [("no order", True)])
+    assert sum(running.left("retried")) == 1
+
+
+@pytest.mark.parametrize("name", ["failing", "stopped"])
+def test_messages_of_a_failed_run_are_received_by_others_within_seconds_even_if_its_sensor_was_stopped(
+    running: Running, name: str
+) -> None:
+    assert running.run(name).state == "FAILURE"
+    (ended,) = running.notes(name, "ended")
+    assert 0 <= running.await_reception(name).at - ended.at <= BACK_SECONDS
+
+
+@pytest.mark.parametrize(("name", "state"), [("canceled", "CANCELED"), ("killed", "FAILURE")])
+def test_messages_of_a_run_that_was_ended_are_received_by_others_within_seconds(
+    running: Running, name: str, state: str
+) -> None:
+    run = running.run(name)
+    assert run.state == state
+    assert run.ended_at is not None
+    assert running.await_reception(name).at - run.ended_at <= BACK_SECONDS
+
+
+def test_a_test_in_the_web_ui_takes_nothing(running: Running) -> None:
+    assert running.trial is not None
+    assert "nothing was received" in running.trial
+    assert running.left("tried") == (1, 0)
+
+
+def test_the_process_of_the_code_server_that_is_evaluated_has_one_keeper_for_each_sensor(running: Running) -> None:
+    before, after = running.keepers
+    assert before == [f"sqs-lease sensor {name}" for name in sorted((*WORKING, "retried"))]
+    assert after == [name for name in before if not name.endswith(" stopped")]
+
+
+def test_after_a_reload_the_former_process_keeps_nothing_that_the_new_one_took_over(running: Running) -> None:
+    log = running.stack.processes[CODE_SERVER].log_path.read_text()
+    for name in (*WORKING, "retried"):
+        ends = f"The keeper of sensor {name} ends: another process has taken over"
+        assert (ends in log) is (name != "stopped")
+
+
+def test_messages_are_kept_while_code_server_and_daemon_are_killed_and_started_again(running: Running) -> None:
+    assert running.owners[0] != running.owners[1]
+    assert running.run("outliving").state == "SUCCESS"
+    assert running.consumers["outliving"].receptions == []
+    assert running.left("outliving") == (0, 0)
+    assert len(running.notes("outliving", "received")) == 1
+
+
+def test_no_message_and_no_receipt_handle_can_be_read_in_dagster(running: Running) -> None:
+    for run in running.stack.api.runs():
+        events = running.stack.api.events(run.run_id)
+        seen = [run.config, str(run.tags), *(f"{event.message} {event.error} {event.metadata}" for event in events)]
+        assert not [line for line in seen if "order" in line.replace("out of orders", "").replace("no order", "order")]
