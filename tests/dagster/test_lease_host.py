@@ -164,7 +164,8 @@ def test_a_batch_is_received_written_down_and_asked_a_run_for_until_it_is_there(
 
 
 def test_an_empty_queue_leaves_nothing_behind(ground: Ground) -> None:
-    assert ground.tick(ground.host()) == Tick([], [], 0)
+    tick = ground.tick(ground.host())
+    assert (tick.requests, tick.waiting, tick.received) == ([], [], 0)
     assert ground.batches() == []
 
 

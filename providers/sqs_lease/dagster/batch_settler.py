@@ -8,7 +8,6 @@ then SQS is called, and at last the directory is removed.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,8 +28,6 @@ from sqs_lease.dagster.leased_batch import BATCH_TAG
 from sqs_lease.held_batch import HeldBatch
 from sqs_lease.kept_leases import begin_settling, stop_settling
 from sqs_lease.ownership import Ownership
-
-logger = logging.getLogger(__name__)
 
 UNKNOWN: Final = Decision(Fate.REQUESTED, "its runs were not looked up yet")
 
@@ -139,12 +136,10 @@ class BatchSettler:
         return failed(ids, work.steps, pieces, is_whole=work.is_whole(), reason=decision.reason)
 
     def _tell(self, batch: KeptBatch, decision: Decision) -> None:
-        """Say in the log, and among the events of the run, what became of a batch."""
-        text = lease_summary(batch.held)
-        logger.info("Batch %s is over, because %s. %s", batch.batch_id, decision.reason, text)
+        """Say among the events of the run what became of its batch."""
         run = None if decision.run_id is None else self._instance.get_run_by_id(decision.run_id)
         if run is not None:
-            self._instance.report_engine_event(text, run)
+            self._instance.report_engine_event(lease_summary(batch.held), run)
 
 
 def _settlements(found: Verdict, receipts: Mapping[str, Receipt]) -> dict[Receipt, Settlement]:

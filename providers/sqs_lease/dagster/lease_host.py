@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,6 +47,7 @@ from sqs_lease.core.settlements import FailureRule
 from sqs_lease.core.takeover import with_visibility
 from sqs_lease.dagster.batch_runs import Decision, Fate
 from sqs_lease.dagster.batch_settler import BatchSettler, KeptBatch
+from sqs_lease.dagster.lease_metadata import lease_summary
 from sqs_lease.keeper import Keeper, Leaving
 from sqs_lease.kept_leases import (
     KeptLeases,
@@ -72,6 +75,8 @@ FENCE_SECONDS: Final = 5.0
 
 IDLE_SECONDS: Final = 60.0
 """After how long without evaluation a host that holds nothing ends."""
+
+_MOST_NEWS: Final = 100
 
 LAST_SECONDS: Final = 8.0
 """How long the last calls of a process that ends may take: it may be killed soon after it was told to end."""
@@ -140,11 +145,13 @@ class Tick:
         requests: The runs to start; one that was asked for before is among them until it is there.
         waiting: What each other batch waits for, for people.
         received: How many messages were received now.
+        news: What happened since the last one, for people.
     """
 
     requests: Sequence[Request]
     waiting: Sequence[str]
     received: int
+    news: Sequence[str] = ()
 
 
 class LeaseHost:
@@ -182,12 +189,13 @@ class LeaseHost:
             instance, self._ownership, self._clock, run_deadline_seconds=settings.run_deadline_seconds
         )
         self._batches: dict[str, KeptBatch] = {}
+        self._news: deque[str] = deque(maxlen=_MOST_NEWS)
         self._gate = threading.Lock()
         self._queue: tuple[str, RenewalPolicy] | None = None
         self._thread = LoopThread(f"sqs-lease sensor {settings.sensor}")
         self._thread.run(self._open(open_transport))
         whose = "" if former is None else f", taken over from process {former.pid} on {former.host}"
-        logger.info("The keeper of sensor %s began%s", settings.sensor, whose)
+        self._say(f"The keeper of sensor {settings.sensor} began in process {os.getpid()}{whose}")
 
     def tick(self, *, receive: bool = True) -> Tick | None:
         """Take in what is to be taken in: batches that nobody holds, and new messages. It blocks.
@@ -271,11 +279,19 @@ class LeaseHost:
                 received = await self._receive()
         batches = [batch for batch in self._batches.values() if batch.settling is None]
         requested = [batch for batch in batches if batch.decision.fate is Fate.REQUESTED]
+        news = list(self._news)
+        self._news.clear()
         return Tick(
             [Request(batch.batch_id, batch.uri, batch.held.count_held()) for batch in requested],
             [f"batch {batch.batch_id}: {batch.decision.reason}" for batch in batches if batch not in requested],
             received,
+            news,
         )
+
+    def _say(self, text: str) -> None:
+        """Say something in this process's log, and in that of the next evaluation, where people look for it."""
+        logger.info(text)
+        self._news.append(text)
 
     async def _receive(self) -> int:
         """Receive a batch and write it down."""
@@ -379,7 +395,7 @@ class LeaseHost:
         if kept.deleting is None:
             batch = self._new_batch(kept.batch_id, kept.queue_url, policy)
             batch.held.adopt(leases)
-            logger.info("Took over %d messages of %s (batch %s)", len(leases), kept.queue_url, kept.batch_id)
+            self._say(f"Took over {len(leases)} messages of {kept.queue_url} (batch {kept.batch_id})")
         else:
             # Most of them are deleted already; that the service says so is no loss.
             batch = self._new_batch(kept.batch_id, kept.queue_url, policy, on_event=_unheard)
@@ -450,6 +466,7 @@ class LeaseHost:
         try:
             if await self._settler.settle(batch, decision):
                 await self._finish(batch)
+                self._say(f"Batch {batch.batch_id} is over, because {decision.reason}. {lease_summary(batch.held)}")
                 return
         except Exception:
             # What was settled stays so; the rest is settled when it works again.

@@ -179,6 +179,8 @@ class _LeaseSensor:
             return dg.SensorResult(skip_reason=f"Nothing was received: {error}")
         if tick is None:
             return dg.SensorResult(skip_reason="The evaluation before this one is under way still")
+        for news in tick.news:
+            context.log.info(news)
         requests = tick.requests[:MOST_RUNS_AT_ONCE]
         for request in requests:
             context.log.info("Asking for a run on batch %s with %d messages", request.batch_id, request.messages)
