@@ -19,7 +19,8 @@ from sqs_lease.batch_folder import BatchFolder, BatchFolderError
 from sqs_lease.core.policies import Fixed
 from sqs_lease.core.settlements import dead_letter, release
 from sqs_lease.dagster import batch_settler, lease_host
-from sqs_lease.dagster.lease_host import HostIsOverError, HostSettings, LeaseHost, Request, Tick
+from sqs_lease.dagster.host_settings import HostSettings, Request, Tick
+from sqs_lease.dagster.lease_host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.leased_batch import BATCH_TAG, leased_batch
 from sqs_lease.ownership import ForeignOwnerError, Ownership
 from sqs_lease.testing import AuditKind, LeasedQueues, MemoryTransport, ScriptedFaults
@@ -417,9 +418,35 @@ def test_a_batch_that_others_received_meanwhile_and_no_run_works_on_is_dropped(g
     other = ground.queues.sqs.receive(ground.queue.url, max_messages=1, visibility_seconds=60)
     ground.queues.sqs.delete(ground.queue.url, [message.receipt for message in other])
     successor = ground.host()
-    successor.tick(receive=False)
+    successor.tick()
     eventually(ground.is_settled, "the batch is dropped")
     assert ground.tick(successor).requests == []
+
+
+# The end of the process
+
+
+def test_a_process_that_ends_extends_what_goes_on_and_settles_what_is_over(ground: Ground) -> None:
+    ground.queue.send("a", "b")
+    host = ground.host(max_batches=2, max_messages=1, look_seconds=60.0)
+    going_on, over = [ground.tick(host) for _ in range(2)][-1].requests
+    ground.run(going_on, Status.STARTED)
+    ground.end(ground.run(over, Status.STARTED), Status.CANCELED)
+    before = len(ground.queues.sqs.trail().entries())
+    host.leave()
+    kinds = [entry.kind for entry in ground.queues.sqs.trail().entries()[before:]]
+    assert sorted(kinds, key=str) == [AuditKind.CHANGED, AuditKind.RELEASED]
+    assert ground.batches() == [going_on.batch_id]
+    assert keepers() == 0
+    assert BatchFolder(ground.directory / going_on.batch_id).get(kept_leases.HELD_UNTIL) is not None
+    assert ground.tick(ground.host()).waiting
+
+
+def test_what_is_not_of_a_sensor_is_left_alone_in_its_directory(ground: Ground) -> None:
+    (ground.directory / "mine").mkdir(parents=True)
+    (ground.directory / "mine" / "notes.txt").write_text("keep this")
+    ground.tick(ground.host())
+    assert (ground.directory / "mine" / "notes.txt").exists()
 
 
 # One keeper
@@ -455,7 +482,7 @@ def test_a_host_that_was_followed_does_not_settle(ground: Ground) -> None:
     before = len(ground.queues.sqs.trail().entries())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(former, "_give_up", lambda why: None)
-        former.tick(receive=False)
+        former.tick()
         eventually(lambda: not BatchFolder(Path(request.uri)).is_settling(), "it has stopped")
         time.sleep(0.2)
     assert len(ground.queues.sqs.trail().entries()) == before

@@ -13,7 +13,7 @@ of it with an event loop of its own. It is started by the sensor's first evaluat
 newest host writes itself into the directory's ``owner.json``. The others look there once a second, and drop what they
 hold, without a call. To extend a lease from two processes does no harm meanwhile. To *settle* one while another still
 extends it would: what was given back would be hidden again. So a host that took over settles nothing for
-:data:`FENCE_SECONDS`.
+:data:`FENCE_SECONDS <sqs_lease.dagster.host_settings.FENCE_SECONDS>`.
 
 **Crashes.** A batch's messages and leases are written before a run is asked for, the leases last. A batch without
 leases was never told to anybody, and is removed; its messages come back by themselves. A batch with leases and without
@@ -26,13 +26,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 from uuid import uuid4
 
 import dagster as dg
@@ -43,10 +43,10 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule
 from sqs_lease.core.takeover import with_visibility
 from sqs_lease.dagster.batch_runs import Decision, Fate
 from sqs_lease.dagster.batch_settler import BatchSettler, KeptBatch
+from sqs_lease.dagster.host_settings import HostSettings, Request, Tick
 from sqs_lease.dagster.lease_metadata import lease_summary
 from sqs_lease.keeper import Keeper, Leaving
 from sqs_lease.kept_leases import (
@@ -56,7 +56,7 @@ from sqs_lease.kept_leases import (
     write_leases,
 )
 from sqs_lease.loop_thread import LoopThread
-from sqs_lease.ownership import OWNER, Ownership
+from sqs_lease.ownership import Ownership
 from sqs_lease.sqs.receiving import Receiver
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.stored_leases import from_wall_time, to_wall_time
@@ -70,13 +70,11 @@ A code server was ready after 12 to 16 s where that was measured; the daemon not
 The rest is for slower machines and for containers that are started elsewhere.
 """
 
-FENCE_SECONDS: Final = 5.0
-"""How long a host that took over settles nothing: until the former owner has looked, and its last calls are over."""
-
 IDLE_SECONDS: Final = 60.0
 """After how long without evaluation a host that holds nothing ends."""
 
 _MOST_NEWS: Final = 100
+_BATCH_ID: Final = re.compile("[0-9a-f]{32}")
 
 LAST_SECONDS: Final = 8.0
 """How long the last calls of a process that ends may take: it may be killed soon after it was told to end."""
@@ -89,69 +87,6 @@ OpenTransport: TypeAlias = Callable[[], Transport]
 
 class HostIsOverError(RuntimeError):
     """The host has ended meanwhile: another one is to be started."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostSettings:
-    """What a host does, as the sensor says.
-
-    Attributes:
-        sensor: The sensor's name.
-        deployment: Names the Dagster instance and code location: no other may use the directory.
-        uri: The sensor's directory, a URI or an absolute path.
-        directory: The same as a path.
-        queue: The queue's name, ARN or URL.
-        policy: The renewal policy; without a visibility timeout it gets one that outlives a takeover.
-        on_failure: What becomes of failed messages.
-        max_messages: Most messages of a batch.
-        wait_seconds: How long to wait for a first message.
-        linger_seconds: How long to wait for more.
-        max_batches: Most batches that are not settled.
-        run_deadline_seconds: How long a run is waited for that does not appear.
-        look_seconds: How often the owner is looked at; batches' runs half as often.
-        fence_seconds: How long nothing is settled after a takeover.
-    """
-
-    sensor: str
-    deployment: str
-    uri: str
-    directory: Any
-    queue: str
-    policy: RenewalPolicy
-    on_failure: FailureRule
-    max_messages: int
-    wait_seconds: float
-    linger_seconds: float
-    max_batches: int
-    run_deadline_seconds: float
-    look_seconds: float = 1.0
-    fence_seconds: float = FENCE_SECONDS
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A run that is to be started."""
-
-    batch_id: str
-    uri: str
-    messages: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """What an evaluation found.
-
-    Attributes:
-        requests: The runs to start; one that was asked for before is among them until it is there.
-        waiting: What each other batch waits for, for people.
-        received: How many messages were received now.
-        news: What happened since the last one, for people.
-    """
-
-    requests: Sequence[Request]
-    waiting: Sequence[str]
-    received: int
-    news: Sequence[str] = ()
 
 
 class LeaseHost:
@@ -197,7 +132,7 @@ class LeaseHost:
         whose = "" if former is None else f", taken over from process {former.pid} on {former.host}"
         self._say(f"The keeper of sensor {settings.sensor} began in process {os.getpid()}{whose}")
 
-    def tick(self, *, receive: bool = True) -> Tick | None:
+    def tick(self) -> Tick | None:
         """Take in what is to be taken in: batches that nobody holds, and new messages. It blocks.
 
         Returns:
@@ -213,32 +148,39 @@ class LeaseHost:
         try:
             if self.is_over:
                 raise HostIsOverError
-            return self._thread.run(self._tick(receive))
+            return self._thread.run(self._tick())
         finally:
             self._gate.release()
 
     def end(self) -> None:
         """Hold nothing any more, without a call, and end the thread. It blocks."""
         with self._gate:
-            if self._thread.is_stopped:
-                return
-            self.is_over = True
-            self._thread.run(self._close())
-            self._thread.stop()
-            with suppress(OSError):
-                # Who takes it next waits a moment longer if this fails.
-                self._ownership.leave()
-            self._instance.dispose()
+            self._end()
 
     def leave(self) -> None:
         """End with the process: settle what is decided, and extend the rest once, so that another has time to come.
 
-        It blocks for :data:`LAST_SECONDS` at most, and longer only where an evaluation is under way.
+        It blocks for twice :data:`LAST_SECONDS` at most. An evaluation that is under way for longer is left alone.
         """
-        with self._gate:
+        if not self._gate.acquire(timeout=LAST_SECONDS):
+            return
+        try:
             if not self.is_over:
                 self._thread.run(self._last_calls())
-                self.is_over = True
+            self._end()
+        finally:
+            self._gate.release()
+
+    def _end(self) -> None:
+        if self._thread.is_stopped:
+            return
+        self.is_over = True
+        self._thread.run(self._close())
+        self._thread.stop()
+        with suppress(OSError):
+            # Who takes it next waits a moment longer if this fails.
+            self._ownership.leave()
+        self._instance.dispose()
 
     async def _last_calls(self) -> None:
         try:
@@ -247,8 +189,7 @@ class LeaseHost:
                 settling = [batch.settling for batch in self._batches.values() if batch.settling is not None]
                 if settling:
                     await asyncio.wait(settling)
-                for batch in self._batches.values():
-                    await batch.held.extend_now()
+                await asyncio.gather(*(batch.held.extend_now() for batch in self._batches.values()))
                 await self._save_deadlines()
         except TimeoutError:
             logger.warning("The last calls of sensor %s were not answered in time", self._settings.sensor)
@@ -269,13 +210,13 @@ class LeaseHost:
 
     # An evaluation of the sensor
 
-    async def _tick(self, receive: bool) -> Tick:
+    async def _tick(self) -> Tick:
         self._ticked_at = self._clock.now()
         async with asyncio.timeout(TICK_SECONDS):
             await self._adopt_what_nobody_holds()
             await self._look_at_runs()
             received = 0
-            if receive and len(self._batches) < self._settings.max_batches:
+            if len(self._batches) < self._settings.max_batches:
                 received = await self._receive()
         batches = [batch for batch in self._batches.values() if batch.settling is None]
         requested = [batch for batch in batches if batch.decision.fate is Fate.REQUESTED]
@@ -386,7 +327,7 @@ class LeaseHost:
         return [
             BatchFolder(path)
             for path in listed(self._settings.directory)
-            if path.name not in self._batches and path.name != OWNER
+            if path.name not in self._batches and _BATCH_ID.fullmatch(path.name)
         ]
 
     async def _adopt(self, kept: KeptLeases) -> None:
@@ -395,6 +336,8 @@ class LeaseHost:
         if kept.deleting is None:
             batch = self._new_batch(kept.batch_id, kept.queue_url, policy)
             batch.held.adopt(leases)
+            # As long as it has no run, it has waited for one since then.
+            batch.changed_at = max((lease.received_at for lease in leases), default=batch.changed_at)
             self._say(f"Took over {len(leases)} messages of {kept.queue_url} (batch {kept.batch_id})")
         else:
             # Most of them are deleted already; that the service says so is no loss.
@@ -469,6 +412,8 @@ class LeaseHost:
                 self._say(f"Batch {batch.batch_id} is over, because {decision.reason}. {lease_summary(batch.held)}")
                 return
         except Exception:
+            if self.is_over:
+                return
             # What was settled stays so; the rest is settled when it works again.
             logger.exception("Batch %s cannot be settled; trying again", batch.batch_id)
         batch.settling = None

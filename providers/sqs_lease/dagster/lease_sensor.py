@@ -26,7 +26,8 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import FailureRule, release
 from sqs_lease.core.specs import resolve_policy
 from sqs_lease.core.verdicts import Verdict
-from sqs_lease.dagster.lease_host import HostIsOverError, HostSettings, LeaseHost, Request, Tick
+from sqs_lease.dagster.host_settings import HostSettings, Request, Tick
+from sqs_lease.dagster.lease_host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.leased_batch import BATCH_TAG
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.workspace import check_workspace, workspace_path
@@ -237,7 +238,8 @@ def is_tick_of_the_daemon(context: dg.SensorEvaluationContext) -> bool:
 
     The daemon names the log of an evaluation by the number of its tick; Dagster names others by the time.
     """
-    return bool(context.log_key) and context.log_key is not None and context.log_key[-1].isdigit()
+    log_key = context.log_key
+    return bool(log_key and log_key[-1].isdigit())
 
 
 def end_hosts() -> None:

@@ -1,0 +1,76 @@
+"""What the host of a lease sensor is told, and what it tells an evaluation of the sensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.settlements import FailureRule
+
+FENCE_SECONDS: Final = 5.0
+"""How long a host that took over settles nothing: until the former owner has looked, and its last calls are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """What a host does, as the sensor says.
+
+    Attributes:
+        sensor: The sensor's name.
+        deployment: Names the Dagster instance and code location: no other may use the directory.
+        uri: The sensor's directory, a URI or an absolute path.
+        directory: The same as a path.
+        queue: The queue's name, ARN or URL.
+        policy: The renewal policy; without a visibility timeout it gets one that outlives a takeover.
+        on_failure: What becomes of failed messages.
+        max_messages: Most messages of a batch.
+        wait_seconds: How long to wait for a first message.
+        linger_seconds: How long to wait for more.
+        max_batches: Most batches that are not settled.
+        run_deadline_seconds: How long a run is waited for that does not appear.
+        look_seconds: How often the owner is looked at; batches' runs half as often.
+        fence_seconds: How long nothing is settled after a takeover.
+    """
+
+    sensor: str
+    deployment: str
+    uri: str
+    directory: Any
+    queue: str
+    policy: RenewalPolicy
+    on_failure: FailureRule
+    max_messages: int
+    wait_seconds: float
+    linger_seconds: float
+    max_batches: int
+    run_deadline_seconds: float
+    look_seconds: float = 1.0
+    fence_seconds: float = FENCE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A run that is to be started."""
+
+    batch_id: str
+    uri: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What an evaluation found.
+
+    Attributes:
+        requests: The runs to start; one that was asked for before is among them until it is there.
+        waiting: What each other batch waits for, for people.
+        received: How many messages were received now.
+        news: What happened since the last one, for people.
+    """
+
+    requests: Sequence[Request]
+    waiting: Sequence[str]
+    received: int
+    news: Sequence[str] = ()
