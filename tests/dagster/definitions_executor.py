@@ -4,6 +4,7 @@ Dagster reads the annotations of ops, so this module has no postponed ones.
 """
 
 import os
+import signal
 import time
 
 import dagster as dg
@@ -66,6 +67,17 @@ def obedient(context: dg.OpExecutionContext) -> None:
 
 
 @dg.op
+def abrupt(context: dg.OpExecutionContext) -> None:
+    name = context.job_name
+    with leased_batch(context):
+        note(name, "abrupt")
+        try:
+            time.sleep(NEVER_SECONDS)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dg.op
 def stubborn(context: dg.OpExecutionContext) -> None:
     name = context.job_name
     with leased_batch(context):
@@ -84,7 +96,7 @@ def never() -> None:
 
 @dg.job(executor_def=executor("terminated"))
 def terminated() -> None:
-    never(after=obedient())
+    never(after=[obedient(), abrupt()])
 
 
 @dg.job(executor_def=executor("worker_killed", ORPHANS_VISIBILITY_SECONDS))

@@ -96,13 +96,13 @@ def complain(context: dg.OpExecutionContext, body: str) -> None:
     """Is skipped where nothing is worrying."""
 
 
-def executor() -> dg.ExecutorDefinition:
-    """Made for each run, so that each test has a workspace of its own."""
+def executor(wait: float = 0.0) -> dg.ExecutorDefinition:
     return sqs_lease_executor(
         SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), region_name="us-east-1"),
+        # Only the run worker reads it.
         workspace=os.environ.get("ORDERS_WORKSPACE", "/var/lib/orders"),
         max_messages=10,
-        wait=float(os.environ.get("ORDERS_WAIT", "0")),
+        wait=wait,
         on_failure=by_exception({ZeroDivisionError: dead_letter(), MessageFailed: dead_letter()}),
         max_concurrent=2,
     )
@@ -124,6 +124,15 @@ def alone() -> dg.JobDefinition:
         load()
 
     return alone
+
+
+def patient() -> dg.JobDefinition:
+    @dg.job(executor_def=executor(wait=600.0))
+    def patient() -> None:
+        """Waits for messages."""
+        load()
+
+    return patient
 
 
 def careless() -> dg.JobDefinition:

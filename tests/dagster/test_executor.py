@@ -5,9 +5,11 @@ The queues are in memory: only the run worker reaches them.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Thread
@@ -15,10 +17,12 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.execution.api import execute_run_iterator
 
 from sqs_lease.dagster import SqsQueueResource
-from sqs_lease.dagster.executor import sqs_lease_executor
+from sqs_lease.dagster.executor import LeaseExecutor, sqs_lease_executor
 from sqs_lease.dagster.leased_batch import BATCH_TAG
+from sqs_lease.dagster.step_ends import StepEnds
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
 from tests.dagster import executor_jobs
@@ -62,15 +66,19 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    # Dagster makes each job once in a process, so all tests have one workspace.
+    workspace = tmp_path_factory.mktemp("workspace")
+    with pytest.MonkeyPatch.context() as patch, dg.instance_for_test() as instance:
+        patch.setenv("ORDERS_WORKSPACE", str(workspace))
+        yield Runs(instance, workspace)
 
 
-@pytest.fixture
-def runs(instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    monkeypatch.setenv("ORDERS_WORKSPACE", str(tmp_path / "workspace"))
-    return Runs(instance, tmp_path / "workspace")
+@pytest.fixture(autouse=True)
+def nothing_is_left(runs: Runs) -> Iterator[None]:
+    yield
+    assert list(runs.workspace.iterdir()) == []
+    assert multiprocessing.active_children() == []
 
 
 @pytest.fixture
@@ -84,6 +92,16 @@ def numbers(result: dg.JobExecutionResult) -> dict[str, Any]:
     engine_events = [event for event in result.all_events if event.is_engine_event]
     metadata = [event.engine_event_data.metadata for event in engine_events]
     return {name: value.value for each in metadata for name, value in each.items() if name.startswith("sqs/")}
+
+
+@contextmanager
+def replaced_by_a_file(directory: Path) -> Iterator[None]:
+    """Have a file where an empty directory was."""
+    directory.rmdir()
+    directory.touch()
+    yield
+    directory.unlink()
+    directory.mkdir()
 
 
 def failure(result: dg.JobExecutionResult) -> str:
@@ -100,14 +118,13 @@ def test_a_batch_is_held_through_steps_beside_and_after_one_another_and_deleted_
 ) -> None:
     monkeypatch.setenv("ORDERS_QUEUE", "short")
     queue = leased_queues.create("short", "a", "b", visibility_seconds=2)
-    work = {"seconds": 2.5}
+    work = {"seconds": 1.5}
     result = runs.execute(executor_jobs.orders, {"check": work, "load": work, "report": work})
     assert result.success
     assert (queue.visible, queue.invisible, queue.deleted) == ([], [], 2)
     told = numbers(result)
     assert (told["sqs/received"], told["sqs/deleted"], told["sqs/lost"]) == (2, 2, 0)
     assert told["sqs/extensions"] >= 4
-    assert list(runs.workspace.iterdir()) == []
 
 
 def test_messages_that_any_step_failed_come_back_and_the_others_are_deleted(runs: Runs, queue: LeasedQueue) -> None:
@@ -186,7 +203,7 @@ def test_what_a_failed_message_of_a_group_is_followed_by_comes_back_with_it(
     assert (queue.visible, queue.deleted) == (["bad", "c"], 1)
 
 
-def test_a_run_that_is_terminated_while_it_waits_for_messages_ends_at_once(
+def test_a_run_that_is_terminated_while_it_waits_for_messages_ends_with_the_poll_under_way(
     runs: Runs, queue: LeasedQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = Event()
@@ -194,19 +211,47 @@ def test_a_run_that_is_terminated_while_it_waits_for_messages_ends_at_once(
 
     async def reported(transport: MemoryTransport, queue_url: str, **options: Any) -> Any:
         waiting.set()
-        return await receive(transport, queue_url, **options)
+        # A poll that is under way is not given up: it may bring messages.
+        return await receive(transport, queue_url, **{**options, "wait_seconds": 1})
 
     def terminate() -> None:
         waiting.wait(DEADLINE_SECONDS)
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(MemoryTransport, "receive", reported)
-    monkeypatch.setenv("ORDERS_WAIT", "600")
     thread = Thread(target=terminate)
     thread.start()
-    result = runs.execute(executor_jobs.alone)
+    result = runs.execute(executor_jobs.patient)
     thread.join()
     assert "DagsterExecutionInterruptedError" in failure(result)
+
+
+def test_where_dagster_itself_fails_the_steps_are_ended_before_their_messages_are_given_back(
+    runs: Runs, queue: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send("a")
+
+    def fail(ends: StepEnds, event: dg.DagsterEvent) -> None:
+        if event.is_step_start:
+            assert queue.invisible == ["a"]
+            raise OSError("the database is away")
+
+    monkeypatch.setattr(StepEnds, "see", fail)
+    result = runs.execute(executor_jobs.alone, {"load": {"seconds": 600}})
+    assert not result.success
+    assert multiprocessing.active_children() == []
+    assert queue.visible == ["a"]
+
+
+def test_messages_that_cannot_be_stored_for_the_steps_come_back_and_the_error_says_where(
+    runs: Runs, queue: LeasedQueue
+) -> None:
+    queue.send("a")
+    with replaced_by_a_file(runs.workspace):
+        text = failure(runs.execute(executor_jobs.alone))
+    assert "1 messages of" in text
+    assert str(runs.workspace) in text
+    assert queue.visible == ["a"]
 
 
 # Runs that repeat others
@@ -240,6 +285,16 @@ def test_a_run_that_leaves_out_a_step_is_refused_and_one_that_repeats_all_leases
     assert (queue.visible, queue.deleted) == ([], 1)
 
 
+def test_a_run_worker_that_goes_on_with_another_ones_run_is_refused(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a")
+    job = dg.reconstructable(executor_jobs.alone)
+    run = runs.instance.create_run_for_job(job.get_definition(), status=dg.DagsterRunStatus.STARTED)
+    events = list(execute_run_iterator(job, run, runs.instance, resume_from_failure=True))
+    (failed,) = (event for event in events if event.is_job_failure)
+    assert "max_resume_run_attempts" in str(failed.job_failure_data.error)
+    assert queue.visible == ["a"]
+
+
 def test_a_run_whose_messages_a_sensor_holds_is_refused(runs: Runs, queue: LeasedQueue) -> None:
     queue.send("a")
     refused = runs.execute(executor_jobs.alone, tags={BATCH_TAG: "/var/lib/orders/of-a-sensor"})
@@ -271,3 +326,16 @@ def test_bad_arguments_are_refused_where_the_executor_is_made(
 ) -> None:
     with pytest.raises(error, match=text):
         sqs_lease_executor(**{"queue": QUEUE, "workspace": "/orders", **options})
+
+
+@pytest.mark.parametrize(("configured", "concurrent"), [(None, 3), (7, 7)])
+def test_the_configuration_of_a_run_says_how_many_steps_run_at_once_or_else_the_executor_does(
+    runs: Runs, configured: int | None, concurrent: int
+) -> None:
+    definition = sqs_lease_executor(QUEUE, workspace="/orders", max_concurrent=3)
+    assert definition.executor_creation_fn is not None
+    config: dict[str, object] = {"max_concurrent": configured, "retries": {"enabled": {}}}
+    job = dg.reconstructable(executor_jobs.alone)
+    made = definition.executor_creation_fn(dg.InitExecutorContext(job, definition, config, runs.instance))
+    assert isinstance(made, LeaseExecutor)
+    assert made._steps._max_concurrent == concurrent  # type: ignore[attr-defined]

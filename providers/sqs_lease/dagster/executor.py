@@ -24,7 +24,7 @@ from dagster._core.errors import (
 )
 from dagster._core.events import EngineEventData
 
-from sqs_lease.batch_folder import BatchFolder
+from sqs_lease.batch_folder import BatchFolder, BatchFolderError
 from sqs_lease.blocking import LeasedBatch, lease
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_IN_FLIGHT
@@ -194,6 +194,7 @@ class LeaseExecutor(dg.Executor):
         Raises:
             ResumedRunError: The run leaves out steps that would never see the messages.
             HeldElsewhereError: Somebody else holds the messages of the run.
+            BatchFolderError: The messages cannot be stored for the steps, or what these said cannot be read.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
         """
         leasing, run, instance = self._leasing, plan_context.dagster_run, plan_context.instance
@@ -212,7 +213,7 @@ class LeaseExecutor(dg.Executor):
                 batch = leaving.enter_context(leasing.lease(queue))
             others = multiprocessing.active_children()
             try:
-                folder.create(batch_id=run_batch_id(run.run_id), queue_url=batch.queue_url, messages=list(batch))
+                _store(batch, run_batch_id(run.run_id), folder)
                 instance.add_run_tags(run.run_id, {BATCH_TAG: uri})
                 yield _told(plan_context, f"Received {len(batch)} messages of {batch.queue_url} for the steps: {uri}")
                 ends = StepEnds(run.run_id, execution_plan.get_all_step_deps())
@@ -239,6 +240,17 @@ class LeaseExecutor(dg.Executor):
             raise ended_by
 
 
+def _store(batch: LeasedBatch, batch_id: str, folder: BatchFolder) -> None:
+    try:
+        folder.create(batch_id=batch_id, queue_url=batch.queue_url, messages=list(batch))
+    except Exception as error:
+        raise BatchFolderError(
+            f"{len(batch)} messages of {batch.queue_url} cannot be stored for the steps at {folder} "
+            f"({type(error).__name__}: {error}), and are given back. Check the executor's workspace: that run workers "
+            "may write there, and that what its scheme needs is installed (s3fs for s3://)"
+        ) from error
+
+
 def _settle(batch: LeasedBatch, ends: StepEnds, folder: BatchFolder, plan_context: PlanOrchestrationContext) -> None:
     decided = verdict([message.message_id for message in batch], ends.ends(), folder.pieces())
     if decided.is_untouched and len(batch):
@@ -249,8 +261,10 @@ def _settle(batch: LeasedBatch, ends: StepEnds, folder: BatchFolder, plan_contex
         )
     done = {message.message_id for message in batch}.difference(decided.released, *decided.failed.values())
     # In this order: what is behind a failed message of its group is given back with it.
-    for failure, failed in decided.failed.items():
-        batch.fail(failed, failure.reason, errors=failure.errors)
+    batch.fail_each({each: why.reason for why, failed in decided.failed.items() if not why.errors for each in failed})
+    for why, failed in decided.failed.items():
+        if why.errors:
+            batch.fail(failed, why.reason, errors=why.errors)
     batch.release(decided.released)
     batch.succeed(done)
 
