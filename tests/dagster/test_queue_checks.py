@@ -135,6 +135,17 @@ def test_each_asset_of_a_step_can_be_checked(queue: LeasedQueue, instance: dg.Da
     assert (evaluation.passed, told(evaluation)["sqs/failed"]) == (False, 1)
 
 
+def test_a_check_is_about_its_own_asset_in_a_run_of_several(instance: dg.DagsterInstance) -> None:
+    @dg.multi_asset(specs=[dg.AssetSpec("sound"), dg.AssetSpec("broken")])
+    def assets() -> Iterator[dg.MaterializeResult[Any]]:
+        for name, failed in (("sound", 0), ("broken", 3)):
+            yield dg.MaterializeResult(asset_key=name, metadata={"sqs/queue": "orders", "sqs/failed": failed})
+
+    checks = [build_sqs_lease_check(name) for name in ("sound", "broken")]
+    evaluations = dg.materialize([assets, *checks], instance=instance).get_asset_check_evaluations()
+    assert {each.asset_key.to_user_string(): each.passed for each in evaluations} == {"sound": True, "broken": False}
+
+
 def test_an_asset_that_leases_nothing_fails_the_check_and_is_told_what_to_do(instance: dg.DagsterInstance) -> None:
     evaluation = evaluated(instance, build_sqs_lease_check(without_lease), without_lease)
     assert not evaluation.passed
