@@ -92,7 +92,7 @@ def lease(
         seconds_of(duration, name=name)
     host = LoopThread(f"sqs-lease {queue}")
     try:
-        held = _Held(_transport(client))
+        held = _Held(open_transport(client))
         try:
             yield from _leased(host, held, queue, resolved, on_failure, on_event, max_messages, wait, linger)
         finally:
@@ -115,7 +115,7 @@ def queue_attributes(queue: str, *, timeout: Duration = 30.0, client: SQSClient 
     """
     queue_reference(queue)
     seconds = seconds_of(timeout, name="timeout")
-    transport = _transport(client)
+    transport = open_transport(client)
 
     async def read() -> QueueAttributes:
         try:
@@ -139,7 +139,8 @@ def queue_attributes(queue: str, *, timeout: Duration = 30.0, client: SQSClient 
         host.stop()
 
 
-def _transport(client: SQSClient | None) -> Transport:
+def open_transport(client: SQSClient | None) -> Transport:
+    """Reach SQS over a client, which the transport closes; None takes one with boto3's usual credentials and region."""
     return Boto3Transport(boto3_client.make_client() if client is None else client)
 
 

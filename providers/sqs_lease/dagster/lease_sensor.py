@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 import dagster as dg
 from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 
+from sqs_lease import blocking
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
@@ -32,7 +33,6 @@ from sqs_lease.dagster.leased_batch import BATCH_TAG
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.workspace import check_workspace, workspace_path
 from sqs_lease.manifest_extra import require_manifests
-from sqs_lease.sqs.boto3_transport import Boto3Transport
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import check_whole_number
@@ -269,7 +269,7 @@ def _host(uri: str, make: Callable[[], LeaseHost]) -> LeaseHost:
 
 
 def _open_transport(queue: SqsQueueResource) -> Transport:
-    return Boto3Transport(queue.client())
+    return blocking.open_transport(queue.client())
 
 
 def _deployment(context: dg.SensorEvaluationContext, instance: dg.DagsterInstance) -> str:
