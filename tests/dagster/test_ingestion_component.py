@@ -58,7 +58,7 @@ def asset_of(made: SqsIngestionComponent) -> dg.AssetsDefinition:
 def test_a_materialization_ingests_a_batch_as_the_yaml_says(leased_queues: LeasedQueues, tmp_path: Path) -> None:
     queue = leased_queues.create("orders", "body 0", "body 1", "body 2")
     program = JobProgram(tmp_path)
-    reporting(queue, program)
+    reporting(queue, program, rejected="body 1")
     made = component(f"python: {program.path}\nspark: 'local[1]'\nrejects: {{kind: parquet, path: /data/rejected}}")
     result = dg.materialize([asset_of(made)])
     assert program.bodies() == [["body 0", "body 1"]]

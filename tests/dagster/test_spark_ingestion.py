@@ -38,11 +38,11 @@ REPORT = f"pipes.report_custom_message(RESULT); pipes.close(); {LEAVE_RESULT}"
 REJECTED = RESULT.batchItemFailures[0]["itemIdentifier"]
 
 
-def reporting(queue: LeasedQueue, program: JobProgram, script: str = "") -> None:
-    """Have the program report a result that rejects the newest of its messages."""
-    find = "from sqs_lease.manifest import read_manifest"
-    last = "read_manifest(pathlib.Path(named('--manifest')[0])).messages[-1].message_id"
-    program.does("\n".join([OPEN, find, script, f"RESULT = RESULT.replace({REJECTED!r}, {last})", REPORT]))
+def reporting(queue: LeasedQueue, program: JobProgram, script: str = "pass", *, rejected: str = "") -> None:
+    """Have the program report a result that rejects one of the queue's messages: the last, or that with a body."""
+    ids = {body: message_id for message_id, body in queue._sqs.bodies(queue.url).items()}
+    message_id = ids[rejected or list(ids)[-1]]
+    program.does("\n".join([OPEN, script, f"RESULT = RESULT.replace({REJECTED!r}, {message_id!r})", REPORT]))
 
 
 @pytest.fixture

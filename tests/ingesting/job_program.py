@@ -22,7 +22,7 @@ RESULT = StoredResult(
     rejects_stored=False,
     batchItemFailures=[{"itemIdentifier": "m2", "reason": "no JSON"}],
 )
-LEAVE_RESULT = "pathlib.Path(named('--result')[0]).write_text(RESULT)"
+LEAVE_RESULT = "[pathlib.Path(path).write_text(RESULT) for path in named('--result')]"
 
 
 class JobProgram:

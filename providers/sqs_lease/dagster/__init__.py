@@ -15,10 +15,13 @@ from sqs_lease.dagster.queue_checks import build_sqs_backlog_check, build_sqs_le
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.resumed_runs import ResumedRunError
 from sqs_lease.dagster.spark_ingestion import ingest_by_job, reported_result, settle_ingestion, stored_batch
+from sqs_lease.ingesting.job_command import job_arguments
+from sqs_lease.ingesting.job_process import JobError
 
 __all__ = [
     "BATCH_TAG",
     "Backlog",
+    "JobError",
     "LeasedBatch",
     "MessageFailed",
     "ResumedRunError",
@@ -30,6 +33,7 @@ __all__ = [
     "build_sqs_lease_check",
     "build_sqs_lease_sensor",
     "ingest_by_job",
+    "job_arguments",
     "lease_metadata",
     "leased_batch",
     "reported_result",
