@@ -81,7 +81,7 @@ def load_one(context: dg.OpExecutionContext, message_id: str) -> str:
     with leased_batch(context) as batch:
         (body,) = [message.body for message in batch if message.message_id == message_id]
         if body == "bad":
-            raise MessageFailed(message_id)
+            batch.fail(message_id, "it is no order")
         return body
 
 
