@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableJob
 
+from sqs_lease.dagster.lease_sensor import end_hosts
 from sqs_lease.testing.leased_queues import LeasedQueues
 from sqs_lease.testing.pytest_plugin import leased_queues
 from tests.docs.test_examples import ROOT, blocks
@@ -45,3 +47,37 @@ def test_the_job_over_one_batch_deletes_what_it_loaded_and_gives_back_what_it_fa
         result = dg.execute_job(ReconstructableJob.for_file(str(file), "orders"), instance)
     assert result.success
     assert (queue.visible, queue.deleted) == ([" "], 1)
+
+
+def test_the_sensor_that_keeps_a_batch_through_retries_asks_for_a_run_that_gets_it_and_settles_it(
+    tmp_path: Path, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = leased_queues.create("orders", "an order", " ")
+    monkeypatch.setenv("ORDERS_QUEUE", "orders")
+    names: dict[str, Any] = {"__name__": "orders"}
+    page = code("build_sqs_lease_sensor(").replace("/var/lib/orders", str(tmp_path)).replace("linger=5", "linger=0")
+    exec(compile(page, str(PAGE), "exec", dont_inherit=True), names)
+    sensor = names["defs"].resolve_sensor_def("orders_sensor")
+    with dg.instance_for_test() as instance:
+        try:
+            with dg.SensorEvaluationContext(
+                instance.get_ref(),
+                sensor_name="orders_sensor",
+                repository_name="__repository__",
+                log_key=["__repository__", "orders_sensor", "1"],
+            ) as context:
+                (request,) = list(sensor.evaluate_tick(context).run_requests or [])
+            assert sorted(queue.invisible) == [" ", "an order"]
+            tags = {**request.tags, "dagster/run_key": request.run_key}
+            assert names["held_orders"].execute_in_process(instance=instance, tags=tags).success
+            wait_until_true(lambda: queue.deleted == 2)
+            assert queue.dead_letters == [" "]
+        finally:
+            end_hosts()
+
+
+def wait_until_true(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
