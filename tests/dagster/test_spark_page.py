@@ -19,7 +19,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from dagster._core.errors import DagsterExecutionInterruptedError
 from deltalake import DeltaTable
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from demo.processes import ROOT
 from demo.sqs_server import SqsServer
