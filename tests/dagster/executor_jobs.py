@@ -96,6 +96,18 @@ def complain(context: dg.OpExecutionContext, body: str) -> None:
     """Is skipped where nothing is worrying."""
 
 
+@dg.asset
+def checked(context: dg.AssetExecutionContext) -> int:
+    with leased_batch(context) as batch:
+        return len(batch)
+
+
+@dg.asset
+def stored(context: dg.AssetExecutionContext, checked: int) -> None:
+    with leased_batch(context) as batch:
+        assert len(batch) == checked
+
+
 def executor(wait: float = 0.0) -> dg.ExecutorDefinition:
     return sqs_lease_executor(
         SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), region_name="us-east-1"),
@@ -151,3 +163,9 @@ def spread() -> dg.JobDefinition:
         complain(look(split().map(load_one).collect()))
 
     return spread
+
+
+def assets() -> dg.JobDefinition:
+    """One asset after the other."""
+    job = dg.define_asset_job("assets", executor_def=executor())
+    return dg.Definitions(assets=[checked, stored], jobs=[job]).resolve_job_def("assets")

@@ -194,6 +194,27 @@ def test_steps_of_single_messages_fail_these_alone_and_skipped_steps_fail_nothin
     assert (queue.visible, queue.deleted) == (["bad"], 1)
 
 
+def test_assets_share_a_batch_too_and_a_run_that_repeats_one_of_them_is_refused(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a")
+    first = runs.execute(executor_jobs.assets)
+    assert first.success
+    assert (queue.visible, queue.deleted) == ([], 1)
+
+    queue.send("b")
+    # As the web server starts it.
+    job = dg.reconstructable(executor_jobs.assets).get_subset(asset_selection=frozenset({dg.AssetKey("stored")}))
+    run = runs.instance.create_run_for_job(
+        job.get_definition(),
+        parent_run_id=first.run_id,
+        root_run_id=first.run_id,
+        tags={"dagster/is_asset_resume_retry": "true"},
+        asset_selection=frozenset({dg.AssetKey("stored")}),
+    )
+    (failed,) = (event for event in execute_run_iterator(job, run, runs.instance) if event.is_job_failure)
+    assert "leaves out 'checked'" in str(failed.job_failure_data.error)
+    assert queue.visible == ["b"]
+
+
 def test_what_a_failed_message_of_a_group_is_followed_by_comes_back_with_it(
     runs: Runs, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
