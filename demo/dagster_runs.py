@@ -16,6 +16,9 @@ from demo.summary import BatchOutcome
 DEFINITIONS = "dagster_defs"
 ASSET = "flights"
 
+STOP_SECONDS = 3.0
+"""How long Dagster may take to end by itself."""
+
 
 @contextmanager
 def dagster_runs(work: Work) -> Iterator[DagsterRuns]:
@@ -41,7 +44,8 @@ def dagster_runs(work: Work) -> Iterator[DagsterRuns]:
         "LAKE_DIRECTORY": str(work.table),
         **SPARK_ENVIRONMENT,
     }
-    with dagster_stack(work.directory, DEFINITIONS, environment) as stack:
+    # When the demo is interrupted, the code server would wait for the end of its runs for as long as it may.
+    with dagster_stack(work.directory, DEFINITIONS, environment, stop_grace_seconds=STOP_SECONDS) as stack:
         stack.api.materialize(ASSET, config={"ops": {ASSET: {"config": {"fail_first_try": True}}}})
         yield DagsterRuns(stack)
 
