@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from types import ModuleType
@@ -32,6 +33,11 @@ PAGE = (ROOT / "docs" / "dagster-spark.md").read_text()
 (YAML,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 GOOD = ['{"order_id": 1, "total": 9.5}', '{"order_id": 2, "total": 1.5}']
+WAITING_SOURCE = {
+    "kind": "parser",
+    "function": "tests.spark.job.waiting_parser:wait_for_ever",
+    "schema": "order_id BIGINT NOT NULL, total DOUBLE",
+}
 BAD = '{"order_id": "none"}'
 
 
@@ -89,14 +95,9 @@ def test_an_interrupted_materialization_stores_nothing_and_the_next_one_all_of_i
 
     thread = Thread(target=interrupt)
     thread.start()
-    parser = {
-        "kind": "parser",
-        "function": "tests.spark.job.waiting_parser:wait_for_ever",
-        "schema": "order_id BIGINT NOT NULL, total DOUBLE",
-    }
     try:
         with pytest.raises((KeyboardInterrupt, DagsterExecutionInterruptedError)):
-            materialize(declared(tmp_path, {"source": parser, "lease": lease, "retries": None}))
+            materialize(declared(tmp_path, {"source": WAITING_SOURCE, "lease": lease, "retries": None}))
     finally:
         over.set()
         thread.join()
@@ -126,12 +127,66 @@ def test_the_yaml_says_what_the_page_says_of_it(orders: LeasedQueue, tmp_path: P
     assert keys == {"sqs_lease", "sqs_backlog"}
 
 
-@pytest.mark.processes
-def test_an_asset_ingests_in_its_own_process(server: SqsServer, tmp_path: Path) -> None:
+def queue_with_orders(server: SqsServer, visibility_seconds: int) -> str:
     sqs = server.sqs_client()
-    queue = sqs.create_queue(QueueName=f"orders-{uuid4()}", Attributes={"VisibilityTimeout": "600"})["QueueUrl"]
+    queue = sqs.create_queue(QueueName=f"orders-{uuid4()}", Attributes={"VisibilityTimeout": str(visibility_seconds)})[
+        "QueueUrl"
+    ]
     for body in [*GOOD, BAD]:
         sqs.send_message(QueueUrl=queue, MessageBody=body)
+    return queue
+
+
+def environment_of_a_step(server: SqsServer, queue: str, directory: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        **server.environment,
+        "ORDERS_QUEUE": queue,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "providers"), str(ROOT)]),
+        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
+        "WAITING_PARSER": str(directory / "waiting"),
+    }
+
+
+@pytest.mark.processes
+def test_the_job_of_a_step_that_is_killed_ends_by_itself_and_stores_nothing(server: SqsServer, tmp_path: Path) -> None:
+    queue = queue_with_orders(server, visibility_seconds=2)
+    block = in_directory(code("ingest_by_job(\n"), tmp_path)
+    json_source = '{"kind": "json", "schema": "order_id BIGINT NOT NULL, total DOUBLE"}'
+    assert json_source in block
+    script = block.replace(json_source, json.dumps(WAITING_SOURCE))
+    file = tmp_path / "definitions.py"
+    file.write_text(f"{script}\ndefs.resolve_implicit_global_asset_job_def().execute_in_process()\n")
+    waiting = tmp_path / "waiting"
+    with (tmp_path / "log").open("wb") as log:
+        step = subprocess.Popen(
+            [sys.executable, file], env=environment_of_a_step(server, queue, tmp_path), stdout=log, stderr=log
+        )
+        try:
+            while not (waiting.exists() and waiting.read_text()):
+                with suppress(subprocess.TimeoutExpired):
+                    step.wait(0.05)
+                    pytest.fail((tmp_path / "log").read_text())
+            below = psutil.Process(step.pid).children(recursive=True)
+        finally:
+            step.kill()
+            step.wait()
+    assert len(below) >= 3, "the job, Java, and a worker of Spark"
+    assert psutil.wait_procs(below, timeout=60)[1] == []
+    assert stored(tmp_path) == []
+    assert not [path for path in (tmp_path / "batches").rglob("*") if path.is_file()]
+    back: set[str] = set()
+    sqs = server.sqs_client()
+    while len(back) < 3:
+        # They come back when the last extension of the killed step ends.
+        answer = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, WaitTimeSeconds=20, VisibilityTimeout=600)
+        back |= {message["Body"] for message in answer.get("Messages", [])}
+    assert back == {*GOOD, BAD}
+
+
+@pytest.mark.processes
+def test_an_asset_ingests_in_its_own_process(server: SqsServer, tmp_path: Path) -> None:
+    queue = queue_with_orders(server, visibility_seconds=600)
     block = in_directory(code("import DeltaSink, JsonSource, ingest, local_session"), tmp_path)
     script = (
         f"{block}\nimport json\nresult = defs.resolve_implicit_global_asset_job_def().execute_in_process()\n"
@@ -141,10 +196,9 @@ def test_an_asset_ingests_in_its_own_process(server: SqsServer, tmp_path: Path) 
     # In a process of its own, as it starts a Spark session and a process can have only one.
     file = tmp_path / "definitions.py"
     file.write_text(script)
-    environment = {**os.environ, **server.environment, "ORDERS_QUEUE": queue}
     ended = subprocess.run(
         [sys.executable, file],
-        env={**environment, "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1", "PYTHONPATH": str(ROOT / "providers")},
+        env=environment_of_a_step(server, queue, tmp_path),
         capture_output=True,
         text=True,
         timeout=240,
@@ -154,7 +208,7 @@ def test_an_asset_ingests_in_its_own_process(server: SqsServer, tmp_path: Path) 
     numbers = json.loads(ended.stdout.splitlines()[-1])
     assert (numbers["ingestion/ingested"], numbers["ingestion/rejected"], numbers["sqs/released"]) == (2, 1, 1)
     assert stored(tmp_path) == [1, 2]
-    (back,) = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=5)["Messages"]
+    (back,) = server.sqs_client().receive_message(QueueUrl=queue, WaitTimeSeconds=5)["Messages"]
     assert back["Body"] == BAD
 
 
