@@ -63,7 +63,7 @@ def flights(
 
 # A warning where something was no flight, and where others may have worked on the same messages. It is asked after each
 # run, and reads what the lease left with the materialization.
-flights_lease = build_sqs_lease_check(flights)
+flights_check = build_sqs_lease_check(flights)
 
 # Ticks cost next to nothing: the sensor reads the attributes of the queue.
 flights_backlog = build_sqs_backlog_sensor(
