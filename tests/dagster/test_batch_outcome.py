@@ -9,7 +9,7 @@ import pytest
 
 from sqs_lease.batch_folder import BatchFolder
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster import MessageFailed
+from sqs_lease.dagster import MessageFailed, batch_outcome
 from sqs_lease.dagster.batch_outcome import WorkDone, failed, succeeded
 from sqs_lease.dagster.batch_verdict import Verdict
 from sqs_lease.dagster.leased_batch import BATCH_TAG, leased_batch
@@ -163,6 +163,38 @@ def test_work_that_stopped_between_two_steps_is_not_done(story: Story) -> None:
     del pieces["second"]
     found = failed(IDS, done.steps, pieces, is_whole=False, reason="the run failed")
     assert [(failure.reason, ids) for failure, ids in found.failed.items()] == [("the run failed", IDS)]
+
+
+def test_a_failure_that_names_messages_does_not_make_up_for_a_step_that_never_ran(story: Story) -> None:
+    story.run(BESIDE="name m2")
+    done, pieces = WorkDone(story.instance, story.runs), story.folder.pieces()
+    del done.steps["second"], pieces["second"]
+    found = failed(IDS, done.steps, pieces, is_whole=done.is_whole(), reason="the run failed")
+    assert {failure.reason: ids for failure, ids in found.failed.items()} == {
+        "MessageFailed": ["m2"],
+        "the run failed": ["m1", "m3"],
+    }
+
+
+def test_a_step_that_succeeded_and_is_executed_again_is_not_done_until_it_ends(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the death of a run worker in the midst of a run that repeats everything."""
+    assert story.run()
+    assert story.run()
+    read = batch_outcome._events
+
+    def cut_off(instance: dg.DagsterInstance, run_id: str) -> Iterator[dg.DagsterEvent]:
+        for event in read(instance, run_id):
+            yield event
+            if run_id == story.runs[1].run_id:
+                assert event.event_type == dg.DagsterEventType.STEP_START
+                return
+
+    monkeypatch.setattr(batch_outcome, "_events", cut_off)
+    done = WorkDone(story.instance, story.runs)
+    assert not done.is_whole()
+    assert len(done.steps) == 2
 
 
 def test_a_run_that_failed_around_its_steps_deletes_nothing(story: Story) -> None:

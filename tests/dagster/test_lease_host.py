@@ -11,6 +11,7 @@ from threading import enumerate as threads
 from typing import Any
 
 import dagster as dg
+import msgspec
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
@@ -390,6 +391,24 @@ def test_a_batch_taken_over_is_extended_at_once_and_settled_after_the_fence(grou
     assert ground.queue.invisible == ["a"]
     eventually(ground.is_settled, "the batch is settled")
     assert time.monotonic() - began >= 0.7
+    assert ground.queue.visible == ["a"]
+
+
+def test_a_batch_that_was_extended_before_its_process_died_can_be_released_by_the_next_one(ground: Ground) -> None:
+    """What was written when it was received has run out; a lease that had would not be released, but left to expire."""
+    ground.queue.send("a")
+    host = ground.host()
+    request = ground.request(host)
+    folder = BatchFolder(Path(request.uri))
+    eventually((Path(request.uri) / kept_leases.HELD_UNTIL).exists, "the deadline is written down")
+    kill(host)
+    kept = kept_leases.read_leases(folder)
+    assert kept is not None
+    old = [msgspec.structs.replace(lease, deadline=lease.received_at) for lease in kept.leases]
+    kept_leases.write_leases(folder, kept.batch_id, kept.queue_url, old)
+    ground.end(ground.run(request, Status.STARTED), Status.CANCELED)
+    ground.tick(ground.host())
+    eventually(ground.is_settled, "the batch is settled")
     assert ground.queue.visible == ["a"]
 
 
