@@ -5,8 +5,6 @@ Start it with `dagster dev -m dagster_defs` (or `dg dev`) in the checkout. The e
 started before a sensor or a run needs it.
 """
 
-import warnings
-from importlib import import_module
 from pathlib import Path
 
 import dagster as dg
@@ -15,9 +13,4 @@ import dagster as dg
 @dg.definitions
 def examples() -> dg.Definitions:
     """All that is in `defs/`: assets, jobs and sensors of Python files, components of YAML files."""
-    folder, root = import_module(f"{__name__}.defs"), Path(__file__).parent.parent
-    with warnings.catch_warnings():
-        # Of what Dagster itself loads the files of a folder with.
-        warnings.simplefilter("ignore", dg.PreviewWarning)
-        warnings.simplefilter("ignore", dg.BetaWarning)
-        return dg.ComponentTree.from_module(folder, project_root=root).build_defs()
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)

@@ -12,6 +12,7 @@ MINUTES = (
     "tests/simulation/test_simulation.py",
     "tests/spark/engines/test_table_formats.py",
     "tests/dagster/test_leases_end_to_end.py",
+    "tests/dagster/test_example_definitions.py",
     "tests/airflow/test_example_dags.py",
     "tests/spark/engines/test_cluster.py",
     "tests/packaging/test_wheel.py",
