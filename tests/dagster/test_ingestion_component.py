@@ -199,14 +199,7 @@ class Project:
             "from pathlib import Path\nimport dagster as dg\n\n@dg.definitions\ndef defs():\n"
             "    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)\n"
         )
-        # As the installed package says it to `dg`, also where these tests run on a checkout.
-        registered = root / "registered" / "registered-1.dist-info"
-        registered.mkdir(parents=True)
-        (registered / "METADATA").write_text("Metadata-Version: 2.1\nName: registered\nVersion: 1\n")
-        (registered / "entry_points.txt").write_text(
-            "[dagster_dg_cli.registry_modules]\nsqs_lease = sqs_lease.dagster\n"
-        )
-        path = [root / "src", root / "registered", ROOT / "providers"]
+        path = [root / "src", ROOT / "providers"]
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "DAGSTER"))},
             "HOME": str(home),
