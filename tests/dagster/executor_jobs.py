@@ -24,6 +24,7 @@ class Work(dg.Config):
     raises: bool = Field(default=False, description="Whether it raises a ZeroDivisionError.")
     is_killed: bool = Field(default=False, description="Whether its process is killed.")
     wrong_tries: int = Field(default=9, description="How many of its tries go wrong.")
+    fails_at_last: list[str] = Field(default=[], description="Bodies of messages that the tries after those fail.")
     receive_count: int = Field(default=1, description="How often the messages were received, this run included.")
 
     def on(self, context: dg.OpExecutionContext, batch: RunBatch) -> int:
@@ -31,8 +32,8 @@ class Work(dg.Config):
         time.sleep(self.seconds)
         # Nobody else had the messages, and no try of this run has them anew.
         assert all(message.receive_count == self.receive_count for message in batch)
+        ids = {message.body: message.message_id for message in batch}
         if context.retry_number < self.wrong_tries:
-            ids = {message.body: message.message_id for message in batch}
             batch.fail([ids[body] for body in self.fails], "it is no order")
             if self.is_killed:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -40,6 +41,8 @@ class Work(dg.Config):
                 raise MessageFailed([ids[body] for body in self.names])
             if self.raises:
                 raise ZeroDivisionError
+        else:
+            batch.fail([ids[body] for body in self.fails_at_last], "it is no order")
         return len(batch)
 
 

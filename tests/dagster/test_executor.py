@@ -157,10 +157,10 @@ def test_messages_that_later_steps_did_not_get_to_come_back_at_once(runs: Runs, 
 
 def test_a_step_that_is_retried_has_the_same_messages_and_its_last_try_counts(runs: Runs, queue: LeasedQueue) -> None:
     queue.send("a", "b")
-    wrong = {"raises": True, "fails": ["a"], "wrong_tries": 1}
+    wrong = {"raises": True, "fails": ["a"], "wrong_tries": 1, "fails_at_last": ["b"]}
     result = runs.execute(executor_jobs.alone, {"load": wrong})
     assert result.success
-    assert (queue.visible, queue.dead_letters, queue.deleted) == ([], [], 2)
+    assert (queue.visible, queue.dead_letters, queue.deleted) == (["b"], [], 1)
 
 
 def test_messages_of_a_step_that_was_killed_come_back(runs: Runs, queue: LeasedQueue) -> None:
