@@ -32,7 +32,8 @@ def readme_code(containing: str) -> str:
 def readme_names(containing: str) -> dict[str, Any]:
     """Run that block, and return the names it defines."""
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(readme_code(containing), "README.md", "exec"), names)
+    # Without the postponed annotations of this module: Dagster reads them.
+    exec(compile(readme_code(containing), "README.md", "exec", dont_inherit=True), names)
     return names
 
 
@@ -70,6 +71,27 @@ def test_the_ingestion_stores_orders_and_names_what_it_rejects(tmp_path: Path) -
     assert failure["itemIdentifier"] == "m2"
     assert "customer" in failure["reason"]
     assert DeltaTable(tmp_path / "orders").to_pyarrow_table().column("order_id").to_pylist() == [7]
+
+
+@pytest.mark.processes
+def test_the_dagster_asset_deletes_what_it_worked_on_and_its_sensor_asks_for_a_run(
+    server: SqsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dagster as dg
+
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    sqs = boto3.client("sqs")
+    queue = sqs.create_queue(QueueName=f"orders-{uuid4()}")["QueueUrl"]
+    monkeypatch.setenv("ORDERS_QUEUE", queue)
+    defs = readme_names("build_sqs_backlog_sensor(")["defs"]
+    sqs.send_message(QueueUrl=queue, MessageBody="an order")
+    with dg.instance_for_test() as instance:
+        asked = defs.get_sensor_def("orders_backlog").evaluate_tick(dg.build_sensor_context(instance, definitions=defs))
+        assert len(asked.run_requests) == 1
+        result = defs.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
+    (materialization,) = result.asset_materializations_for_node("orders")
+    assert materialization.metadata["sqs/deleted"].value == 1
 
 
 @pytest.mark.processes
