@@ -10,6 +10,9 @@ The files, beside those of ``batch_folder.py``:
   Who finds it does not extend or release anything: what was given back may be somebody else's by now, and a standard
   queue would take it from them. It deletes once more what was to be deleted; the rest comes back by itself.
 
+The directory of a settled batch is removed file by file in the order of their names, so ``leases.json`` goes before
+``settling.json``: a process that is killed in between leaves nothing that could be taken for a batch that is held.
+
 All of it blocks. Times are seconds since the epoch.
 """
 

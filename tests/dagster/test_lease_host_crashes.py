@@ -108,6 +108,35 @@ def test_a_settlement_that_a_crash_cut_off_deletes_what_was_done_and_touches_not
     assert (ground.queue.invisible, ground.queue.deleted) == (["bad"], 1)
 
 
+def test_a_settled_batch_whose_removal_a_crash_cut_off_is_not_held_again(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ground.queue.send("a")
+    host = ground.host()
+    request = ground.request(host)
+    kill(host)
+    folder = BatchFolder(Path(request.uri))
+    kept_leases.begin_settling(folder, [])
+    removed: list[str] = []
+    unlink = Path.unlink
+
+    def cut_off(path: Path, missing_ok: bool = False) -> None:
+        if kept_leases.LEASES in removed:
+            raise OSError("killed")
+        removed.append(path.name)
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", cut_off)
+        with pytest.raises(OSError, match="killed"):
+            folder.remove()
+    assert folder.is_settling()
+    before = len(ground.queues.sqs.trail().entries())
+    assert ground.tick(ground.host()).requests == []
+    assert len(ground.queues.sqs.trail().entries()) == before
+    assert ground.batches() == []
+
+
 def test_a_batch_that_others_received_meanwhile_and_no_run_works_on_is_dropped(ground: Ground) -> None:
     ground.queue.send("a")
     host = ground.host(policy=Fixed(visibility=1, every=0.5))

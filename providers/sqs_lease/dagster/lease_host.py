@@ -112,6 +112,7 @@ class LeaseHost:
         clock: Clock | None = None,
     ) -> None:
         self.is_over = False
+        self._transport = open_transport()
         self._settings = settings
         self._instance = instance
         self._clock: Clock = SystemClock() if clock is None else clock
@@ -128,7 +129,7 @@ class LeaseHost:
         self._gate = threading.Lock()
         self._queue: tuple[str, RenewalPolicy] | None = None
         self._thread = LoopThread(f"sqs-lease sensor {settings.sensor}")
-        self._thread.run(self._open(open_transport))
+        self._thread.run(self._open())
         whose = "" if former is None else f", taken over from process {former.pid} on {former.host}"
         self._say(f"The keeper of sensor {settings.sensor} began in process {os.getpid()}{whose}")
 
@@ -177,8 +178,8 @@ class LeaseHost:
         self.is_over = True
         self._thread.run(self._close())
         self._thread.stop()
-        with suppress(OSError):
-            # Who takes it next waits a moment longer if this fails.
+        with suppress(Exception):
+            # Each store has errors of its own. Who takes it next waits a moment longer if this fails.
             self._ownership.leave()
         self._instance.dispose()
 
@@ -195,8 +196,7 @@ class LeaseHost:
             logger.warning("The last calls of sensor %s were not answered in time", self._settings.sensor)
         logger.info("The keeper of sensor %s ends with its process", self._settings.sensor)
 
-    async def _open(self, open_transport: OpenTransport) -> None:
-        self._transport = open_transport()
+    async def _open(self) -> None:
         self._keeper = Keeper(self._transport, clock=self._clock)
         self._looking = asyncio.Lock()
         loop = asyncio.get_running_loop()
@@ -290,8 +290,13 @@ class LeaseHost:
     def _remove(self, batch: KeptBatch) -> None:
         try:
             batch.folder.remove()
-        except OSError as error:
-            logger.warning("%s cannot be removed (%s); nothing needs it any more", batch.folder, error)
+        except Exception as error:  # noqa: BLE001 - each store has errors of its own
+            logger.warning(
+                "%s cannot be removed (%s: %s); the next evaluation looks at it again",
+                batch.folder,
+                type(error).__name__,
+                error,
+            )
 
     def _new_batch(
         self,
@@ -357,9 +362,9 @@ class LeaseHost:
             await asyncio.sleep(self._settings.look_seconds)
             try:
                 ours = await asyncio.to_thread(self._ownership.is_ours)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - each store has errors of its own
                 # It goes on extending, which does no harm; it settles nothing without knowing.
-                logger.warning("Who owns %s cannot be read: %s", self._settings.uri, error)
+                logger.warning("Who owns %s cannot be read (%s: %s)", self._settings.uri, type(error).__name__, error)
                 continue
             idle = not self._batches and self._clock.now() - self._ticked_at > IDLE_SECONDS
             if not ours or idle:

@@ -200,24 +200,25 @@ class _LeaseSensor:
     def _new_host(self, context: dg.SensorEvaluationContext, queue: SqsQueueResource) -> LeaseHost:
         # Of its own: that of the evaluation is disposed of with it.
         instance = dg.DagsterInstance.from_ref(context.instance.get_ref())
-        return LeaseHost(
-            HostSettings(
-                sensor=self.name,
-                deployment=_deployment(context, instance),
-                uri=self.uri,
-                directory=workspace_path(self.uri),
-                queue=queue.queue,
-                policy=self.policy,
-                on_failure=self.on_failure,
-                max_messages=self.max_messages,
-                wait_seconds=self.wait_seconds,
-                linger_seconds=self.linger_seconds,
-                max_batches=self.max_batches,
-                run_deadline_seconds=self.run_deadline_seconds,
-            ),
-            instance,
-            partial(_open_transport, queue),
+        settings = HostSettings(
+            sensor=self.name,
+            deployment=_deployment(context, instance),
+            uri=self.uri,
+            directory=workspace_path(self.uri),
+            queue=queue.queue,
+            policy=self.policy,
+            on_failure=self.on_failure,
+            max_messages=self.max_messages,
+            wait_seconds=self.wait_seconds,
+            linger_seconds=self.linger_seconds,
+            max_batches=self.max_batches,
+            run_deadline_seconds=self.run_deadline_seconds,
         )
+        try:
+            return LeaseHost(settings, instance, partial(_open_transport, queue))
+        except Exception:
+            instance.dispose()
+            raise
 
     def _run_request(self, request: Request) -> dg.RunRequest:
         tags = {**self.run_tags, BATCH_TAG: request.uri}
