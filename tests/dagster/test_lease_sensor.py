@@ -13,8 +13,9 @@ import pytest
 from sqs_lease.core.settlements import dead_letter
 from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, lease_sensor, leased_batch
 from sqs_lease.dagster.leased_batch import BATCH_TAG
-from sqs_lease.sqs.errors import QueueNotFoundError
-from sqs_lease.testing import LeasedQueues
+from sqs_lease.ownership import Ownership
+from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
+from sqs_lease.testing import LeasedQueues, MemoryTransport
 
 WORKSPACE = "/var/lib/orders"
 
@@ -121,6 +122,45 @@ def test_an_evaluation_that_overlaps_another_one_does_nothing(
     (host,) = lease_sensor._hosts.values()
     with host._gate:
         assert evaluated(made, instance, TICK) == ([], "The evaluation before this one is under way still")
+
+
+def test_an_evaluation_during_which_another_process_took_over_gives_way_to_it(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = leased_queues.create("orders")
+    made = sensor(tmp_path)
+    evaluated(made, instance, TICK)
+    (host,) = lease_sensor._hosts.values()
+    # It has no time to look by itself before.
+    monkeypatch.setattr(host, "_give_up", lambda why: None)
+    other = Ownership(tmp_path / "orders_sensor", host._settings.deployment)
+    other.take()
+    queue.send("a")
+    assert evaluated(made, instance, TICK) == ([], "The keeper of this process has just ended")
+    assert queue.visible == ["a"]
+    assert other.is_ours()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ThrottledError("too many requests"), "too many requests"), (TransientError("no answer"), "no answer")],
+)
+def test_what_passes_by_itself_is_a_reason_to_skip_a_tick(
+    leased_queues: LeasedQueues,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    said: str,
+) -> None:
+    async def fail(*arguments: Any, **options: Any) -> None:
+        raise error
+
+    leased_queues.create("orders", "a")
+    monkeypatch.setattr(MemoryTransport, "queue_url", fail)
+    requests, reason = evaluated(sensor(tmp_path), instance, TICK)
+    assert requests == []
+    assert reason == f"Nothing was received: {said}"
 
 
 def test_what_the_keeper_did_is_in_the_log_of_the_next_evaluation(

@@ -27,7 +27,7 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import FailureRule, release
 from sqs_lease.core.specs import resolve_policy
 from sqs_lease.core.verdicts import Verdict
-from sqs_lease.dagster.host_settings import HostSettings, Request, Tick
+from sqs_lease.dagster.host_settings import HostSettings, Request
 from sqs_lease.dagster.lease_host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.leased_batch import BATCH_TAG
 from sqs_lease.dagster.queue_resource import SqsQueueResource
@@ -173,7 +173,10 @@ class _LeaseSensor:
         if not is_tick_of_the_daemon(context):
             return self._tried_out(queue)
         try:
-            tick = self._tick(context, queue)
+            tick = _host(self.uri, partial(self._new_host, context, queue)).tick()
+        except HostIsOverError:
+            # Another process has taken over, or was faster. To begin anew at once would take it away from there.
+            return dg.SensorResult(skip_reason="The keeper of this process has just ended")
         except SqsError as error:
             if error.verdict is Verdict.REFUSED:
                 raise
@@ -188,14 +191,6 @@ class _LeaseSensor:
         if not requests:
             return dg.SensorResult(skip_reason="; ".join(tick.waiting) or f"No message came from {queue.queue}")
         return dg.SensorResult(run_requests=[self._run_request(request) for request in requests])
-
-    def _tick(self, context: dg.SensorEvaluationContext, queue: SqsQueueResource) -> Tick | None:
-        make = partial(self._new_host, context, queue)
-        try:
-            return _host(self.uri, make).tick()
-        except HostIsOverError:
-            # It ended just now: nobody evaluated it, or another process took over and gave way again.
-            return _host(self.uri, make).tick()
 
     def _new_host(self, context: dg.SensorEvaluationContext, queue: SqsQueueResource) -> LeaseHost:
         # Of its own: that of the evaluation is disposed of with it.
