@@ -15,6 +15,7 @@ MINUTES = (
     "tests/dagster/test_example_definitions.py",
     "tests/airflow/test_example_dags.py",
     "tests/spark/engines/test_cluster.py",
+    "tests/dagster/test_spark_page.py",
     "tests/packaging/test_wheel.py",
 )
 """Files that take minutes: they begin first, so that no process has one to itself while the others have no more."""

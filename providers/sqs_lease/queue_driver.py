@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from sqs_lease.clock import Clock
 from sqs_lease.core.actions import Call, DeleteCall, ExtendCall, ForwardCall, ReleaseCall
 from sqs_lease.core.events import LeaseEvent, Lost, Settled
+from sqs_lease.core.item_failures import printable
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Message, Receipt
@@ -302,9 +303,7 @@ def _verb(call: Call) -> str:
 
 def _with_reason(attributes: Mapping[str, Mapping[str, Any]], reason: str) -> Mapping[str, Mapping[str, Any]]:
     """The message's attributes and why it is dead-lettered, where the service's limit of ten leaves room for it."""
-    if len(attributes) >= _MAX_MESSAGE_ATTRIBUTES or not reason:
+    shown = printable(reason[:_MAX_REASON_CHARACTERS])
+    if len(attributes) >= _MAX_MESSAGE_ATTRIBUTES or not shown:
         return attributes
-    return {
-        **attributes,
-        REASON_ATTRIBUTE: {"DataType": "String", "StringValue": reason[:_MAX_REASON_CHARACTERS]},
-    }
+    return {**attributes, REASON_ATTRIBUTE: {"DataType": "String", "StringValue": shown}}

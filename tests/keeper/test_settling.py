@@ -154,6 +154,25 @@ class TestDeadLettering:
         assert setting.transport.sent == [("https://dead", "body 0", {"sqs_lease_reason": reason}, None)]
         assert [asked.method for asked in setting.transport.asked] == ["delete"]
 
+    @pytest.mark.parametrize(
+        ("reason", "sent"),
+        [("two\nlines\x00", {"StringValue": "two lines", "DataType": "String"}), ("\x00\n", None), ("", None)],
+        ids=["control characters", "nothing else", "none"],
+    )
+    def test_the_reason_is_made_fit_for_the_service(
+        self, setting: Setting, reason: str, sent: dict[str, str] | None
+    ) -> None:
+        setting.transport.dead_letter_arn = "arn:aws:sqs:eu-west-1:1:dead"
+
+        async def scenario(keeper: Keeper) -> None:
+            batch = keeper.hold(QUEUE, policy=POLICY, on_failure=dead_letter())
+            batch.add(messages(1), received_at=setting.clock.now())
+            await batch.fail(reason)
+
+        setting.run(scenario)
+        ((_, _, attributes, _),) = setting.transport.sent
+        assert attributes.get("sqs_lease_reason") == sent
+
     def test_content_of_adopted_leases_comes_from_the_batchs_source(self, setting: Setting) -> None:
         setting.transport.dead_letter_arn = "arn:aws:sqs:eu-west-1:1:dead"
         (message,) = messages(1)

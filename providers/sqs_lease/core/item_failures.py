@@ -74,10 +74,13 @@ def failure_reasons(returned: object, failed_ids: Collection[str]) -> dict[str, 
         if isinstance(item, Mapping) and isinstance(reason := item.get("reason"), str):
             name = item.get("itemIdentifier")
             if isinstance(name, str) and name in failed_ids:
-                # SQS refuses a message with control characters in an attribute.
-                clean = "".join(character if character.isprintable() else " " for character in reason[:_MAX_REASON])
-                reasons[name] = clean.strip()
+                reasons[name] = printable(reason[:_MAX_REASON])
     return reasons
+
+
+def printable(reason: str) -> str:
+    """Return a reason as it can be a message attribute: SQS refuses a message with control characters in one."""
+    return "".join(character if character.isprintable() else " " for character in reason).strip()
 
 
 def failed_by_exception(named: Collection[str] | None, message_ids: Collection[str]) -> frozenset[str]:
