@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from sqs_lease.core.events import Lapsed, Outcome, Settled
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message, Receipt
