@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from demo.dagster_stack import DagsterStack, dagster_stack
+from demo.dagster_stack import DagsterStack, dagster_postgres, dagster_stack
+from demo.postgres import postgres_server
 from demo.processes import wait_until
 from demo.sqs_server import SqsServer
 from sqs_lease.dagster.parent_watch import INTERRUPTED_SECONDS
@@ -29,6 +30,9 @@ pytestmark = pytest.mark.processes
 DEFINITIONS = Path(__file__).parent / "definitions_executor.py"
 JOBS = ("long", "terminated", "worker_killed")
 BODIES = ("good", "better")
+
+INSTANCES = ["sqlite", "postgresql"] if os.environ.get("SQS_LEASE_CHAOS") == "1" else ["sqlite"]
+"""What Dagster's instance is on."""
 
 QUEUE_VISIBILITY_SECONDS = 600
 DEADLINE_SECONDS = 150.0
@@ -122,10 +126,12 @@ def is_at_work(pid: int) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, server: SqsServer) -> Iterator[Running]:
+@pytest.fixture(scope="module", params=INSTANCES)
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: SqsServer
+) -> Iterator[Running]:
     evidence, workspace = tmp_path_factory.mktemp("evidence"), tmp_path_factory.mktemp("workspace")
-    prefix = "executor"
+    prefix = f"executor-{request.param}"
     environment = {
         **server.environment,
         DIRECTORY_VARIABLE: str(evidence),
@@ -133,7 +139,12 @@ def running(tmp_path_factory: pytest.TempPathFactory, server: SqsServer) -> Iter
         "WORKSPACE": str(workspace),
     }
     with ExitStack() as exits:
-        stack = exits.enter_context(dagster_stack(tmp_path_factory.mktemp("dagster"), DEFINITIONS, environment))
+        url = None
+        if request.param == "postgresql":
+            url = exits.enter_context(postgres_server(dagster_postgres())).url
+        stack = exits.enter_context(
+            dagster_stack(tmp_path_factory.mktemp("dagster"), DEFINITIONS, environment, database_url=url)
+        )
         under_way = Running(stack, server, evidence, prefix)
         for consumer in under_way.consumers.values():
             exits.enter_context(consumer.polling())
