@@ -13,6 +13,7 @@ import pytest
 
 from sqs_lease import kept_leases
 from sqs_lease.batch_folder import BatchFolder, BatchFolderError, listed
+from sqs_lease.core.policies import Fixed
 from sqs_lease.core.settlements import dead_letter
 from sqs_lease.dagster import batch_settler, lease_host
 from sqs_lease.dagster.leased_batch import leased_batch
@@ -108,6 +109,26 @@ def test_nothing_is_held_that_could_not_be_written_down(ground: Ground, monkeypa
     assert ground.queue.visible == ["a"]
     assert ground.batches() == []
     assert ground.tick(host).received == 1
+
+
+def test_messages_that_are_lost_while_a_run_works_are_told_of_once(ground: Ground) -> None:
+    ground.queue.send("a", "b")
+    host = ground.host(policy=Fixed(visibility=5, every=0.2))
+    request = ground.request(host)
+    ground.run(request, Status.STARTED)
+    kept = kept_leases.read_leases(BatchFolder(Path(request.uri)))
+    assert kept is not None
+    ground.queues.sqs.delete(ground.queue.url, [kept.leases[0].receipt])
+    news: list[str] = []
+
+    def told() -> bool:
+        news.extend(text for text in ground.tick(host).news if "lost" in text)
+        return bool(news)
+
+    eventually(told, "the loss is told")
+    assert len(news) == 1
+    assert news[0].startswith(f"1 messages of batch {request.batch_id} were lost while it was held")
+    assert ground.queue.invisible == ["b"]
 
 
 # Settling

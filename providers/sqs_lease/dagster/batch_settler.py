@@ -45,6 +45,7 @@ class KeptBatch:
         states: The states of its runs by their ids.
         decision: What becomes of it, as far as is known.
         saved_until: Until when its directory says that the leases last.
+        lost: How many of its messages were lost, as far as was told.
         settling: What settles it; None while it is held.
     """
 
@@ -56,6 +57,7 @@ class KeptBatch:
     states: Mapping[str, str] = field(default_factory=dict)
     decision: Decision = UNKNOWN
     saved_until: float = 0.0
+    lost: int = 0
     settling: asyncio.Task[None] | None = None
 
 

@@ -49,12 +49,7 @@ from sqs_lease.dagster.batch_settler import BatchSettler, KeptBatch
 from sqs_lease.dagster.host_settings import HostSettings, Request, Tick
 from sqs_lease.dagster.lease_metadata import lease_summary
 from sqs_lease.keeper import Keeper, Leaving
-from sqs_lease.kept_leases import (
-    KeptLeases,
-    read_leases,
-    write_held_until,
-    write_leases,
-)
+from sqs_lease.kept_leases import KeptLeases, read_leases, write_held_until, write_leases
 from sqs_lease.loop_thread import LoopThread
 from sqs_lease.ownership import Ownership
 from sqs_lease.sqs.receiving import Receiver
@@ -387,6 +382,7 @@ class LeaseHost:
             try:
                 await self._look_at_runs()
                 await self._save_deadlines()
+                self._tell_of_lost_leases()
             except Exception:
                 # Whatever the instance's database or the directory's store does, it may work again later.
                 logger.exception("The runs of sensor %s cannot be looked up; trying again", self._settings.sensor)
@@ -407,6 +403,16 @@ class LeaseHost:
             if until is not None and batch.settling is None and until - batch.saved_until > 1.0:
                 await asyncio.to_thread(write_held_until, batch.folder, until + self._clock.wall() - self._clock.now())
                 batch.saved_until = until
+
+    def _tell_of_lost_leases(self) -> None:
+        for batch in self._batches.values():
+            lost = batch.held.report().lost
+            if lost > batch.lost and batch.settling is None:
+                self._say(
+                    f"{lost - batch.lost} messages of batch {batch.batch_id} were lost while it was held: they were "
+                    "deleted, or others have received them"
+                )
+                batch.lost = lost
 
     # Settling
 
