@@ -479,7 +479,8 @@ def test_settings_come_from_the_environment_at_each_evaluation(
         ({"target": None, "queue_asset": "orders_queue", "run_tags": {"a": "b"}}, "run_tags"),
         ({"target": [first, orders]}, "not both"),
     ],
-    ids=str,
+    # Not the values: some have an address, and each process of the test run must give a test the same name.
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_arguments_that_make_no_sense_are_refused_where_the_sensor_is_defined(
     options: dict[str, Any], said: str
