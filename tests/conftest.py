@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,12 @@ MINUTES = (
     "tests/packaging/test_wheel.py",
 )
 """Files that take minutes: they begin first, so that no process has one to itself while the others have no more."""
+
+
+def pytest_configure() -> None:
+    # A shell's job in the background ignores SIGINT, and so would all that these tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

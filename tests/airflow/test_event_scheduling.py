@@ -236,7 +236,8 @@ def test_a_paused_dag_loses_nothing_and_hardly_raises_receive_counts(seen: Seen)
     assert seen.runs_while_paused == 0
     assert seen.worked_on("paused") == BODIES["paused"]
     messages = [message for run in seen.runs["paused"] for message in run.messages or ()]
-    assert all(int(message["Attributes"]["ApproximateReceiveCount"]) <= 2 for message in messages)
+    # Once while the DAG was paused, and on a loaded machine once or twice more before its run began.
+    assert max(int(message["Attributes"]["ApproximateReceiveCount"]) for message in messages) <= 4
 
 
 def test_with_two_dags_on_one_queue_each_message_is_worked_on_once(seen: Seen) -> None:

@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from demo.dagster_api import DagsterApiError
-from demo.dagster_stack import COMPONENTS, DagsterSetupError, DagsterStack, dagster_postgres, dagster_stack
-from demo.postgres import postgres_server
+from demo.dagster_stack import COMPONENTS, DagsterSetupError, DagsterStack, dagster_stack
 from demo.processes import wait_until
 
 pytestmark = pytest.mark.processes
@@ -177,13 +176,3 @@ def test_definitions_that_cannot_be_loaded_are_told_at_once(tmp_path: Path) -> N
 
     with pytest.raises(DagsterSetupError, match="no definitions today"), dagster_stack(tmp_path / "home", broken):
         pass
-
-
-def test_the_instance_can_be_on_postgresql(tmp_path: Path) -> None:
-    with (
-        postgres_server(dagster_postgres()) as database,
-        dagster_stack(tmp_path, DEFINITIONS, ENVIRONMENT, database_url=database.url) as stack,
-    ):
-        assert stack.wait_for_run(stack.api.launch("failing"), RUN_SECONDS).state == "FAILURE"
-
-    assert not (tmp_path / "history").exists()

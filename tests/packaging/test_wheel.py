@@ -187,7 +187,7 @@ def test_a_module_of_an_extra_that_is_not_installed_names_what_is_missing(
     others = [module for module in modules if needs_of(module)[0]]
     missing = installed("").missing_modules(*others)
 
-    assert {needs_of(module)[0] for module in missing} == {"airflow", "manifest", "spark"}
+    assert {needs_of(module)[0] for module in missing} == {"airflow", "dagster", "manifest", "spark"}
     assert {module: name for module, name in missing.items() if name not in needs_of(module)[1]} == {}
 
 

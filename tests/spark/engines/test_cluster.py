@@ -21,12 +21,7 @@ from tests.spark.samples import named_files, staged_files, stored_ids
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
-# The full form is part of `make chaos`.
-MOMENTS = (
-    (BEFORE_WRITING, BEFORE_THE_COMMIT, AFTER_THE_ADMISSION, AFTER_THE_APPLICATION)
-    if os.environ.get("SQS_LEASE_CHAOS") == "1"
-    else (AFTER_THE_ADMISSION,)
-)
+MOMENTS = (BEFORE_WRITING, BEFORE_THE_COMMIT, AFTER_THE_ADMISSION, AFTER_THE_APPLICATION)
 
 
 @pytest.fixture(scope="module")
