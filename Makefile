@@ -19,9 +19,9 @@ demo-dagster: setup ## the same on Dagster; KEEP=1 leaves its UI up afterwards
 	@$(PYTHON_ENVIRONMENT)/python -m demo --orchestrator dagster $(if $(KEEP),--keep)
 
 test: setup lint ## lint, then run all tests
-	@# In three processes, because most of those on real servers wait; then those that kill them, which need the time.
+	@# In three processes, because many of those on real servers wait; then those that kill Airflow's, which wait most.
 	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/failover
-	@$(PYTHON_ENVIRONMENT)/python -m pytest tests/failover
+	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 2 --dist loadfile tests/failover
 
 chaos: setup ## tests of failures in their full form: 20 keepers, Airflow's default settings, longer stops, all of Spark's engines, Dagster on PostgreSQL
 	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark/engines \
