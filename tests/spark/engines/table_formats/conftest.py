@@ -69,10 +69,7 @@ def spark(warehouse: Path) -> Iterator[SparkSession]:
 SHORT = (
     "test_page",
     "interrupted_commit",
-    "newer_message_overwrites",
     "processes_that_complete_a_batch_at_the_same_time",
-    "slow_writer_of_iceberg_is_refused",
-    "number_that_the_table_has_passed",
     "overtakes_in_the_middle_of_its_job_is_refused[delta upsert]",
 )
 
