@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -47,6 +48,7 @@ HANDLE_CHARACTERS = 180
 VISIBILITY_SECONDS = 180.0
 """The default visibility timeout at Airflow's default settings."""
 
+_WARNING = re.compile(r"async thread was blocked for ([\d.]+) seconds")
 OTHERS_NICENESS = 15
 """On a small machine Airflow's other processes, the database and the stub would be what the event loop waits for."""
 
@@ -80,12 +82,14 @@ class Phase:
         seconds: How long it took.
         seen: What the probe saw, second by second.
         calls: Calls to SQS by operation.
+        warnings: What Airflow's watchdog said, as :meth:`Bench.warnings`.
     """
 
     name: str
     seconds: float
     seen: Sequence[Mapping[str, Any]]
     calls: Counter[str]
+    warnings: Sequence[float]
 
     @property
     def busy_seconds(self) -> float:
@@ -147,6 +151,7 @@ class Bench:
         self._probe_path = probe_path
         self._calls: Counter[str] = Counter()
         self._since = time.time()
+        self._warnings = 0
 
     def counts(self) -> Mapping[str, Any]:
         """What the SQS stub counted so far."""
@@ -171,14 +176,15 @@ class Bench:
             deadline_seconds=deadline_seconds,
         )
         until = time.time()
-        calls = Counter(self.counts()["calls"])
+        calls, warnings = Counter(self.counts()["calls"]), self.warnings()
         phase = Phase(
             name,
             until - self._since,
             [second for second in self.seen() if self._since < second["at"] <= until],
             calls - self._calls,
+            warnings[self._warnings :],
         )
-        self._calls, self._since = calls, until
+        self._calls, self._since, self._warnings = calls, until, len(warnings)
         return phase
 
     def defer(self) -> None:
@@ -277,9 +283,12 @@ class Bench:
             values = connection.execute(text("select value from xcom where key = 'lease_report'")).scalars().all()
         return [json.loads(value) if isinstance(value, str) else value for value in values]
 
-    def warnings(self) -> int:
-        """How often Airflow's own watchdog found the event loop blocked."""
-        return self.stack.processes["triggerer"].log_path.read_text().count("async thread was blocked")
+    def warnings(self) -> list[float]:
+        """The seconds for which Airflow's own watchdog found the event loop blocked so far, its 0.1 s of rest included.
+
+        It warns from 0.2 s on.
+        """
+        return [float(found) for found in _WARNING.findall(self.stack.processes["triggerer"].log_path.read_text())]
 
 
 @contextmanager
@@ -338,7 +347,6 @@ class Result:
         phases: Takeover, holding and settling.
         reports: The lease reports of all keepers.
         pollers: Most pollers of task states at the same time.
-        warnings: How often Airflow's own watchdog found the event loop blocked.
         late: Extensions that reached the service after the deadline.
         least_left_seconds: The least that was left of a lease when its extension reached the service.
         memory_mb: The triggerer's most memory.
@@ -347,7 +355,6 @@ class Result:
     phases: Sequence[Phase]
     reports: Sequence[Mapping[str, Any]]
     pollers: int
-    warnings: int
     late: int
     least_left_seconds: float
     memory_mb: float
@@ -371,7 +378,6 @@ def measure(scale: Scale) -> Result:
             [taken_over, held, settled],
             running.reports(),
             max(second["pollers"] for second in seen),
-            running.warnings(),
             counts["late"],
             counts["least_left_seconds"],
             seen[-1]["memory_mb"],
@@ -410,7 +416,9 @@ def main() -> None:
     )
     collecting = max(phase.collecting_seconds for phase in result.phases)
     print(f"longest garbage collection of Python's: {collecting:.2f} s, for which the event loop stands still")
-    print(f"Airflow's watchdog warned of a blocked event loop {result.warnings} times")
+    for phase in result.phases:
+        said = ", ".join(f"{seconds:.2f} s" for seconds in phase.warnings) or "none"
+        print(f"warnings of Airflow's watchdog (from 0.2 s, its own 0.1 s included), {phase.name}: {said}")
 
 
 if __name__ == "__main__":
