@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from sqs_lease.core.messages import Receipt
 
 
@@ -31,9 +33,11 @@ class Outcome(Enum):
     """The settlement could not be carried out, although it was tried until the lease ended: the message comes back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A lease ended. ``detail`` is for people: the error's code and text, empty when all went well."""
+class Settled(Struct, frozen=True, gc=False):
+    """A lease ended. ``detail`` is for people: the error's code and text, empty when all went well.
+
+    Python's garbage collector does not look through these values, as of leases: whole batches of them end at once.
+    """
 
     receipt: Receipt
     outcome: Outcome
