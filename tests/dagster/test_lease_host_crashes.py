@@ -1,5 +1,6 @@
 """The keeper of a lease sensor: what it takes over from another process, and leaves to the next one."""
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 from sqs_lease import kept_leases
 from sqs_lease.batch_folder import BatchFolder
 from sqs_lease.core.policies import Fixed
-from sqs_lease.dagster import lease_host
+from sqs_lease.dagster import batch_settler, lease_host
 from sqs_lease.dagster.lease_host import HostIsOverError
+from sqs_lease.kept_leases import stop_settling
 from sqs_lease.ownership import ForeignOwnerError, Ownership
 from sqs_lease.testing import AuditKind
 from tests.dagster.lease_ground import Ground, eventually, keepers, kill
@@ -204,11 +206,18 @@ def test_a_host_that_was_followed_does_not_settle(ground: Ground) -> None:
     Ownership(ground.directory, "ours").take()
     ground.end(run, Status.CANCELED)
     before = len(ground.queues.sqs.trail().entries())
+    gave_way = threading.Event()
+
+    def stop(folder: BatchFolder) -> None:
+        stop_settling(folder)
+        gave_way.set()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(former, "_give_up", lambda why: None)
+        patch.setattr(batch_settler, "stop_settling", stop)
         former.tick()
-        eventually(lambda: not BatchFolder(Path(request.uri)).is_settling(), "it has stopped")
-        time.sleep(0.2)
+        assert gave_way.wait(30)
+        former.end()
     assert len(ground.queues.sqs.trail().entries()) == before
     assert ground.batches() == [request.batch_id]
 
