@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from importlib.metadata import entry_points
 from threading import Event
@@ -183,6 +184,10 @@ def test_a_task_does_not_wait_for_an_answer_that_never_comes(
     assert time.monotonic() - began < 5
     assert "did not take the report" in caplog.text
     comms.answering.set()
+    # It goes on where it stood, and must not find the supervisor of another test.
+    for thread in threading.enumerate():
+        if thread.name == "sqs-lease failure":
+            thread.join(30)
 
 
 def test_in_a_dag_test_there_is_a_report_but_no_signal(dag: DAG, monkeypatch: pytest.MonkeyPatch) -> None:
