@@ -1,0 +1,248 @@
+"""Makes records of JSON texts with Arrow's reader, several times as fast as Spark; what may differ it leaves to Spark.
+
+Arrow's reader is strict: it takes a value only where the column's type is what the JSON says. Whatever it takes, Spark
+takes too, and makes the same of it; there is a test that compares the two. Everything else is left: values that Spark
+would convert, all that is rejected, and so the reasons too, which only Spark gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.json as pj  # type: ignore[import-untyped]
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from sqs_lease.spark.sources.arrow_types import arrow_schema
+
+# Not FLOAT, which the two round differently; nor BINARY, MAP and TIMESTAMP_NTZ, which Arrow does not read or not so.
+_SAME: Final = (BooleanType, DoubleType, IntegerType, LongType, ShortType)
+_MOST_BYTES: Final = 50_000
+"""A longer text may have a name of more than 50 000 characters, which Spark refuses."""
+
+_NUMBER_CHARACTERS: Final = 1_000
+"""A longer number is refused by Spark."""
+
+_READ_BYTES: Final = 16 * 1024 * 1024
+_LEFT_AT_ONCE: Final = 32
+"""Of so many texts that Arrow refuses together, nobody asks which one it was."""
+
+_PATIENCE: Final = 8
+"""When Arrow refused one text of so many, it is not asked again."""
+
+_DAY: Final = r"[1-9]\d{3}-\d{2}-\d{2}"
+_ZONE: Final = r"(?:Z|[+-](?:0\d|1[0-7]):[0-5]\d)"
+_DATE: Final = f"^{_DAY}$"
+_MOMENT: Final = rf"^{_DAY}[T ]\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,6}})?{_ZONE}?$"
+_ZONED: Final = f"{_ZONE}$"
+
+_OF_NUMBERS: Final = b"0123456789.eE+-"
+_STRIDE: Final = 200
+_SAMPLED: Final = bytes(ord("0") if byte in _OF_NUMBERS else ord("x") for byte in range(256))
+_IN_A_ROW: Final = b"0" * (_NUMBER_CHARACTERS // _STRIDE - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowJson:
+    """Reads JSON objects, one a text, that were checked for syntax before. It is pickled to Spark's tasks.
+
+    Attributes:
+        columns: The columns of a record.
+    """
+
+    columns: StructType
+
+    @classmethod
+    def of(cls, columns: StructType) -> ArrowJson | None:
+        """The reader for these columns; None where Arrow does not read one of their types as Spark does."""
+        return cls(columns) if _is_same(columns) else None
+
+    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
+        """See :class:`.source.ArrowParser`."""
+        reader = _Reader(self.columns)
+        tables, taken = [reader.schema.empty_table()], []
+        for part in _parts(bodies):
+            left = 0
+            waiting = [part]
+            while waiting:
+                texts = waiting.pop()
+                if left * _PATIENCE > len(part):
+                    rows = None
+                else:
+                    rows = reader.read(texts)
+                    if rows is None and len(texts) > _LEFT_AT_ONCE:
+                        half = len(texts) // 2
+                        waiting += [texts.slice(half), texts.slice(0, half)]
+                        continue
+                if rows is None:
+                    left += len(texts)
+                    taken.append(pa.repeat(False, len(texts)))
+                else:
+                    table, fits = rows
+                    left += len(texts) - table.num_rows
+                    tables.append(table)
+                    taken.append(fits)
+        return pa.concat_tables(tables), pa.concat_arrays([pa.array([], pa.bool_()), *taken])
+
+
+class _Reader:
+    def __init__(self, columns: StructType) -> None:
+        self.schema = arrow_schema(columns)
+        self._columns = columns
+        self._read = pa.schema([pa.field(field.name, _read_as(field.dataType)) for field in columns.fields])
+
+    def read(self, texts: pa.Array) -> tuple[pa.Table, pa.Array] | None:
+        """The records of some texts, and which texts have one; None where Arrow refuses any of them."""
+        joined = _joined(texts)
+        if _may_have_long_number(texts, joined):
+            return None
+        try:
+            read = pj.read_json(
+                pa.BufferReader(joined),
+                pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
+                pj.ParseOptions(explicit_schema=self._read, unexpected_field_behavior="ignore"),
+            )
+            if read.num_rows != len(texts):
+                return None
+            fits = reduce(
+                pc.and_,
+                (_fits(_whole(read[field.name]), field.dataType, field.nullable) for field in self._columns.fields),
+            )
+            if not pc.all(fits).as_py():
+                read = read.filter(fits)
+            arrays = [_converted(_whole(read[field.name]), field.dataType) for field in self._columns.fields]
+            return pa.Table.from_arrays(arrays, schema=self.schema), fits
+        except pa.ArrowException:
+            # Its text may quote a value.
+            return None
+
+
+def _parts(bodies: pa.Array) -> Iterator[pa.Array]:
+    """Few enough texts at once that what is made of them is small."""
+    rows = max(1, len(bodies) * _READ_BYTES // max(bodies.nbytes, _READ_BYTES))
+    for start in range(0, len(bodies), rows):
+        yield bodies.slice(start, rows)
+
+
+def _joined(texts: pa.Array) -> bytes:
+    """The texts as lines."""
+    as_one_list = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
+    joined = _bytes(pc.binary_join(as_one_list, "\n"))
+    if joined.count(b"\n") + 1 == len(texts) and b"\r" not in joined:
+        return joined
+    # Within JSON that is valid they are white space.
+    in_lines = pc.replace_substring_regex(texts, r"[\r\n]", " ")
+    return _bytes(pc.binary_join(pa.ListArray.from_arrays(as_one_list.offsets, in_lines), "\n"))
+
+
+def _bytes(joined: pa.Array) -> bytes:
+    return bytes(joined[0].as_buffer())
+
+
+def _may_have_long_number(texts: pa.Array, joined: bytes) -> bool:
+    """Whether there may be a name or a number in the texts that is longer than Spark takes."""
+    longest = pc.max(pc.binary_length(texts)).as_py() or 0
+    if longest <= _NUMBER_CHARACTERS:
+        return False
+    if longest > _MOST_BYTES:
+        return True
+    # A longer number would have as many of these in a row, and nothing but its own characters in between.
+    sampled = joined[::_STRIDE].translate(_SAMPLED)
+    found = sampled.find(_IN_A_ROW)
+    while found >= 0:
+        between = joined[found * _STRIDE : (found + len(_IN_A_ROW) - 1) * _STRIDE]
+        if not between.translate(None, _OF_NUMBERS):
+            return True
+        found = sampled.find(_IN_A_ROW, found + 1)
+    return False
+
+
+def _is_same(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_is_same(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _is_same(kind.elementType)
+    # Not the subclasses of StringType, nor its collations.
+    return isinstance(kind, (*_SAME, DateType, DecimalType, TimestampType)) or kind == StringType()
+
+
+def _read_as(kind: DataType) -> pa.DataType:
+    """The type that Arrow is to read; what it reads too freely it gets as text, or as a wider type, to be converted."""
+    if isinstance(kind, DateType | TimestampType):
+        return pa.string()
+    if isinstance(kind, DecimalType):
+        # It would keep more digits than the type has.
+        return pa.decimal256(76, kind.scale)
+    if isinstance(kind, StructType):
+        return pa.struct([pa.field(field.name, _read_as(field.dataType)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return pa.list_(_read_as(kind.elementType))
+    return arrow_schema(StructType().add("value", kind)).field(0).type
+
+
+def _fits(values: pa.Array, kind: DataType, nullable: bool) -> pa.Array:
+    """Which values are there where they must be, and are written as both read them."""
+    fits = pa.repeat(True, len(values))
+    if isinstance(kind, DateType | TimestampType):
+        fits = pc.match_substring_regex(values, _DATE if isinstance(kind, DateType) else _MOMENT)
+    elif isinstance(kind, StructType):
+        for number, field in enumerate(kind.fields):
+            fits = pc.and_(fits, _fits(values.field(number), field.dataType, field.nullable))
+    elif isinstance(kind, ArrayType):
+        unfit = pc.invert(_fits(values.flatten(), kind.elementType, kind.containsNull))
+        if pc.any(unfit).as_py():
+            parents = pc.list_parent_indices(values).filter(unfit)
+            fits = pc.invert(pc.is_in(pa.array(range(len(values)), parents.type), parents))
+    return pc.if_else(pc.is_valid(values), fits, nullable)
+
+
+def _converted(values: pa.Array, kind: DataType) -> pa.Array:
+    """Values as the column has them.
+
+    Raises:
+        pa.ArrowException: One cannot be converted.
+    """
+    if isinstance(kind, DateType):
+        return values.cast(pa.date32())
+    if isinstance(kind, TimestampType):
+        zoned = pc.match_substring_regex(values, _ZONED)
+        in_utc = pc.if_else(zoned, values, pc.binary_join_element_wise(values, "Z", ""))
+        return in_utc.cast(pa.timestamp("us", tz="UTC"))
+    if isinstance(kind, DecimalType):
+        return values.cast(pa.decimal128(kind.precision, kind.scale))
+    if isinstance(kind, StructType) and _needs_conversion(kind):
+        fields = [_converted(values.field(number), field.dataType) for number, field in enumerate(kind.fields)]
+        return pa.StructArray.from_arrays(fields, kind.names, mask=pc.is_null(values))
+    if isinstance(kind, ArrayType) and _needs_conversion(kind):
+        elements = _converted(values.values, kind.elementType)
+        return pa.ListArray.from_arrays(values.offsets, elements, mask=pc.is_null(values))
+    return values
+
+
+def _needs_conversion(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_needs_conversion(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _needs_conversion(kind.elementType)
+    return isinstance(kind, DateType | DecimalType | TimestampType)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
