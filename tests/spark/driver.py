@@ -14,8 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark import DeltaSink, Staged, local_session
-from sqs_lease.spark.sinks.sink import Admission
-from sqs_lease.spark.sinks.write_ahead import Application, TargetTable, WriteAheadLookUp, WriteAheadTable
+from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.sinks.delta_sink import OpenDelta
+from sqs_lease.spark.sinks.sink import Admission, Rest
+from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadLookUp, WriteAheadTable
 from tests.spark.samples import InterruptedSink, Place, good
 
 BEFORE_WRITING = "before writing"
@@ -40,6 +42,7 @@ class DeadlySink:
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         table = DeltaSink(self.path).open(spark, columns, widen=widen)
+        assert isinstance(table.target, OpenDelta)
         return DeadlyTable(DeadlyTarget(table.target, self.moment), table.ledger, self.moment)
 
 
@@ -52,6 +55,11 @@ class DeadlyTable(WriteAheadTable):
             die()
         return super().stage(rows, batch_id)
 
+    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
+        if self.moment == BEFORE_WRITING:
+            die()
+        return super().stage_parts(spark, parts, rest, batch_id)
+
     def commit(self, looked_up: WriteAheadLookUp, admission: Admission) -> int | None:
         if self.moment == BEFORE_THE_COMMIT:
             die()
@@ -60,11 +68,14 @@ class DeadlyTable(WriteAheadTable):
 
 @dataclass(frozen=True)
 class DeadlyTarget:
-    table: TargetTable
+    table: OpenDelta
     moment: str
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         return self.table.stage(rows, batch_id)
+
+    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged:
+        return self.table.stage_parts(spark, parts, rest, batch_id)
 
     def apply(self, location: str, application: Application) -> int | None:
         if self.moment == AFTER_THE_ADMISSION:

@@ -24,11 +24,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from sqs_lease.core.messages import Message
 from sqs_lease.manifest import ManifestPath, opened_manifest
 from sqs_lease.spark import columns
+from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import WorkspaceError
 from sqs_lease.spark.message_groups import MESSAGES, Group, groups_of
 from sqs_lease.spark.paths import read_path
 from sqs_lease.spark.sinks.sink import LOOKED_UP
-from sqs_lease.spark.sources.source import Checker, SyntaxChecker
+from sqs_lease.spark.sources.source import ArrowParser, Checker, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
 
 MESSAGE_ID: Final = "message_id"
@@ -112,10 +113,33 @@ class BatchFile:
 
     def without(self, messages: DataFrame, message_ids: pa.ChunkedArray) -> DataFrame:
         """Leave some messages out."""
-        path = self.path.with_name(f"out-{uuid4().hex}.parquet")
+        return self._compared(messages, message_ids, "left_anti")
+
+    def only(self, messages: DataFrame, message_ids: pa.ChunkedArray) -> DataFrame:
+        """Leave all messages but some out."""
+        return self._compared(messages, message_ids, "left_semi")
+
+    def parts(self, parser: ArrowParser, without: pa.ChunkedArray, batch_id: str) -> BatchParts:
+        """The messages for tasks that read them themselves.
+
+        Args:
+            parser: Makes the rows.
+            without: The ids of messages that are left out, beside those that the driver rejected.
+            batch_id: The batch.
+        """
+        out = pa.chunked_array([*self.rejected["message_id"].chunks, *without.chunks], pa.string())
+        return BatchParts.of(
+            self.path, without=self._written_ids(out) if len(out) else None, parser=parser, batch_id=batch_id
+        )
+
+    def _compared(self, messages: DataFrame, message_ids: pa.ChunkedArray, how: str) -> DataFrame:
+        others = _read(messages.sparkSession, self._written_ids(message_ids), f"{MESSAGE_ID} STRING")
+        return messages.join(F.broadcast(others), MESSAGE_ID, how)
+
+    def _written_ids(self, message_ids: pa.ChunkedArray) -> Path:
+        path = self.path.with_name(f"ids-{uuid4().hex}.parquet")
         pq.write_table(pa.table({MESSAGE_ID: message_ids}), path)
-        out = _read(messages.sparkSession, path, f"{MESSAGE_ID} STRING")
-        return messages.join(F.broadcast(out), MESSAGE_ID, "left_anti")
+        return path
 
     def rejects(self, spark: SparkSession, reasons: pa.Table) -> DataFrame:
         """Some of the messages as rows of a table of rejects.

@@ -35,7 +35,7 @@ from sqs_lease.spark.progress import StillHeld, watched_jobs
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.settings import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
-from sqs_lease.spark.sources.source import Source
+from sqs_lease.spark.sources.source import ArrowSource, Source
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,9 @@ def ingest(
             if rejects is not None:
                 rejects_table = rejects.open(spark, table_columns(REJECT), widen=False)
                 store_rejects = partial(_store_rejects, rejects_table, spark, batch, batch_id)
+            by_tasks = source.arrow_parser(record) if isinstance(source, ArrowSource) else None
             loaded = Loading(table, batch_id, batch.looked_up, message_ids).load(
-                MessageParser(spark, batch, lambda messages: source.parse(messages, record)),
+                MessageParser(spark, batch, lambda messages: source.parse(messages, record), by_tasks),
                 store_rejects=store_rejects,
                 before_commit=watch.require_held,
             )

@@ -16,9 +16,14 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.batch_file import REASONS, BatchFile
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, NOTHING_TO_STORE, REASON
 from sqs_lease.spark.reconciliation import is_among
-from sqs_lease.spark.sinks.sink import Staged, Table
+from sqs_lease.spark.sinks.sink import PartsTable, Staged, Table
+from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS
+from sqs_lease.spark.sources.source import ArrowParser
 
 logger = logging.getLogger(__name__)
+
+_CANNOT_RUN_THIS: Final = ("ModuleNotFoundError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+"""What Spark says when its executors lack this package, or the Python that it needs."""
 
 _NO_IDS: Final = pa.chunked_array([], pa.string())
 
@@ -66,11 +71,13 @@ class MessageParser:
         spark: The session.
         batch: The messages.
         plan: Plans the parsing, as :meth:`.source.Source.parse`.
+        by_tasks: Reads most messages in the tasks instead, where the table takes their rows; None where only Spark can.
     """
 
     spark: SparkSession
     batch: BatchFile
     plan: Callable[[DataFrame], DataFrame]
+    by_tasks: ArrowParser | None = None
 
     def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
         """See :class:`Parser`. Messages that have rows and a reject are rejected: then the others are parsed again."""
@@ -112,27 +119,62 @@ class MessageParser:
             The rows; and the messages that Spark rejected or that have nothing to store, as
             :data:`.batch_file.REASONS`.
         """
+        observed: list[Observation] = []
+
+        def plan(messages: DataFrame) -> DataFrame:
+            observed.append(Observation())
+            return self._rows(messages, observed[-1], batch_id)
+
+        staged = self._stage_parts(table, plan, without, batch_id)
+        if staged is None:
+            staged = table.stage(plan(self._messages(without)), batch_id)
+        try:
+            # Empty where Spark did not observe anything; the reconciliation then finds what is missing.
+            reasons = [row for observation in observed for row in observation.get.get("reasons", [])]
+            return staged, pa.Table.from_arrays(
+                [[row[0] for row in reasons], [row[1] for row in reasons]], schema=REASONS
+            )
+        except BaseException:
+            table.discard(staged)
+            raise
+
+    def _stage_parts(
+        self, table: Table[Any], plan: Callable[[DataFrame], DataFrame], without: pa.ChunkedArray, batch_id: str
+    ) -> Staged | None:
+        """Let tasks read most messages themselves, where both the source and the table can do that."""
+        if self.by_tasks is None or not isinstance(table, PartsTable):
+            return None
+
+        def rest(left: pa.ChunkedArray) -> DataFrame:
+            logger.info("batch %s: %d messages are left to Spark's own parser", batch_id, len(left))
+            return plan(self.batch.only(self.batch.accepted(self.spark), left))
+
+        parts = self.batch.parts(self.by_tasks, without, batch_id)
+        try:
+            return table.stage_parts(self.spark, parts, rest, batch_id)
+        except SPARK_ERRORS as error:
+            if not any(sign in str(error) for sign in _CANNOT_RUN_THIS):
+                raise
+            logger.warning(
+                "batch %s: Spark parses all messages itself, which takes longer, as its tasks cannot run this package: "
+                "install sqs-lease[spark] on the executors, for the Python of the driver",
+                batch_id,
+            )
+            return None
+
+    def _messages(self, without: pa.ChunkedArray) -> DataFrame:
         messages = self.batch.accepted(self.spark)
-        if len(without):
-            messages = self.batch.without(messages, without)
-        observation = Observation()
+        return self.batch.without(messages, without) if len(without) else messages
+
+    def _rows(self, messages: DataFrame, observation: Observation, batch_id: str) -> DataFrame:
         reason = F.when(F.col(REASON).isNotNull(), F.struct(MESSAGE_ID, REASON))
-        rows = (
+        return (
             self.plan(messages)
             .observe(observation, F.collect_list(reason).alias("reasons"))
             .where(F.col(REASON).isNull())
             .drop(REASON)
             .withColumn(BATCH_ID, F.lit(batch_id))
         )
-        staged = table.stage(rows, batch_id)
-        try:
-            # Empty where Spark did not observe anything; the reconciliation then finds what is missing.
-            observed = observation.get.get("reasons", [])
-            message_ids, reasons = [row[0] for row in observed], [row[1] for row in observed]
-            return staged, pa.Table.from_arrays([message_ids, reasons], schema=REASONS)
-        except BaseException:
-            table.discard(staged)
-            raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch import directory_name
+from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.delta_files import FILES, Listing, directory_of, tries_beside
 from sqs_lease.spark.sinks.delta_maintenance import Optimized, optimize, vacuum
@@ -28,10 +30,10 @@ from sqs_lease.spark.sinks.delta_schema import (
     differences,
     unsupported,
 )
-from sqs_lease.spark.sinks.delta_staging import write_by_spark, write_by_tasks
+from sqs_lease.spark.sinks.delta_staging import Written, write_by_spark, write_by_tasks, write_parts
 from sqs_lease.spark.sinks.delta_storage import OURS, TableStorage
 from sqs_lease.spark.sinks.ledger import Ledger
-from sqs_lease.spark.sinks.sink import LOOKED_UP, Staged
+from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 # Every refusal means that somebody else's commit went through; so many in a row, and something is wrong.
 _COMMIT_TRIES: Final = 100
 _LONGEST_BATCH: Final = timedelta(days=1)
+_REST: Final = "rest"
+"""Where in the directory of a try Spark writes the rows of messages that its tasks left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,19 +198,19 @@ class OpenDelta:
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.write_ahead.TargetTable.stage`."""
-        directory = f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}"
-        try:
-            if self.storage.is_local:
-                files, message_ids = write_by_spark(rows, self.storage, directory, self.partition_by)
-            else:
-                files, message_ids = write_by_tasks(
-                    rows, self.storage, directory, self.partition_by, pa.schema(self.columns)
-                )
-            location = Listing(self.upsert_by, files).write(self.storage, directory)
-        except BaseException:
-            self.storage.remove(directory)
-            raise
-        return Staged(location, message_ids)
+        directory = self._new_try(batch_id)
+        with self._removed_on_failure(directory):
+            return self._staged(directory, self._write(rows, directory))
+
+    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged:
+        """See :class:`.sink.PartsTable`."""
+        directory = self._new_try(batch_id)
+        schema = pa.schema(self.columns)
+        with self._removed_on_failure(directory):
+            written, left = write_parts(spark, parts, self.storage, directory, self.partition_by, schema)
+            if len(left):
+                written += self._write(rest(left), f"{directory}/{_REST}")
+            return self._staged(directory, written)
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
@@ -240,6 +244,26 @@ class OpenDelta:
     def discard(self, location: str) -> None:
         """See :meth:`.write_ahead.TargetTable.discard`."""
         self.storage.remove(directory_of(location))
+
+    def _new_try(self, batch_id: str) -> str:
+        return f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}"
+
+    @contextmanager
+    def _removed_on_failure(self, directory: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.storage.remove(directory)
+            raise
+
+    def _write(self, rows: DataFrame, directory: str) -> Written:
+        if self.storage.is_local:
+            return write_by_spark(rows, self.storage, directory, self.partition_by)
+        return write_by_tasks(rows, self.storage, directory, self.partition_by, pa.schema(self.columns))
+
+    def _staged(self, directory: str, written: Written) -> Staged:
+        location = Listing(self.upsert_by, written.files).write(self.storage, directory)
+        return Staged(location, written.message_ids)
 
     def _commit(self, table: DeltaTable, listing: Listing, application: Application) -> int:
         """Add the rows, and return the version that has them, if nobody commits in between."""

@@ -1,14 +1,15 @@
 """Writes a batch's rows as Parquet files that the table does not name yet, in one Spark action.
 
-On a file system that all share, Spark writes them itself. On S3 it would need jars for that, so there each task writes
-its rows with pyarrow and answers with what it wrote: only the answers of tasks that Spark took count, so what a task
-wrote that was repeated, or run twice, is named by nobody.
+On a file system that all share, Spark writes its rows itself. On S3 it would need jars for that, so there each task
+writes its rows with pyarrow, and so it does with rows that it made itself. It answers with what it wrote: only the
+answers of tasks that Spark took count, so what a task wrote that was repeated, or run twice, is named by nobody.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +20,9 @@ from uuid import uuid4
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
+from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.delta_files import StagedFile, statistics_of
@@ -30,20 +32,45 @@ from sqs_lease.spark.sinks.delta_storage import TableStorage
 _NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 # Rows that a task of Spark's holds before it writes them as one row group.
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+# Rows that a task made itself and holds until it has sorted them.
+_SORTED_BYTES: Final = 128 * 1024 * 1024
 _ANSWER: Final = (
     "path STRING, size BIGINT, row_count BIGINT, partition_values STRING, statistics STRING, "
     "modified_milliseconds BIGINT, message_ids ARRAY<STRING>"
 )
+_ANSWER_SCHEMA: Final = pa.schema(
+    [
+        pa.field("path", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("row_count", pa.int64()),
+        pa.field("partition_values", pa.string()),
+        pa.field("statistics", pa.string()),
+        pa.field("modified_milliseconds", pa.int64()),
+        pa.field("message_ids", pa.list_(pa.string())),
+    ]
+)
 
 
-def write_by_spark(
-    rows: DataFrame, storage: TableStorage, directory: str, partition_by: Sequence[str]
-) -> tuple[list[StagedFile], pa.ChunkedArray]:
-    """Let Spark write the files of a table on a shared file system.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written.
 
-    Returns:
-        The files that have rows, and the message ids read back from them.
+    Attributes:
+        files: The files that have rows.
+        message_ids: The message id of every row.
     """
+
+    files: Sequence[StagedFile]
+    message_ids: pa.ChunkedArray
+
+    def __add__(self, more: Written) -> Written:
+        """This and what was written besides."""
+        chunks = [*self.message_ids.chunks, *more.message_ids.chunks]
+        return Written([*self.files, *more.files], pa.chunked_array(chunks, pa.string()))
+
+
+def write_by_spark(rows: DataFrame, storage: TableStorage, directory: str, partition_by: Sequence[str]) -> Written:
+    """Let Spark write the files of a table on a shared file system, and read the message ids back from them."""
     target = Path(storage.uri) / directory
     writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
     # Few rows have the same one, and trying a dictionary all the same costs 5 % of the job.
@@ -73,12 +100,12 @@ def write_by_spark(
             )
         )
         message_ids += found.chunks
-    return staged, pa.chunked_array(message_ids, pa.string())
+    return Written(staged, pa.chunked_array(message_ids, pa.string()))
 
 
 def write_by_tasks(
     rows: DataFrame, storage: TableStorage, directory: str, partition_by: Sequence[str], schema: pa.Schema
-) -> tuple[list[StagedFile], pa.ChunkedArray]:
+) -> Written:
     """Let each of Spark's tasks write its own files where Spark cannot.
 
     Args:
@@ -87,9 +114,6 @@ def write_by_tasks(
         directory: For the files.
         partition_by: The columns by which the table is partitioned.
         schema: All columns, as Arrow has them.
-
-    Returns:
-        As :func:`write_by_spark`.
     """
     # Some names mean something else to Spark than a column, such as those with a dot.
     numbered = {name: f"c{number}" for number, name in enumerate(schema.names)}
@@ -97,10 +121,45 @@ def write_by_tasks(
     if partition_by:
         # So a task has one file open at a time.
         rows = rows.sortWithinPartitions(*(numbered[name] for name in partition_by))
-    answers = rows.mapInArrow(_task(storage, directory, tuple(partition_by), schema), _ANSWER).toArrow()
-    staged = [answered(answer) for answer in answers.drop_columns(["message_ids"]).to_pylist()]
-    message_ids = [pc.list_flatten(chunk).cast(pa.string()) for chunk in answers["message_ids"].chunks]
-    return staged, pa.chunked_array(message_ids, pa.string())
+    return _written(rows.mapInArrow(_task(storage, directory, tuple(partition_by), schema), _ANSWER).toArrow())
+
+
+def write_parts(
+    spark: SparkSession,
+    parts: BatchParts,
+    storage: TableStorage,
+    directory: str,
+    partition_by: Sequence[str],
+    schema: pa.Schema,
+) -> tuple[Written, pa.ChunkedArray]:
+    """Let each of Spark's tasks make rows of its parts of a batch, and write them.
+
+    Args:
+        spark: The session.
+        parts: The batch.
+        storage: As for :func:`write_by_tasks`, and so are the others.
+        directory: For the files.
+        partition_by: The columns by which the table is partitioned.
+        schema: All columns, as Arrow has them.
+
+    Returns:
+        What was written, and the ids of the messages that were left.
+    """
+    task = _part_task(parts, storage, directory, tuple(partition_by), schema)
+    answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, _ANSWER).toArrow()
+    of_files = pc.is_valid(answers["path"])
+    return _written(answers.filter(of_files)), _ids(answers.filter(pc.invert(of_files)))
+
+
+def _written(answers: pa.Table) -> Written:
+    files = [answered(answer) for answer in answers.drop_columns(["message_ids"]).to_pylist()]
+    return Written(files, _ids(answers))
+
+
+def _ids(answers: pa.Table) -> pa.ChunkedArray:
+    return pa.chunked_array(
+        [pc.list_flatten(chunk).cast(pa.string()) for chunk in answers["message_ids"].chunks], pa.string()
+    )
 
 
 def answered(answer: Mapping[str, Any]) -> StagedFile:
@@ -125,6 +184,41 @@ def _task(
         yield from writer.finish()
 
     return write
+
+
+def _part_task(
+    parts: BatchParts, storage: TableStorage, directory: str, partition_by: Sequence[str], schema: pa.Schema
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        writer = TaskWriter(storage, directory, partition_by, schema)
+        left: list[pa.Array] = []
+        waiting: list[pa.Table] = []
+        numbers = (number for batch in batches for number in batch.column(0).to_pylist())
+        for made in parts.read(numbers):
+            left += made.left.chunks
+            waiting.append(made.rows)
+            if not partition_by or sum(rows.nbytes for rows in waiting) >= _SORTED_BYTES:
+                yield from writer.write(_sorted(waiting, partition_by))
+                waiting.clear()
+        if waiting:
+            yield from writer.write(_sorted(waiting, partition_by))
+        yield from writer.finish()
+        yield _answer(message_ids=pa.chunked_array(left, pa.string()))
+
+    return write
+
+
+def _sorted(tables: Sequence[pa.Table], partition_by: Sequence[str]) -> pa.Table:
+    """So a task has one file open at a time."""
+    together = pa.concat_tables(tables)
+    return together.sort_by([(name, "ascending") for name in partition_by]) if partition_by else together
+
+
+def _answer(*, message_ids: pa.ChunkedArray, **of_file: Any) -> pa.RecordBatch:
+    """One row of the answers; without anything of a file, the messages that have no row."""
+    ids = pa.ListArray.from_arrays(pa.array([0, len(message_ids)], pa.int32()), message_ids.combine_chunks())
+    given = [pa.array([of_file.get(field.name)], field.type) for field in _ANSWER_SCHEMA][:-1]
+    return pa.RecordBatch.from_arrays([*given, ids], schema=_ANSWER_SCHEMA)
 
 
 class TaskWriter:
@@ -211,19 +305,14 @@ class _OpenFile:
         size = self._stream.tell()
         self._stream.close()
         (metadata,) = self._footers
-        message_ids = pa.chunked_array(self._message_ids, pa.string())
-        return pa.RecordBatch.from_pydict(
-            {
-                "path": [self._path],
-                "size": pa.array([size], pa.int64()),
-                "row_count": pa.array([metadata.num_rows], pa.int64()),
-                "partition_values": [json.dumps(partition_values)],
-                "statistics": [json.dumps(statistics_of(metadata))],
-                "modified_milliseconds": pa.array([int(datetime.now(UTC).timestamp() * 1000)], pa.int64()),
-                "message_ids": pa.ListArray.from_arrays(
-                    pa.array([0, len(message_ids)], pa.int32()), message_ids.combine_chunks()
-                ),
-            }
+        return _answer(
+            path=self._path,
+            size=size,
+            row_count=metadata.num_rows,
+            partition_values=json.dumps(partition_values),
+            statistics=json.dumps(statistics_of(metadata)),
+            modified_milliseconds=int(datetime.now(UTC).timestamp() * 1000),
+            message_ids=pa.chunked_array(self._message_ids, pa.string()),
         )
 
     def _flush(self) -> None:

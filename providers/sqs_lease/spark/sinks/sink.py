@@ -11,12 +11,15 @@ table at a time), implement the smaller ones of `write_ahead`, which keeps the m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
+
+from sqs_lease.spark.batch_parts import BatchParts
 
 INGESTED: Final = "ingested"
 """Outcome of a message whose records are in the table."""
@@ -138,6 +141,30 @@ class Table(Protocol[LookUpT]):
 
     def discard(self, staged: Staged) -> None:
         """Remove staged rows, unless a commit took them. It never fails because of what it cannot remove."""
+
+
+Rest: TypeAlias = Callable[[pa.ChunkedArray], DataFrame]
+"""Plans the rows of the messages that tasks left, by their ids; the columns are those for :meth:`Table.stage`."""
+
+
+@runtime_checkable
+class PartsTable(Protocol):
+    """A table that also takes rows which Spark's tasks make themselves."""
+
+    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
+        """Write the rows of a batch in one Spark action, and in one more where messages were left.
+
+        Otherwise as :meth:`Table.stage`.
+
+        Args:
+            spark: The session.
+            parts: Makes rows, in the tasks.
+            rest: Called once where messages were left.
+            batch_id: The batch.
+
+        Returns:
+            All rows; None where this table is not written so, and :meth:`Table.stage` is to be called.
+        """
 
 
 class Sink(Protocol):

@@ -21,11 +21,12 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import BatchIdReusedError, TableError
 from sqs_lease.spark.sinks.ledger import Ledger, OpenLedger
 from sqs_lease.spark.sinks.ledger_files import Admitted
 from sqs_lease.spark.sinks.ledger_snapshot import LedgerSnapshot
-from sqs_lease.spark.sinks.sink import Admission, Staged
+from sqs_lease.spark.sinks.sink import Admission, PartsTable, Rest, Staged
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,12 @@ class WriteAheadTable:
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.sink.Table.stage`."""
         return self.target.stage(rows, batch_id)
+
+    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
+        """See :class:`.sink.PartsTable`."""
+        if not isinstance(self.target, PartsTable):
+            return None
+        return self.target.stage_parts(spark, parts, rest, batch_id)
 
     def commit(self, looked_up: WriteAheadLookUp, admission: Admission) -> int | None:
         """See :meth:`.sink.Table.commit`."""

@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.json_checker import ClosedChecker, ObjectChecker, OpenChecker, PlainChecker
 from sqs_lease.spark.sources.json_inference import can_be_inferred, inferred_fields
 from sqs_lease.spark.sources.json_rows import json_rows
@@ -103,6 +104,16 @@ class JsonSource:
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
         named = messages.withColumnsRenamed({batch_file.MESSAGE_ID: MESSAGE_ID, batch_file.SENT_AT: SENT_AT})
-        # Of a given schema, the driver knows the fields.
-        closed = self.new_fields == "reject" and isinstance(self.schema, InferredSchema)
-        return json_rows(named, batch_file.BODY, columns, [MESSAGE_ID, SENT_AT], closed=closed)
+        return json_rows(named, batch_file.BODY, columns, [MESSAGE_ID, SENT_AT], closed=self._is_closed_on_spark)
+
+    def arrow_parser(self, columns: StructType) -> ArrowJson | None:
+        """See :class:`.source.ArrowSource`."""
+        if self._is_closed_on_spark or type(self).parse is not JsonSource.parse:
+            # Whoever inherits from this may parse otherwise.
+            return None
+        return ArrowJson.of(columns)
+
+    @property
+    def _is_closed_on_spark(self) -> bool:
+        """Whether new fields are to be found there. Of a given schema, the driver knows the fields."""
+        return self.new_fields == "reject" and isinstance(self.schema, InferredSchema)

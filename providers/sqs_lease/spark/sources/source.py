@@ -39,6 +39,18 @@ class SyntaxChecker(Checker, Protocol):
 CheckerT = TypeVar("CheckerT", bound=Checker)
 
 
+class ArrowParser(Protocol):
+    """Makes records of bodies in a task of Spark's, as Arrow has them. It is pickled to the tasks."""
+
+    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
+        """Make records of the bodies that it can read just as :meth:`Source.parse` plans it, and leave all others.
+
+        Returns:
+            The columns of a record, one row for each body that was taken, in their order; and of each body whether it
+            was taken.
+        """
+
+
 class Source(Protocol[CheckerT]):
     """Reads one kind of message. Ingestion calls the methods in the order they stand here."""
 
@@ -80,4 +92,19 @@ class Source(Protocol[CheckerT]):
             gives one row for each of its records (``REASON`` is null); or one row whose ``REASON`` says why it is
             rejected; or, where it has nothing to store and is done, one whose ``REASON`` is ``NOTHING_TO_STORE``. Never
             none. A message with a reject among its rows is rejected as a whole, whatever its other rows say.
+        """
+
+
+@runtime_checkable
+class ArrowSource(Protocol):
+    """A source of which tasks can read most messages themselves, where the table takes their rows: it is quicker."""
+
+    def arrow_parser(self, columns: StructType) -> ArrowParser | None:
+        """What the tasks read them with.
+
+        Args:
+            columns: What :meth:`Source.columns` returned.
+
+        Returns:
+            The parser; None where only Spark can read these columns.
         """

@@ -1,0 +1,99 @@
+"""Parts of a batch's file, which Spark's tasks read themselves and make rows of, without Spark's rows in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
+from sqs_lease.spark.sources.source import ArrowParser
+
+# Of one task, as Spark counts them: see settings.
+_TASK_BYTES: Final = 32 * 1024 * 1024
+_MESSAGES_AT_ONCE: Final = 2_000
+_READ: Final = ["message_id", "sent_at", "body"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a parser made of some messages.
+
+    Attributes:
+        rows: The columns of a record and those that every table has, one row a message.
+        left: The ids of the messages that it left to Spark.
+    """
+
+    rows: pa.Table
+    left: pa.ChunkedArray
+
+
+@dataclass(frozen=True, slots=True)
+class BatchParts:
+    """How tasks make rows of a batch. It is pickled to them.
+
+    Attributes:
+        path: The batch's file, which all executors reach; its row groups are the parts.
+        without: A Parquet file of the ids of messages that are left out; None where none are.
+        parser: Makes the rows.
+        batch_id: The batch.
+        count: How many parts there are.
+        size: The file's size in bytes.
+    """
+
+    path: str
+    without: str | None
+    parser: ArrowParser
+    batch_id: str
+    count: int
+    size: int
+
+    @classmethod
+    def of(cls, path: Path, *, without: Path | None, parser: ArrowParser, batch_id: str) -> BatchParts:
+        """All parts of a batch's file."""
+        count = pq.read_metadata(path).num_row_groups
+        size = path.stat().st_size
+        return cls(str(path), None if without is None else str(without), parser, batch_id, count, size)
+
+    def tasks(self, spark: SparkSession) -> int:
+        """How many tasks to share the parts among: for each core one, and more where they would be large."""
+        try:
+            cores = spark.sparkContext.defaultParallelism
+        except PySparkException:
+            # A Spark Connect client does not know.
+            cores = 1
+        return min(self.count, max(cores, -(-self.size // _TASK_BYTES)))
+
+    def read(self, parts: Iterable[int]) -> Iterator[Made]:
+        """Make rows of some parts, a few messages at a time.
+
+        Args:
+            parts: Which, from 0 on.
+        """
+        without = None if self.without is None else pq.read_table(self.without).column(0).combine_chunks()
+        with pq.ParquetFile(self.path) as file:
+            groups = file.iter_batches(_MESSAGES_AT_ONCE, row_groups=list(parts), columns=_READ, use_threads=False)
+            for messages in groups:
+                if without is not None:
+                    messages = messages.filter(pc.invert(pc.is_in(messages["message_id"], without)))  # noqa: PLW2901
+                if messages.num_rows:
+                    yield self._made(messages)
+
+    def _made(self, messages: pa.RecordBatch) -> Made:
+        rows, taken = self.parser(messages["body"])
+        is_all = rows.num_rows == messages.num_rows
+        of_rows = messages if is_all else messages.filter(taken)
+        rows = (
+            rows.append_column(MESSAGE_ID, of_rows["message_id"])
+            .append_column(SENT_AT, of_rows["sent_at"])
+            .append_column(BATCH_ID, pa.repeat(self.batch_id, rows.num_rows))
+        )
+        left = messages["message_id"].filter(pc.invert(taken))
+        return Made(rows, pa.chunked_array([left], pa.string()))
