@@ -27,10 +27,11 @@ SECRET = "what a body says"
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A process has one connection; each test is to have its own."""
     monkeypatch.setattr(dagster_pipes.PipesContext, "_instance", None)
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    # Not by its attribute: a logger remembers what it was asked before.
+    caplog.set_level(logging.INFO, logger.name)
     # What writes files or objects looks every second whether there is something to write.
     monkeypatch.setattr(dagster_pipes, "time", SimpleNamespace(sleep=lambda seconds: Event().wait(0.01)))
 
