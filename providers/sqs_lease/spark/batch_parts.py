@@ -18,8 +18,9 @@ from sqs_lease.spark.sources.source import ArrowParser
 
 # Of one task, as Spark counts them: see settings.
 _TASK_BYTES: Final = 32 * 1024 * 1024
-_MESSAGES_AT_ONCE: Final = 2_000
-_READ: Final = ["message_id", "sent_at", "body"]
+_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
+_BODY: Final = "body"
+_READ: Final = ["message_id", "sent_at", _BODY]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,15 @@ class BatchParts:
         """
         without = None if self.without is None else pq.read_table(self.without).column(0).combine_chunks()
         with pq.ParquetFile(self.path) as file:
-            groups = file.iter_batches(_MESSAGES_AT_ONCE, row_groups=list(parts), columns=_READ, use_threads=False)
-            for messages in groups:
-                if without is not None:
-                    messages = messages.filter(pc.invert(pc.is_in(messages["message_id"], without)))  # noqa: PLW2901
-                if messages.num_rows:
-                    yield self._made(messages)
+            for part in parts:
+                for messages in _messages(file, part):
+                    if without is not None:
+                        messages = messages.filter(pc.invert(pc.is_in(messages["message_id"], without)))  # noqa: PLW2901
+                    if messages.num_rows:
+                        yield self._made(messages)
 
     def _made(self, messages: pa.RecordBatch) -> Made:
-        rows, taken = self.parser(messages["body"])
+        rows, taken = self.parser(messages[_BODY])
         is_all = rows.num_rows == messages.num_rows
         of_rows = messages if is_all else messages.filter(taken)
         rows = (
@@ -97,3 +98,15 @@ class BatchParts:
         )
         left = messages["message_id"].filter(pc.invert(taken))
         return Made(rows, pa.chunked_array([left], pa.string()))
+
+
+def _messages(file: pq.ParquetFile, part: int) -> Iterator[pa.RecordBatch]:
+    """The messages of a part, so many at once that a task never holds many bytes of them."""
+    group = file.metadata.row_group(part)
+    (size,) = (
+        group.column(number).total_uncompressed_size
+        for number in range(group.num_columns)
+        if group.column(number).path_in_schema == _BODY
+    )
+    at_once = max(1, min(group.num_rows, group.num_rows * _BYTES_AT_ONCE // max(size, 1)))
+    yield from file.iter_batches(at_once, row_groups=[part], columns=_READ, use_threads=False)

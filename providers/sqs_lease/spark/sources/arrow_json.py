@@ -116,8 +116,10 @@ class _Reader:
         try:
             read = pj.read_json(
                 pa.BufferReader(joined),
-                pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
-                pj.ParseOptions(explicit_schema=self._read, unexpected_field_behavior="ignore"),
+                pj.ReadOptions(use_threads=False, block_size=joined.size + 1),
+                pj.ParseOptions(
+                    explicit_schema=self._read, newlines_in_values=True, unexpected_field_behavior="ignore"
+                ),
             )
             if read.num_rows != len(texts):
                 return None
@@ -141,22 +143,13 @@ def _parts(bodies: pa.Array) -> Iterator[pa.Array]:
         yield bodies.slice(start, rows)
 
 
-def _joined(texts: pa.Array) -> bytes:
+def _joined(texts: pa.Array) -> pa.Buffer:
     """The texts as lines."""
     as_one_list = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
-    joined = _bytes(pc.binary_join(as_one_list, "\n"))
-    if joined.count(b"\n") + 1 == len(texts) and b"\r" not in joined:
-        return joined
-    # Within JSON that is valid they are white space.
-    in_lines = pc.replace_substring_regex(texts, r"[\r\n]", " ")
-    return _bytes(pc.binary_join(pa.ListArray.from_arrays(as_one_list.offsets, in_lines), "\n"))
+    return pc.binary_join(as_one_list, "\n")[0].as_buffer()
 
 
-def _bytes(joined: pa.Array) -> bytes:
-    return bytes(joined[0].as_buffer())
-
-
-def _may_have_long_number(texts: pa.Array, joined: bytes) -> bool:
+def _may_have_long_number(texts: pa.Array, joined: pa.Buffer) -> bool:
     """Whether there may be a name or a number in the texts that is longer than Spark takes."""
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if longest <= _NUMBER_CHARACTERS:
@@ -164,11 +157,12 @@ def _may_have_long_number(texts: pa.Array, joined: bytes) -> bool:
     if longest > _MOST_BYTES:
         return True
     # A longer number would have as many of these in a row, and nothing but its own characters in between.
-    sampled = joined[::_STRIDE].translate(_SAMPLED)
+    everything = memoryview(joined)
+    sampled = bytes(everything[::_STRIDE]).translate(_SAMPLED)
     found = sampled.find(_IN_A_ROW)
     while found >= 0:
-        between = joined[found * _STRIDE : (found + len(_IN_A_ROW) - 1) * _STRIDE]
-        if not between.translate(None, _OF_NUMBERS):
+        between = everything[found * _STRIDE : (found + len(_IN_A_ROW) - 1) * _STRIDE]
+        if not bytes(between).translate(None, _OF_NUMBERS):
             return True
         found = sampled.find(_IN_A_ROW, found + 1)
     return False
