@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from sqs_lease import manifest
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import DeltaSink, JsonSource
+from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from tests.spark.samples import (
     SCHEMA,
@@ -238,3 +239,18 @@ def test_partitions_and_keys_hold_for_what_tasks_read(
     assert stored == {
         one.message_id: (json.loads(one.body)["id"], str(json.loads(one.body)["town"] or "") or None) for one in newest
     }
+
+
+def test_a_task_holds_few_bytes_of_a_part_at_once(tmp_path: Path) -> None:
+    large = [message(f"m{number}", json.dumps({"id": number, "name": "x" * 500_000})) for number in range(100)]
+    path = tmp_path / "manifest"
+    manifest.write_manifest(path, batch_id="b", queue_url="http://127.0.0.1/q", messages=large)
+    reader = ArrowJson.of(StructType([StructField("id", LongType())]))
+    assert reader is not None
+    parts = BatchParts.of(path, without=None, parser=reader, batch_id="b")
+
+    made = list(parts.read([0]))
+
+    assert parts.count == 1
+    assert max(one.rows.num_rows + len(one.left) for one in made) < 40
+    assert sum(one.rows.num_rows + len(one.left) for one in made) == 100
