@@ -162,7 +162,7 @@ class HeldBatch:
 
     def count_held(self) -> int:
         """How many leases are still held."""
-        return sum(self._driver.holds(lease.receipt) for lease in self._leases.values())
+        return 0 if self._forgotten else len(self._leases) - len(self._ended)
 
     def oldest_received_at(self) -> float | None:
         """When the oldest lease still held was received, by the keeper's clock; None where none is held.

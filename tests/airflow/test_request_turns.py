@@ -1,14 +1,25 @@
-"""Many triggers that ask Airflow at the same moment wait for their turn, and their time does not run meanwhile."""
+"""Many triggers that ask Airflow at the same moment wait for their turn, and for each other to start.
+
+Their time does not run meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from airflow.sdk.execution_time.comms import GetTaskStates
 
 from sqs_lease.airflow.comms.supervisor import ANSWER_SECONDS, RunOfTask, publish, task_states
-from sqs_lease.airflow.comms.turns import REQUESTS_AT_ONCE
+from sqs_lease.airflow.comms.turns import (
+    LONGEST_START_SECONDS,
+    MANY_STARTS,
+    REQUESTS_AT_ONCE,
+    STARTING_SECONDS,
+    turns,
+)
 from sqs_lease.testing import run_virtual
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 
@@ -65,5 +76,62 @@ def test_the_states_of_tasks_are_read_before_what_waits_for_its_turn() -> None:
             assert loop.time() - began <= (REQUESTS_AT_ONCE + 1) * (SECONDS_A_REQUEST + 0.1)
             assert supervisor.count(GetTaskStates) == 1
             await publishing
+
+    run_virtual(scenario)
+
+
+async def start_triggers(number: int, seconds: float) -> None:
+    """Have triggers start for so long, evenly."""
+    for _ in range(number):
+        turns().trigger_started()
+        await asyncio.sleep(seconds / number)
+
+
+async def seconds_until_asked(request: Awaitable[object]) -> float:
+    """How long a request takes from now on."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await request
+    return loop.time() - began
+
+
+@pytest.mark.parametrize(
+    "request_for",
+    [
+        pytest.param(lambda: publish(RunOfTask("dag", "run", "keeper"), "key", 1), id="one trigger's"),
+        pytest.param(lambda: task_states("dag", ["run"], ["work"]), id="made for all triggers"),
+    ],
+)
+def test_nothing_is_asked_while_many_triggers_start(request_for: Callable[[], Awaitable[object]]) -> None:
+    async def scenario() -> None:
+        with supervised_by(supervisor := ScriptedComms()):
+            await start_triggers(MANY_STARTS, 1.0)
+            # The next round of as many triggers begins before these would be taken for all.
+            starting = asyncio.create_task(start_triggers(9 * MANY_STARTS, 3.0))
+            asking = asyncio.create_task(seconds_until_asked(request_for()))
+            await starting
+            assert not supervisor.asked
+            assert 3.0 < await asking < 3.0 + STARTING_SECONDS + 0.1
+
+    run_virtual(scenario)
+
+
+def test_few_triggers_that_start_keep_no_request_waiting() -> None:
+    async def scenario() -> None:
+        with supervised_by(ScriptedComms()):
+            await start_triggers(MANY_STARTS - 1, 0.5)
+            assert await seconds_until_asked(task_states("dag", ["run"], ["work"])) < 0.1
+
+    run_virtual(scenario)
+
+
+def test_triggers_that_start_without_end_keep_requests_waiting_for_a_while_only() -> None:
+    async def scenario() -> None:
+        with supervised_by(ScriptedComms()):
+            starting = asyncio.create_task(start_triggers(100 * MANY_STARTS, 100.0))
+            await asyncio.sleep(STARTING_SECONDS)
+            assert await seconds_until_asked(task_states("dag", ["run"], ["work"])) < LONGEST_START_SECONDS
+            assert await seconds_until_asked(task_states("dag", ["run"], ["work"])) < 0.1
+            starting.cancel()
 
     run_virtual(scenario)

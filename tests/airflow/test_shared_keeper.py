@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
+import threading
+from itertools import pairwise
 
 import pytest
+from airflow.providers.amazon.aws.hooks import base_aws
+from botocore.loaders import JSONFileLoader
 
 from sqs_lease.airflow import shared_keeper
-from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.aws_connection import AwsConnection, open_transport
 from sqs_lease.airflow.shared_keeper import TriggererKeepers, install, triggerer_keepers
+from sqs_lease.sqs.errors import EndpointUnreachableError
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
-from tests.airflow.virtual_triggerer import ClosableTransport, VirtualTriggerer
+from tests.airflow.virtual_triggerer import VirtualTriggerer
 
 FIRST = AwsConnection("first")
 SECOND = AwsConnection("second")
+LOADED_OBJECTS = 10_000
+NOBODY = "http://127.0.0.1:1"
+"""Nobody listens there."""
 
 
 def test_triggers_with_one_connection_share_a_keeper_even_when_they_start_together() -> None:
@@ -114,19 +124,106 @@ def _triggerer() -> VirtualTriggerer:
 def test_what_a_triggerer_has_loaded_is_looked_through_by_no_further_garbage_collection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def opened(connection: AwsConnection) -> ClosableTransport:
-        return ClosableTransport(MemorySqs(VirtualClock()))
+    loaded: list[list[object]] = []
 
     async def scenario() -> None:
-        keepers = shared_keeper.triggerer_keepers()
-        shared = await keepers.acquire(AwsConnection())
-        assert gc.get_freeze_count() > frozen_before
-        await keepers.release(shared)
+        keepers = triggerer_keepers()
+        # Some of the objects from before may be gone by now, these are not.
+        frozen_at_first = gc.get_freeze_count()
+        assert frozen_at_first > frozen_before
+        await keepers.ready()
+        assert gc.get_freeze_count() > frozen_at_first + LOADED_OBJECTS // 2
+        frozen = gc.get_freeze_count()
+        await keepers.ready()
+        assert gc.get_freeze_count() <= frozen
 
-    monkeypatch.setattr(shared_keeper, "open_transport", opened)
+    monkeypatch.setattr(shared_keeper, "load_client_code", lambda: loaded.extend([] for _ in range(LOADED_OBJECTS)))
     monkeypatch.setattr(shared_keeper, "_keepers", None)
     frozen_before = gc.get_freeze_count()
     try:
         asyncio.run(scenario())
     finally:
         gc.unfreeze()
+
+
+def test_triggers_begin_one_after_the_other_once_the_process_is_ready() -> None:
+    began: list[int] = []
+    turns_of_the_loop: list[int] = []
+
+    async def scenario() -> None:
+        done = asyncio.Event()
+
+        async def get_ready() -> None:
+            began.append(-1)
+            await asyncio.sleep(1)
+
+        async def begin(number: int) -> None:
+            await keepers.ready()
+            began.append(number)
+            done.set()
+
+        keepers = TriggererKeepers(get_ready=get_ready, clock=VirtualClock())
+        beginning = [asyncio.create_task(begin(number)) for number in range(10)]
+        await done.wait()
+        while not all(task.done() for task in beginning):
+            turns_of_the_loop.append(len(began))
+            await asyncio.sleep(0)
+
+    run_virtual(scenario)
+    assert began == [-1, *range(10)]
+    assert all(later - earlier <= 1 for earlier, later in pairwise(turns_of_the_loop))
+
+
+def test_what_made_a_process_not_ready_is_tried_again_by_the_next_trigger() -> None:
+    answers: list[Exception | None] = [OSError("no more files can be opened"), None]
+
+    async def get_ready() -> None:
+        if (error := answers.pop(0)) is not None:
+            raise error
+
+    async def scenario() -> None:
+        keepers = TriggererKeepers(get_ready=get_ready, clock=VirtualClock())
+        with pytest.raises(OSError, match="no more files"):
+            await keepers.ready()
+        await keepers.ready()
+        await keepers.ready()
+        assert not answers
+
+    run_virtual(scenario)
+
+
+def test_airflow_imports_triggers_without_what_takes_long_to_import() -> None:
+    # It does so in the event loop. A process of its own, because others here have imported it all.
+    program = """
+import sys
+import sqs_lease.airflow.events.trigger
+import sqs_lease.airflow.keeping.trigger
+import sqs_lease.airflow.receiving.trigger
+print(sorted({"boto3", "aiobotocore", "aiohttp", "airflow.providers.amazon.aws.hooks.base_aws"} & sys.modules.keys()))
+"""
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()[-1] == "[]"
+
+
+def test_a_client_is_entered_in_the_event_loop_without_reading_files_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, threading.Thread]] = []
+    load_file = JSONFileLoader.load_file
+
+    def watched(self: JSONFileLoader, file_path: str) -> object:
+        read.append((file_path, threading.current_thread()))
+        return load_file(self, file_path)
+
+    async def scenario() -> None:
+        transport = await open_transport(AwsConnection(aws_conn_id=None, region_name="eu-west-1"))
+        with pytest.raises(EndpointUnreachableError):
+            await transport.queue_attributes(f"{NOBODY}/000000000000/orders")
+        await transport.aclose()
+
+    monkeypatch.setattr(JSONFileLoader, "load_file", watched)
+    monkeypatch.setattr(base_aws._loader, "_cache", {})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", NOBODY)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    asyncio.run(scenario())
+    assert any("sqs" in file_path for file_path, _ in read)
+    assert [file_path for file_path, thread in read if thread is threading.main_thread()] == []

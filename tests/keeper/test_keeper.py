@@ -159,6 +159,32 @@ def test_a_message_received_again_within_the_batch_is_held_by_its_new_receipt_al
     setting.run(scenario)
 
 
+def test_what_is_held_is_counted_without_looking_at_each_lease(setting: Setting) -> None:
+    async def scenario(keeper: Keeper) -> None:
+        def counts() -> tuple[int, int]:
+            return batch.count_held(), len(batch.leases())
+
+        batch = keeper.hold(QUEUE, policy=POLICY)
+        first, second, third, *rest = messages(10)
+        batch.add([first, second, third, *rest], received_at=setting.clock.now())
+        assert counts() == (10, 10)
+        settling = asyncio.create_task(batch.succeed([first.receipt]))
+        await asyncio.sleep(0)
+        # Received again while it is being settled: the older receipt counts no more.
+        batch.add([Message(Receipt("m0", "newer handle"), first.body)], received_at=setting.clock.now())
+        assert counts() == (10, 10)
+        await settling
+        await batch.succeed([second.receipt, third.receipt])
+        assert counts() == (8, 8)
+        # One that was settled is received again.
+        batch.add([Message(Receipt("m1", "newer handle"), second.body)], received_at=setting.clock.now())
+        assert counts() == (9, 9)
+        keeper.drop(batch)
+        assert counts() == (0, 0)
+
+    setting.run(scenario)
+
+
 def test_a_repeated_receive_counts_its_visibility_from_the_last_try_and_its_12_hours_from_the_first(
     setting: Setting,
 ) -> None:

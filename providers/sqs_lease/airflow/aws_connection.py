@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from airflow.providers.amazon.aws.hooks.sqs import SqsHook
 from botocore.exceptions import BotoCoreError
 
 from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
@@ -84,7 +83,7 @@ async def open_transport(connection: AwsConnection) -> Transport:
         TimeoutError: Airflow did not give the connection in time.
     """
     async with asyncio.timeout(CONNECT_SECONDS):
-        # Reading the connection and loading the service's model both block.
+        # Importing the hook, reading the connection and loading the service's model all block.
         return await asyncio.to_thread(make_transport, connection)
 
 
@@ -107,11 +106,29 @@ def telling_of_aws(queue: str) -> Iterator[None]:
         raise meaning from error
 
 
+def load_client_code() -> None:
+    """Load what every client is made of: the amazon provider's hooks and the files that describe SQS. It blocks.
+
+    It takes a third of a second, once in a process. The asynchronous client would read the files with its first call,
+    in the event loop.
+    """
+    # Not with this module: Airflow imports a trigger's class in its event loop, which would stand still for 0.1 s.
+    from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
+
+    # The sessions of all connections share what was read.
+    session = BaseSessionFactory(conn=None).get_async_session()  # type: ignore[no-untyped-call]
+    session.warm_up_loader_caches("sqs")
+
+
 def make_transport(connection: AwsConnection) -> Transport:
     """Make a client through the amazon provider's hook, and a transport over it. It blocks.
 
     The transport may then be used in any event loop, but in one only.
     """
+    # Here for the same reason as above.
+    from airflow.providers.amazon.aws.hooks.sqs import SqsHook
+
+    load_client_code()
     hook = SqsHook(
         aws_conn_id=connection.aws_conn_id,
         region_name=connection.region_name,

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
 
-from sqs_lease.airflow.aws_connection import AwsConnection, open_transport
+from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
 from sqs_lease.airflow.comms.state_poller import StatePoller
+from sqs_lease.airflow.comms.turns import turns
 from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
@@ -31,6 +32,7 @@ LAST_CALL_SECONDS: Final = 4.0
 """How long the last calls may take: a triggerer that stops is killed after 10 s."""
 
 OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[Transport]]
+GetReady: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +78,7 @@ class TriggererKeepers:
 
     Args:
         open_transport: How to reach AWS.
+        get_ready: What to do before the first trigger begins; nothing by default.
         poller: Reads task states.
         clock: Source of time; the machine's by default.
     """
@@ -84,6 +87,7 @@ class TriggererKeepers:
         self,
         *,
         open_transport: OpenTransport = open_transport,
+        get_ready: GetReady | None = None,
         poller: StatePoller | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -92,10 +96,22 @@ class TriggererKeepers:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.batches: dict[str, SharedBatch] = {}
         self._open_transport = open_transport
+        self._get_ready = get_ready
+        self._beginning = asyncio.Lock()
         self._keepers: dict[AwsConnection, SharedKeeper] = {}
         self._opening = asyncio.Lock()
         self._meter = AirflowMeter()
         self._measuring: asyncio.Task[None] | None = None
+
+    async def ready(self) -> None:
+        """Wait until there is time to begin; each trigger does this first."""
+        turns().trigger_started()
+        # One after the other: hundreds that went on at once would block the event loop.
+        async with self._beginning:
+            if self._get_ready is not None:
+                await self._get_ready()
+                self._get_ready = None
+            await turns().calm()
 
     async def acquire(self, connection: AwsConnection) -> SharedKeeper:
         """Use the keeper of a connection; each call must be followed by one of :meth:`release`."""
@@ -179,17 +195,17 @@ def triggerer_keepers() -> TriggererKeepers:
     global _keepers  # noqa: PLW0603 - the one place that a process has for it
     loop = asyncio.get_running_loop()
     if _keepers is None or _keepers.loop.is_closed():
-        _keepers = TriggererKeepers(open_transport=_open_in_triggerer)
+        _keepers = TriggererKeepers(get_ready=_get_triggerer_ready)
         _keep_what_is_loaded()
     if _keepers.loop is not loop:
         raise RuntimeError("the shared keeper belongs to another event loop of this process; triggers run in one loop")
     return _keepers
 
 
-async def _open_in_triggerer(connection: AwsConnection) -> Transport:
-    transport = await open_transport(connection)
+async def _get_triggerer_ready() -> None:
+    await asyncio.to_thread(load_client_code)
+    await turns().calm()
     _keep_what_is_loaded()
-    return transport
 
 
 def _keep_what_is_loaded() -> None:
@@ -197,7 +213,8 @@ def _keep_what_is_loaded() -> None:
 
     Airflow, and the AWS client's model of the service, are a quarter of a million objects that stay for the life of the
     process. To look through them takes the collector some 0.2 s each time, for which all triggers stand still; that is
-    Airflow's threshold for a warning.
+    Airflow's threshold for a warning. It is done twice in a process and not again and again, because what is a part of
+    a cycle then and becomes garbage later is never freed.
     """
     gc.freeze()
 

@@ -22,7 +22,7 @@ from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom, Ta
 from airflow.sdk.execution_time.xcom import XCom
 
 from sqs_lease.airflow.comms.instances import UNMAPPED, InstanceKey, TaskStates
-from sqs_lease.airflow.comms.turns import turn_for
+from sqs_lease.airflow.comms.turns import turns
 
 __all__ = [
     "RETURN_VALUE_KEY",
@@ -234,7 +234,7 @@ async def ask(request: Any) -> Any:
         CommsError: Airflow refused, or its answer cannot be read.
     """
     try:
-        async with turn_for(request), asyncio.timeout(ANSWER_SECONDS):
+        async with turns().turn_for(request), asyncio.timeout(ANSWER_SECONDS):
             if triggers_are_supported():
                 return await task_runner.SUPERVISOR_COMMS.asend(request)
             # dag.test(): the task's own thread waits meanwhile, so nobody else is asking.

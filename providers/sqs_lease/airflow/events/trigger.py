@@ -207,6 +207,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         """Receive and fire, until the trigger is ended."""
         asset = watched_assets(self.asset_state_store)[0]
         self._keepers = keepers = triggerer_keepers()
+        await keepers.ready()
         serving = asyncio.create_task(self._serve(keepers, asset), name=f"sqs-lease events of {self.queue_url}")
         self._work.append(serving)
         while not serving.done():

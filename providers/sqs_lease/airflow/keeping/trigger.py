@@ -122,6 +122,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         task = run_of(self.task_instance)
         self._log_context = contextvars.copy_context()
         self._keepers = keepers = triggerer_keepers()
+        await keepers.ready()
         signals = self._signals(task)
         self._losses = losses = LostLeases(self.on_lost, task, self.lease["queue_url"])
         # Not kept in a variable: with many keepers, leases held twice are twice as much for the garbage collector.

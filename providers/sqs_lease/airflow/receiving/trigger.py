@@ -84,6 +84,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         task = run_of(self.task_instance)
         self._log_context = contextvars.copy_context()
         self._keepers = keepers = triggerer_keepers()
+        await keepers.ready()
         try:
             batch, policy = await self._received(keepers)
         except SqsError as error:
