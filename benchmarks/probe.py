@@ -1,4 +1,4 @@
-"""A trigger that watches the triggerer it runs in, and writes what it saw once a second to a file."""
+"""A trigger that watches the triggerer it runs in, and writes what it saw once a second to a file; one that idles."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ProbeTrigger(BaseTrigger):
     Each line of the file is an object: ``at``, ``blocked_seconds`` (longest time that the loop took to come back from
     a sleep of 0.1 s, as Airflow's watchdog measures it), ``busy_seconds`` (the most processor time that the loop's
     thread took meanwhile), ``collecting_seconds`` (Python's longest garbage collection), ``asked`` (requests to the
-    supervisor by type), ``longest_answer_seconds``, ``pollers`` (tasks that poll states), ``cpu_seconds``,
-    ``memory_mb``.
+    supervisor by type), ``longest_answer_seconds``, ``pollers`` (tasks that poll states), ``triggers`` (those
+    that run, the probe excepted), ``cpu_seconds``, ``memory_mb``.
 
     Args:
         path: The file.
@@ -75,6 +75,7 @@ class ProbeTrigger(BaseTrigger):
                 blocked_seconds = max(blocked_seconds, monotonic() - began)
                 busy_seconds = max(busy_seconds, thread_time() - busy_since)
             usage = resource.getrusage(resource.RUSAGE_SELF)
+            tasks = [task.get_name() for task in asyncio.all_tasks()]
             seen = {
                 "at": time(),
                 "blocked_seconds": blocked_seconds,
@@ -82,7 +83,9 @@ class ProbeTrigger(BaseTrigger):
                 "collecting_seconds": longest_collection_seconds,
                 "asked": dict(asked),
                 "longest_answer_seconds": longest_answer_seconds,
-                "pollers": sum(task.get_name() == "sqs-lease task states" for task in asyncio.all_tasks()),
+                "pollers": tasks.count("sqs-lease task states"),
+                # Airflow ends their names so.
+                "triggers": sum(" (ID " in name for name in tasks) - 1,
                 "cpu_seconds": usage.ru_utime + usage.ru_stime,
                 "memory_mb": usage.ru_maxrss / 1024,
             }
@@ -94,3 +97,16 @@ class ProbeTrigger(BaseTrigger):
     def _write(self, line: str) -> None:
         with Path(self.path).open("a") as file:
             file.write(line + "\n")
+
+
+class IdleTrigger(BaseTrigger):
+    """Does nothing, until it is cancelled."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class, for Airflow."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", {}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+        yield TriggerEvent(None)  # type: ignore[no-untyped-call]

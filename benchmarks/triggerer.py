@@ -1,6 +1,6 @@
 """What one triggerer process does with many keepers: the load it makes, and how late it is.
 
-    python -m benchmarks.triggerer [--keepers 500] [--leases 100] [--queues 5] [--seconds 180]
+    python -m benchmarks.triggerer [--keepers 500] [--leases 100] [--queues 5] [--seconds 180] [--idle]
 
 A real triggerer of Airflow takes over so many keepers with so many leases each, all at once, as after the death of
 another one: the hardest moment there is. It holds them for a while and settles them when their work has succeeded.
@@ -10,7 +10,8 @@ are made through Airflow's API; what the scheduler and workers would have writte
 work running, later succeeded) is written by this program directly.
 
 One line a phase: requests to the triggerer's supervisor and calls to SQS per second, how long the event loop
-was blocked (Airflow warns above 0.2 s) and, as the SQS stub saw it, how many extensions came late.
+was blocked (Airflow warns above 0.2 s) and, as the SQS stub saw it, how many extensions came late. How Airflow starts
+so many triggers is a phase of its own, and with `--idle`, which starts triggers that do nothing, the only one.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from demo.postgres import postgres_server
 from demo.processes import LOOPBACK, ROOT, ServerProcess, free_port, start_process, wait_until
 
 DAGS_FOLDER = ROOT / "benchmarks" / "dags"
+KEEPER_TASK = "orders_keeper"
+IDLE_TRIGGER: tuple[str, dict[str, Any]] = ("benchmarks.probe.IdleTrigger", {})
 HANDLE_CHARACTERS = 180
 """As long as SQS's receipt handles are at least."""
 
@@ -187,8 +190,8 @@ class Bench:
         self._calls, self._since, self._warnings = calls, until, len(warnings)
         return phase
 
-    def defer(self) -> None:
-        """Make the runs, and have their keepers deferred as a worker would have."""
+    def defer(self, *, idle: bool) -> None:
+        """Make the runs, and have their keepers deferred as a worker would have; ``idle``: to triggers without work."""
         dag_ids = [f"held_{number}" for number in range(self.scale.queues)]
         for dag_id in [*dag_ids, "probe"]:
             self.stack.wait_for_dag(dag_id)
@@ -201,7 +204,7 @@ class Bench:
                 connection.execute(text(statement), {"state": state, "task_id": task_id})
             connection.execute(text("update dag_run set state = 'running'"))
         triggers = [
-            (dag_id, run_id, "orders_keeper", self._keeper_trigger(dag_id))
+            (dag_id, run_id, KEEPER_TASK, IDLE_TRIGGER if idle else self._keeper_trigger(dag_id))
             for dag_id, run_id in zip(wanted, runs, strict=True)
         ]
         probe = ("benchmarks.probe.ProbeTrigger", {"path": str(self._probe_path)})
@@ -271,11 +274,15 @@ class Bench:
         with self._database.begin() as connection:
             connection.execute(text("update task_instance set state = 'success' where task_id = 'load'"))
 
+    def has_started(self) -> bool:
+        """Whether all triggers run."""
+        return any(second["triggers"] >= self.scale.keepers for second in self.seen())
+
     def keepers_done(self) -> int:
         """How many keepers ended as successful."""
-        statement = "select count(*) from task_instance where task_id = 'orders_keeper' and state = 'success'"
+        statement = "select count(*) from task_instance where task_id = :task_id and state = 'success'"
         with self._database.begin() as connection:
-            return int(connection.execute(text(statement)).scalar_one())
+            return int(connection.execute(text(statement), {"task_id": KEEPER_TASK}).scalar_one())
 
     def reports(self) -> list[dict[str, Any]]:
         """The lease reports of all keepers."""
@@ -344,7 +351,7 @@ class Result:
     """What was measured.
 
     Attributes:
-        phases: Takeover, holding and settling.
+        phases: Start, takeover, holding and settling.
         reports: The lease reports of all keepers.
         pollers: Most pollers of task states at the same time.
         late: Extensions that reached the service after the deadline.
@@ -364,8 +371,9 @@ def measure(scale: Scale) -> Result:
     """Have a triggerer take over, hold and settle."""
     total = scale.keepers * scale.leases
     with bench(scale) as running:
-        running.defer()
+        running.defer(idle=False)
         running.begin()
+        started = running.phase("start", running.has_started, 120)
         taken_over = running.phase(
             "take over", lambda: running.counts()["entries"].get("ChangeMessageVisibilityBatch", 0) >= total, 300
         )
@@ -375,13 +383,27 @@ def measure(scale: Scale) -> Result:
         settled = running.phase("settle", lambda: running.keepers_done() == scale.keepers, 300)
         counts, seen = running.counts(), running.seen()
         return Result(
-            [taken_over, held, settled],
+            [started, taken_over, held, settled],
             running.reports(),
             max(second["pollers"] for second in seen),
             counts["late"],
             counts["least_left_seconds"],
             seen[-1]["memory_mb"],
         )
+
+
+def measure_idle(scale: Scale) -> Phase:
+    """Have a triggerer start as many triggers that do nothing."""
+    with bench(scale) as running:
+        running.defer(idle=True)
+        running.begin()
+        return running.phase("start", running.has_started, 120)
+
+
+def print_warnings(phase: Phase) -> None:
+    """Say what Airflow's own watchdog wrote in a phase."""
+    said = ", ".join(f"{seconds:.2f} s" for seconds in phase.warnings) or "none"
+    print(f"warnings of Airflow's watchdog (from 0.2 s, its own 0.1 s included), {phase.name}: {said}")
 
 
 def main() -> None:
@@ -391,8 +413,14 @@ def main() -> None:
     parser.add_argument("--leases", type=int, default=100, help="of each keeper")
     parser.add_argument("--queues", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=180.0, help="how long they are held")
+    parser.add_argument("--idle", action="store_true", help="start triggers that do nothing instead, and no more")
     given = parser.parse_args()
-    result = measure(Scale(given.keepers, given.leases, given.queues, given.seconds))
+    scale = Scale(given.keepers, given.leases, given.queues, given.seconds)
+    if given.idle:
+        print(f"{given.keepers:,} triggers that do nothing")
+        print_warnings(measure_idle(scale))
+        return
+    result = measure(scale)
 
     print(f"{given.keepers:,} keepers with {given.keepers * given.leases:,} leases on {given.queues} queues\n")
     print(
@@ -417,8 +445,7 @@ def main() -> None:
     collecting = max(phase.collecting_seconds for phase in result.phases)
     print(f"longest garbage collection of Python's: {collecting:.2f} s, for which the event loop stands still")
     for phase in result.phases:
-        said = ", ".join(f"{seconds:.2f} s" for seconds in phase.warnings) or "none"
-        print(f"warnings of Airflow's watchdog (from 0.2 s, its own 0.1 s included), {phase.name}: {said}")
+        print_warnings(phase)
 
 
 if __name__ == "__main__":
