@@ -117,6 +117,11 @@ def test_a_bad_spec_fails_while_the_dag_is_parsed(program: JobProgram) -> None:
     [
         ({"messages": MESSAGES}, TypeError, "must be what sqs_lease"),
         ({"submit_options": {"conf": {}}}, ValueError, "needs submit_conn_id"),
+        (
+            {"submit_conn_id": "spark", "submit_options": {"yarn_track_via_rm_api": True}},
+            ValueError,
+            "submit_options of 'load' has yarn_track_via_rm_api",
+        ),
         ({"submit_conn_id": "spark", "connections": {"A": "b"}}, ValueError, "would be arguments of a command"),
         ({"submit_conn_id": "spark", "aws_conn_id": "aws_default"}, ValueError, "would be arguments of a command"),
     ],
@@ -356,21 +361,23 @@ class Hook:
     """In place of the Spark provider's hook: what it is given, and a job that leaves a result."""
 
     made: Hook
-    fails = False
+    fails = ""
 
     def __init__(self, **arguments: Any) -> None:
         Hook.made = self
         self.arguments = arguments
         self.killed = False
+        self.submitted = False
         self.messages: list[str] = []
 
     def submit(self, application: str) -> None:
+        self.submitted = True
         self.application = application
         given = self.arguments["application_args"]
         self.manifest = Path(given[given.index("--manifest") + 1].removeprefix("file://"))
         self.messages = [message.body for message in read_manifest(self.manifest).messages]
         if self.fails:
-            raise AirflowException("Cannot execute: spark-submit")
+            raise AirflowException(self.fails)
         self.result = Path(given[given.index("--result") + 1])
         self.result.write_text(RESULT.encode())
 
@@ -384,7 +391,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> type[Hook]:
     module: Any = ModuleType(name)
     module.SparkSubmitHook = Hook
     monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(Hook, "fails", False)
+    monkeypatch.setattr(Hook, "fails", "")
     return Hook
 
 
@@ -407,13 +414,40 @@ def test_a_job_is_submitted_with_its_files_in_the_workspace(
     assert not made.result.exists()
 
 
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("Cannot execute: spark-submit", "^Cannot execute: spark-submit$"),
+        (
+            "Cannot execute: spark-submit\nINFO error: none\nerror: table /data is a file\nINFO Shutdown hook called",
+            "^table /data is a file$",
+        ),
+    ],
+    ids=["by the hook's error", "by its own error"],
+)
 def test_a_submitted_job_that_fails_fails_the_task_and_leaves_no_files(
-    hook: type[Hook], program: JobProgram, instance: TaskInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hook: type[Hook],
+    program: JobProgram,
+    instance: TaskInstance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    error: str,
 ) -> None:
-    monkeypatch.setattr(hook, "fails", True)
-    with pytest.raises(AirflowException, match="Cannot execute"):
+    monkeypatch.setattr(hook, "fails", said)
+    with pytest.raises(AirflowException, match=error):
         run(submitting(program, tmp_path), instance)
     assert [path for path in (tmp_path / "shared").rglob("*") if path.is_file()] == []
+
+
+def test_a_job_whose_task_was_ended_is_not_submitted(
+    hook: type[Hook], program: JobProgram, instance: TaskInstance, tmp_path: Path
+) -> None:
+    load = submitting(program, tmp_path)
+    load.on_kill()
+    with pytest.raises(AirflowException, match="ended before its job was submitted"):
+        run(load, instance)
+    assert not hook.made.submitted
 
 
 def test_a_submitted_job_is_ended_by_the_providers_hook(

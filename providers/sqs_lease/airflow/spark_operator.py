@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqs_lease.airflow.handover.payload import MANIFEST_EXTRAS
 from sqs_lease.airflow.held_guard import any_held, keeper_of_work
 from sqs_lease.airflow.ingesting.files import local_manifests, shared_manifests, shared_path
-from sqs_lease.airflow.ingesting.submitted_job import SubmittedJob
+from sqs_lease.airflow.ingesting.submitted_job import SubmittedJob, require_waiting
 from sqs_lease.ingesting.held_watch import ending_when_lost
 from sqs_lease.ingesting.job_command import job_arguments, job_command, job_environment
 from sqs_lease.ingesting.job_process import JobError, JobProcess
@@ -116,6 +116,7 @@ class SqsToSparkOperator(BaseOperator):
                 f"{self.task_id!r} is submitted to a cluster, where connections= and aws_conn_id= would be arguments "
                 "of a command and show in logs: give the cluster its secrets in its own way"
             )
+        require_waiting(self.task_id, submit_options or {})
         require_manifests(f"the ingestion {self.task_id!r}", MANIFEST_EXTRAS, "call ingest() in a task of your own")
         IngestionSpec.parse(spec)
         self.messages = messages
@@ -195,6 +196,8 @@ class SqsToSparkOperator(BaseOperator):
                 self._job = job = SubmittedJob(
                     job_arguments(self.spec, manifests, uri), str(self.submit_conn_id), self.submit_options
                 )
+                if self._killed:
+                    job.end()
                 job.run()
                 return read_result(result)
             except JobError as error:

@@ -13,7 +13,8 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-_ERROR: Final = "error: "
+ERROR: Final = "error: "
+"""What the last line of a job begins with that failed."""
 
 
 class JobError(RuntimeError):
@@ -61,8 +62,8 @@ class JobProcess:
         try:
             for line in self._lines():
                 hand_on(line)
-                if line.startswith(_ERROR):
-                    last_error = line.removeprefix(_ERROR)
+                if line.startswith(ERROR):
+                    last_error = line.removeprefix(ERROR)
             code = self._process.wait()
         except BaseException:
             self.end()

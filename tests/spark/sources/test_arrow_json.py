@@ -196,31 +196,66 @@ def test_values_that_fit_are_all_taken(name: str, data: st.DataObject) -> None:
         assert record["r"] == {"v": record[name]}
 
 
-def test_one_that_does_not_fit_takes_few_others_along() -> None:
-    given = {str(number): f'{{"id": {number}}}' for number in range(2_000)}
-
-    taken = by_arrow(columns_of("id BIGINT NOT NULL"), {**given, "700": '{"id": "x"}', "1200": "{}"})
-
-    left = given.keys() - taken.keys()
-    assert {"700", "1200"} <= left
-    assert len(left) <= 65
-    assert all(record == {"id": int(name)} for name, record in taken.items())
-
-
-def test_what_is_mostly_not_taken_is_not_tried_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many texts were read at once, each time."""
+    sizes = []
     read = arrow_json._Reader.read
 
-    def counted(self: Any, texts: pa.Array) -> Any:
-        tried.append(len(texts))
+    def noted(self: Any, texts: pa.Array) -> Any:
+        sizes.append(len(texts))
         return read(self, texts)
 
-    monkeypatch.setattr(arrow_json._Reader, "read", counted)
+    monkeypatch.setattr(arrow_json._Reader, "read", noted)
+    return sizes
 
-    taken = by_arrow(columns_of("t STRING"), {str(number): f'{{"t": {number}}}' for number in range(2_000)})
 
-    assert taken == {}
-    assert len(tried) < 30
+@pytest.mark.parametrize(
+    ("unfit", "others"),
+    [
+        pytest.param('{"id": "x"}', 0, id="of another kind"),
+        pytest.param("{}", 0, id="without a required field"),
+        pytest.param('{"id": 1, "at": "soon"}', 0, id="not a time"),
+        pytest.param('{"id": 1.5}', 31, id="not convertible"),
+        pytest.param('{"id": 1, "at": "2013-02-30T00:00:00Z"}', 31, id="not in the calendar"),
+        pytest.param('{"id": 1, "x": ' + "1" * 1_100 + "}", 31, id="beyond Spark's limits"),
+    ],
+)
+@pytest.mark.parametrize("places", [[0], [1_999], [700, 1_200, 1_201]])
+def test_one_that_does_not_fit_takes_few_others_along(
+    reads: list[int], unfit: str, others: int, places: list[int]
+) -> None:
+    given = {str(number): f'{{"id": {number}}}' for number in range(2_000)}
+
+    taken = by_arrow(
+        columns_of("id BIGINT NOT NULL, at TIMESTAMP"), {**given, **{str(place): unfit for place in places}}
+    )
+
+    left = given.keys() - taken.keys()
+    assert left >= set(map(str, places))
+    assert len(left) <= len(places) * (1 + others)
+    assert all(record == {"id": int(name), "at": None} for name, record in taken.items())
+    assert len(reads) <= 20 * len(places)
+
+
+@pytest.mark.parametrize("unfit", ['{"id": "x"}', '{"id": 1.5}'])
+@pytest.mark.parametrize("one_in", [1, 2, 10])
+def test_where_much_is_refused_the_rest_is_left_after_a_few_tries(reads: list[int], unfit: str, one_in: int) -> None:
+    found = [unfit if number % one_in == 0 else f'{{"id": {number}}}' for number in range(5_000)]
+
+    taken = by_arrow(columns_of("id INT"), {str(number): body for number, body in enumerate(found)})
+
+    assert all(record == {"id": int(name)} for name, record in taken.items())
+    assert len(taken) < 500
+    assert len(reads) < 60
+
+
+def test_a_refusal_now_and_then_is_not_too_much(reads: list[int]) -> None:
+    found = ['{"id": "x"}' if number % 250 == 0 else f'{{"id": {number}}}' for number in range(5_000)]
+
+    taken = by_arrow(columns_of("id INT"), {str(number): body for number, body in enumerate(found)})
+
+    assert len(taken) == 4_980
 
 
 def test_texts_longer_than_one_look_are_read_in_parts() -> None:

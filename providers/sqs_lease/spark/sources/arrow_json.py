@@ -7,6 +7,7 @@ would convert, all that is rejected, and so the reasons too, which only Spark gi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -44,8 +45,11 @@ _READ_BYTES: Final = 16 * 1024 * 1024
 _LEFT_AT_ONCE: Final = 32
 """Of so many texts that Arrow refuses together, nobody asks which one it was."""
 
-_PATIENCE: Final = 8
-"""When Arrow refused one text of so many, it is not asked again."""
+_REFUSED_AT_FIRST: Final = 16
+_TEXTS_A_REFUSAL: Final = 200
+"""Where more than one text of so many is refused, asking again costs more than Spark does."""
+
+_ROW: Final = re.compile(r" in row (\d+)$")
 
 _DAY: Final = r"[1-9]\d{3}-\d{2}-\d{2}"
 _ZONE: Final = r"(?:Z|[+-](?:0\d|1[0-7]):[0-5]\d)"
@@ -77,29 +81,49 @@ class ArrowJson:
     def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
         """See :class:`.source.ArrowParser`."""
         reader = _Reader(self.columns)
-        tables, taken = [reader.schema.empty_table()], []
+        tables, taken = [reader.schema.empty_table()], [pa.array([], pa.bool_())]
         for part in _parts(bodies):
-            left = 0
-            waiting = [part]
-            while waiting:
-                texts = waiting.pop()
-                if left * _PATIENCE > len(part):
-                    rows = None
-                else:
-                    rows = reader.read(texts)
-                    if rows is None and len(texts) > _LEFT_AT_ONCE:
-                        half = len(texts) // 2
-                        waiting += [texts.slice(half), texts.slice(0, half)]
-                        continue
-                if rows is None:
-                    left += len(texts)
-                    taken.append(pa.repeat(False, len(texts)))
-                else:
-                    table, fits = rows
-                    left += len(texts) - table.num_rows
-                    tables.append(table)
-                    taken.append(fits)
-        return pa.concat_tables(tables), pa.concat_arrays([pa.array([], pa.bool_()), *taken])
+            for table, fits in _in_runs(reader, part):
+                tables.append(table)
+                taken.append(fits)
+        return pa.concat_tables(tables), pa.concat_arrays(taken)
+
+
+def _in_runs(reader: _Reader, texts: pa.Array) -> Iterator[tuple[pa.Table, pa.Array]]:
+    """Read as many texts at once as Arrow does not refuse; those that it does are left, alone where it says which."""
+    start, length, refused = 0, len(texts), 0
+    nothing = reader.schema.empty_table()
+    refused_at: int | None = None
+    while start < len(texts):
+        if start == refused_at or (refused - _REFUSED_AT_FIRST) * _TEXTS_A_REFUSAL > start:
+            stop = start + 1 if start == refused_at else len(texts)
+            yield nothing, pa.repeat(False, stop - start)
+            start = stop
+            continue
+        run = texts.slice(start, length)
+        try:
+            yield reader.read(run)
+        except _Refused as refusal:
+            refused += 1
+            if refusal.row is not None and refusal.row < len(run):
+                refused_at = start + refusal.row
+                length = refusal.row or _LEFT_AT_ONCE
+            elif len(run) > _LEFT_AT_ONCE:
+                length = len(run) // 2
+            else:
+                yield nothing, pa.repeat(False, len(run))
+                start += len(run)
+            continue
+        start += len(run)
+        length = 2 * len(run)
+
+
+class _Refused(Exception):  # noqa: N818 - an answer
+    """Arrow refused some texts; ``row`` is the first of them, where it says which."""
+
+    def __init__(self, row: int | None) -> None:
+        super().__init__(row)
+        self.row = row
 
 
 class _Reader:
@@ -108,11 +132,15 @@ class _Reader:
         self._columns = columns
         self._read = pa.schema([pa.field(field.name, _read_as(field.dataType)) for field in columns.fields])
 
-    def read(self, texts: pa.Array) -> tuple[pa.Table, pa.Array] | None:
-        """The records of some texts, and which texts have one; None where Arrow refuses any of them."""
+    def read(self, texts: pa.Array) -> tuple[pa.Table, pa.Array]:
+        """The records of some texts, and which texts have one.
+
+        Raises:
+            _Refused: Arrow refuses any of them, or Spark might.
+        """
         joined = _joined(texts)
         if _may_have_long_number(texts, joined):
-            return None
+            raise _Refused(None)
         try:
             read = pj.read_json(
                 pa.BufferReader(joined),
@@ -122,7 +150,7 @@ class _Reader:
                 ),
             )
             if read.num_rows != len(texts):
-                return None
+                raise _Refused(None)
             fits = reduce(
                 pc.and_,
                 (_fits(_whole(read[field.name]), field.dataType, field.nullable) for field in self._columns.fields),
@@ -131,9 +159,10 @@ class _Reader:
                 read = read.filter(fits)
             arrays = [_converted(_whole(read[field.name]), field.dataType) for field in self._columns.fields]
             return pa.Table.from_arrays(arrays, schema=self.schema), fits
-        except pa.ArrowException:
+        except pa.ArrowException as error:
+            found = _ROW.search(str(error))
             # Its text may quote a value.
-            return None
+            raise _Refused(int(found[1]) if found else None) from None
 
 
 def _parts(bodies: pa.Array) -> Iterator[pa.Array]:
