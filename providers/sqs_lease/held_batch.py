@@ -169,6 +169,8 @@ class HeldBatch:
 
         Leases are put in by age, so this looks no further than to the first one that is held.
         """
+        if not self.count_held():
+            return None
         return next((lease.received_at for lease in self._leases.values() if self._driver.holds(lease.receipt)), None)
 
     def certain_until(self) -> float | None:

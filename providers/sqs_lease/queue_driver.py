@@ -28,8 +28,11 @@ logger = logging.getLogger(__name__)
 MAX_CALLS_IN_FLIGHT: Final = 32
 """Calls of one queue under way at once; more would only wait for connections, and a call must not wait once decided."""
 
-CALLS_STARTED_AT_ONCE: Final = 4
-"""Calls begun before the event loop gets to do other things: each takes it a millisecond or two to prepare."""
+CALLS_STARTED_AT_ONCE: Final = 1
+"""Calls of a queue begun before the event loop gets to do other things: each takes it some milliseconds.
+
+What it does in one go are the calls that all queues begin, and the answers to as many.
+"""
 
 LONGEST_SLEEP_SECONDS: Final = 30.0
 """The event loop's timers stand still while the machine is suspended, leases do not: look again now and then."""
