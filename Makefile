@@ -25,7 +25,8 @@ test: setup lint ## lint, then run all tests
 
 chaos: setup ## tests of failures in their full form: 20 keepers, Airflow's default settings, longer stops, all of Spark's engines, Dagster on PostgreSQL
 	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark/engines \
-		tests/spark/test_drivers.py tests/spark/test_write_ahead.py tests/dagster --log-cli-level=INFO
+		tests/spark/test_drivers.py tests/spark/test_write_ahead.py tests/airflow/test_spark_provider.py \
+		tests/dagster --log-cli-level=INFO
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check $(SOURCES)

@@ -463,5 +463,5 @@ def test_a_missing_provider_is_said(
     program: JobProgram, instance: TaskInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "airflow.providers.apache.spark.hooks.spark_submit", None)
-    with pytest.raises(AirflowFailException, match="pip install apache-airflow-providers-apache-spark"):
+    with pytest.raises(AirflowFailException, match="pip install --no-deps apache-airflow-providers-apache-spark"):
         run(submitting(program, tmp_path), instance)

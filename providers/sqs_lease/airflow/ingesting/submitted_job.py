@@ -50,7 +50,9 @@ class SubmittedJob:
             hooks = import_module("airflow.providers.apache.spark.hooks.spark_submit")
         except ImportError as error:
             raise AirflowFailException(
-                "submit_conn_id needs Airflow's Spark provider: pip install apache-airflow-providers-apache-spark"
+                "submit_conn_id needs Airflow's Spark provider: "
+                "pip install --no-deps apache-airflow-providers-apache-spark "
+                "(its dependency pyspark-client would overwrite files of pyspark)"
             ) from error
         self._hook = hooks.SparkSubmitHook(
             **{"name": "sqs-lease", **options}, conn_id=conn_id, application_args=list(arguments)
