@@ -10,12 +10,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -23,7 +22,7 @@ from airflow.sdk import DAG
 from deltalake import DeltaTable
 
 from demo.airflow_stack import migrated_database
-from demo.processes import LOOPBACK, ROOT
+from demo.processes import LOOPBACK, ROOT, ServerProcess, start_process
 from demo.sqs_server import SqsServer
 from sqs_lease.airflow import SqsToSparkOperator, sqs_lease
 from tests.airflow.test_dag_test import visible
@@ -31,10 +30,15 @@ from tests.airflow.test_spark_operator import MESSAGES, SPEC, TaskInstance, in_t
 from tests.airflow.test_spark_page import BLOCKS
 from tests.spark.engines.cluster import standalone_cluster
 
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parent / "run_dag_tests.py"
+SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 END_SECONDS = 60
+RUN_SECONDS = 400
 IS_CHAOS = os.environ.get("SQS_LEASE_CHAOS") == "1"
 SUBMITTED, BROKEN, DECORATED = "orders_submitted", "orders_broken", "orders_by_pyspark"
 BODIES = ('{"order_id": 1, "total": 9.5}', '{"order_id": 2}', '{"order_id": "none"}')
@@ -79,7 +83,7 @@ def spark_environment(master: str, tmp_path_factory: pytest.TempPathFactory) -> 
         "spark.sql.shuffle.partitions 1\n"
         "spark.ui.enabled false\n"
     )
-    # An executor elsewhere has no environment to be found by PATH.
+    # The executors of a cluster look for python3 on a PATH of their own.
     python = {"PYSPARK_PYTHON": sys.executable} if IS_CHAOS else {}
     return {
         **python,
@@ -91,7 +95,7 @@ def spark_environment(master: str, tmp_path_factory: pytest.TempPathFactory) -> 
     }
 
 
-def as_dag(name: str, directory: Path, **changes: str) -> str:
+def as_dag(name: str, directory: Path) -> str:
     """A DAG of the page on a queue and in a directory of its own, without tries that wait for minutes."""
     block = BLOCKS[name].replace("/data/", f"{directory}/").replace("retries=2", "retries=0")
     for old, new in {'queue_url="orders"': f'queue_url="{directory.name}"', f"{name}()": f"{directory.name}()"}.items():
@@ -100,8 +104,28 @@ def as_dag(name: str, directory: Path, **changes: str) -> str:
     return block
 
 
+@dataclass(frozen=True)
+class UnderWay:
+    """The DAGs in a process of their own."""
+
+    process: ServerProcess
+    sqs: SQSClient
+    urls: dict[str, str]
+
+    def outcome(self) -> Outcome:
+        self.process.popen.wait(RUN_SECONDS)
+        said = self.process.log_path.read_text()
+        results = re.findall(r'^{"orders_submitted".*}$', said, re.MULTILINE)
+        if not results:
+            raise self.process.failure("did not run all DAGs")
+        left = {name: visible(self.sqs, url) for name, url in self.urls.items()}
+        return Outcome(self.process.log_path.parent, json.loads(results[0]), left, said)
+
+
 @pytest.fixture(scope="module")
-def outcome(server: SqsServer, spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def under_way(
+    server: SqsServer, spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[UnderWay]:
     home = tmp_path_factory.mktemp("provider")
     shutil.copy(migrated_database(), home / "airflow.db")
     broken = as_dag(SUBMITTED, home / BROKEN).replace(f'"{home / BROKEN}/orders"', '{"env": "NOT_SET"}')
@@ -114,19 +138,22 @@ def outcome(server: SqsServer, spark_environment: dict[str, str], tmp_path_facto
     for url in urls.values():
         for body in BODIES:
             sqs.send_message(QueueUrl=url, MessageBody=body)
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), str(file), *urls],
-        env={**airflow_environment(home, server), **spark_environment},
-        cwd=home,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
+    process = start_process(
+        "dag.test()",
+        [sys.executable, SCRIPT, file, *urls],
+        log_path=home / "said.log",
+        environment={**airflow_environment(home, server), **spark_environment},
+        directory=home,
     )
-    (result,) = re.findall(r'^{"orders_submitted".*}$', ended.stdout, re.MULTILINE) or [""]
-    assert result, ended.stdout[-5000:]
-    left = {name: visible(sqs, url) for name, url in urls.items()}
-    return Outcome(home, json.loads(result), left, ended.stdout)
+    try:
+        yield UnderWay(process, sqs, urls)
+    finally:
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def outcome(under_way: UnderWay) -> Outcome:
+    return under_way.outcome()
 
 
 def airflow_environment(home: Path, server: SqsServer) -> dict[str, str]:
@@ -140,6 +167,49 @@ def airflow_environment(home: Path, server: SqsServer) -> dict[str, str]:
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection,
     }
+
+
+# The first, because the DAGs run meanwhile.
+@pytest.mark.usefixtures("under_way")
+def test_a_task_that_is_ended_leaves_nothing_of_spark_submit(
+    spark_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in spark_environment.items():
+        monkeypatch.setenv(name, value)
+    waiting = tmp_path / "waiting"
+    monkeypatch.setenv("WAITING_PARSER", str(waiting))
+    spec: dict[str, Any] = {
+        **SPEC,
+        "source": {
+            "kind": "parser",
+            "function": "tests.spark.job.waiting_parser:wait_for_ever",
+            "schema": "id BIGINT",
+        },
+        "sink": {"kind": "delta", "path": str(tmp_path / "table")},
+        "workspace": str(tmp_path / "workspace"),
+    }
+    with DAG("shop", schedule=None), sqs_lease("orders", queue_url="orders") as orders:
+        load = SqsToSparkOperator(
+            task_id="load",
+            messages=orders,
+            spec=spec,
+            submit_conn_id="spark_default",
+            submit_options={"conf": {"spark.executorEnv.WAITING_PARSER": str(waiting)}},
+        )
+    thread, errors = in_the_background(lambda: load.execute({"ti": TaskInstance(MESSAGES)}))
+    try:
+        worker = psutil.Process(wait_for(waiting, thread))
+        (submit,) = (one for one in psutil.Process().children() if SPARK_SUBMIT in command(one))
+        started = [submit, *submit.children(recursive=True)]
+        assert [one for one in started[1:] if "--manifest" in command(one)], "the driver is among them"
+    finally:
+        load.on_kill()
+    thread.join(END_SECONDS)
+    _, alive = psutil.wait_procs([*started, worker], END_SECONDS)
+    assert alive == []
+    assert "Error code is: -9" in str(errors[0])
+    assert DeltaTable(tmp_path / "table").to_pyarrow_table().num_rows == 0
+    assert not [*(tmp_path / "workspace" / "manifests").iterdir(), *(tmp_path / "workspace" / "results").iterdir()]
 
 
 @pytest.mark.parametrize("dag_id", [SUBMITTED, DECORATED])
@@ -166,40 +236,6 @@ def test_a_submitted_job_that_fails_fails_its_task_by_its_own_error_and_gives_th
     assert re.search(rf"AirflowException.*{error}", outcome.said), outcome.said
     assert outcome.left[BROKEN] == sorted(BODIES)
     assert outcome.files(BROKEN) == []
-
-
-def test_a_task_that_is_ended_leaves_nothing_of_spark_submit(
-    spark_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in spark_environment.items():
-        monkeypatch.setenv(name, value)
-    waiting = tmp_path / "waiting"
-    monkeypatch.setenv("WAITING_PARSER", str(waiting))
-    spec: dict[str, Any] = {
-        **SPEC,
-        "source": {
-            "kind": "parser",
-            "function": "tests.spark.job.waiting_parser:wait_for_ever",
-            "schema": "id BIGINT",
-        },
-        "sink": {"kind": "delta", "path": str(tmp_path / "table")},
-        "workspace": str(tmp_path / "workspace"),
-    }
-    with DAG("shop", schedule=None), sqs_lease("orders", queue_url="orders") as orders:
-        load = SqsToSparkOperator(task_id="load", messages=orders, spec=spec, submit_conn_id="spark_default")
-    thread, errors = in_the_background(lambda: load.execute({"ti": TaskInstance(MESSAGES)}))
-    worker = psutil.Process(wait_for(waiting, thread))
-    (submit,) = (one for one in psutil.Process().children() if "org.apache.spark.deploy.SparkSubmit" in command(one))
-    started = [submit, *submit.children(recursive=True)]
-    assert [one for one in started[1:] if "--manifest" in command(one)], "the driver is among them"
-
-    load.on_kill()
-    thread.join(END_SECONDS)
-    _, alive = psutil.wait_procs([*started, worker], END_SECONDS)
-    assert alive == []
-    assert "Error code is: -9" in str(errors[0])
-    assert DeltaTable(tmp_path / "table").to_pyarrow_table().num_rows == 0
-    assert not [*(tmp_path / "workspace" / "manifests").iterdir(), *(tmp_path / "workspace" / "results").iterdir()]
 
 
 def command(process: psutil.Process) -> list[str]:
