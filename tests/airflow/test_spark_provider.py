@@ -92,12 +92,13 @@ def spark_environment(master: str, tmp_path_factory: pytest.TempPathFactory) -> 
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "providers"), str(ROOT)]),
         "SPARK_CONF_DIR": str(settings),
+        "SPARK_LOCAL_IP": LOOPBACK,
     }
 
 
 def as_dag(name: str, directory: Path) -> str:
     """A DAG of the page on a queue and in a directory of its own, without tries that wait for minutes."""
-    block = BLOCKS[name].replace("/data/", f"{directory}/").replace("retries=2", "retries=0")
+    block: str = BLOCKS[name].replace("/data/", f"{directory}/").replace("retries=2", "retries=0")
     for old, new in {'queue_url="orders"': f'queue_url="{directory.name}"', f"{name}()": f"{directory.name}()"}.items():
         assert old in block
         block = block.replace(old, new)
