@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sqs_lease.airflow.comms.supervisor import ANSWER_SECONDS
 from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY
 from sqs_lease.airflow.keeping.settling import WorkTask
@@ -86,6 +87,32 @@ def test_a_keeper_resumed_after_its_triggerer_was_killed_touches_nothing_that_wa
         "deleted": 2,
         "released": 1,
     }
+
+
+def test_a_triggerer_whose_first_answer_is_late_knows_what_was_settled_and_how_long_the_leases_last(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        world.keep(first, CHECK)
+        del world.states["load"]
+        world.states.update({"check_0": "failed", "check_1": "running", "check_2": "running"})
+        await asyncio.sleep(300)
+        await first.kill()
+        world.supervisor.silent = True
+        resumed = world.keep(world.triggerer("second"), CHECK)
+        await asyncio.sleep(ANSWER_SECONDS - 1)
+        # What was asked so far is never answered.
+        world.supervisor.silent = False
+        await asyncio.sleep(60)
+        world.states.update({"check_1": "success", "check_2": "success"})
+        await resumed.ended()
+        assert world.message_states() == {"a": MessageState.VISIBLE}
+
+    world.run(scenario)
+    assert not [entry for entry in world.events(AuditKind.CHANGED) if entry.message_id == world.ids[0]]
+    assert world.report()["late"] == 0
 
 
 def test_a_message_whose_work_fails_long_after_the_first_extension_is_released_by_whoever_took_over(

@@ -26,6 +26,7 @@ from sqs_lease.airflow.comms.signals import FailureSignals
 from sqs_lease.airflow.comms.state_poller import POLL_SECONDS
 from sqs_lease.airflow.comms.supervisor import (
     CommsError,
+    NoAnswerError,
     RunOfTask,
     publish,
     pull,
@@ -54,6 +55,14 @@ logger = logging.getLogger(__name__)
 
 REPORT_KEY: Final = "lease_report"
 """The keeper's XCom key for how the batch ended."""
+
+PROGRESS_SECONDS: Final = 20.0
+"""How long a takeover asks for what was settled before it goes on without knowing.
+
+On a busy machine the first answer of a new triggerer takes 15 s: its supervisor loads the API server's code for it.
+Waiting costs little of what a lease has left when it is taken over at the default visibility timeout, a minute less
+Airflow's threshold; not knowing means extending messages that were given back, and holding deadlines to be over.
+"""
 
 _ENDED_BY_A_USER: Final = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 _ELSEWHERE: Final = "deferred"
@@ -253,11 +262,15 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
     async def _progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
         """What was settled before, and how long the leases last; nothing where Airflow does not say."""
-        try:
-            return await self._read_progress(task, handed, keepers)
-        except CommsError as error:
-            logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
-            return Progress()
+        ends_at = keepers.clock.now() + PROGRESS_SECONDS
+        while True:
+            try:
+                return await self._read_progress(task, handed, keepers)
+            except CommsError as error:
+                if isinstance(error, NoAnswerError) and keepers.clock.now() < ends_at:
+                    continue
+                logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
+                return Progress()
 
     async def _read_progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
         ends_at = keepers.clock.now() + TAKEOVER_SECONDS
