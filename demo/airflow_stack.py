@@ -34,7 +34,6 @@ from demo.processes import (
     ServerProcess,
     await_stop,
     free_port,
-    pause,
     request_stop,
     start_process,
     wait_until,
@@ -119,15 +118,9 @@ class AirflowStack:
         Raises:
             demo.processes.ProcessFailedError: It is not over at the deadline, or Airflow's scheduler ended.
         """
-        scheduler = self.processes["scheduler"]
-
-        def is_over() -> bool:
-            pause(scheduler, 0.2)
-            return self.api.run_state(dag_id, run_id) in FINAL_RUN_STATES
-
         wait_until(
-            is_over,
-            processes=[scheduler],
+            lambda: self.api.run_state(dag_id, run_id) in FINAL_RUN_STATES,
+            processes=[self.processes["scheduler"]],
             what=f"done with the run {run_id} of {dag_id}",
             deadline_seconds=deadline_seconds,
         )

@@ -40,7 +40,6 @@ from demo.processes import (
     ServerProcess,
     await_stop,
     free_port,
-    pause,
     request_stop,
     start_process,
     wait_until,
@@ -134,13 +133,12 @@ class DagsterStack:
         Raises:
             demo.processes.ProcessFailedError: It is not over at the deadline, or the web server ended.
         """
-        server = self.processes[WEB_SERVER]
-
-        def is_over() -> bool:
-            pause(server, 0.2)
-            return self.api.run(run_id).state in FINAL_RUN_STATES
-
-        wait_until(is_over, processes=[server], what=f"done with the run {run_id}", deadline_seconds=deadline_seconds)
+        wait_until(
+            lambda: self.api.run(run_id).state in FINAL_RUN_STATES,
+            processes=[self.processes[WEB_SERVER]],
+            what=f"done with the run {run_id}",
+            deadline_seconds=deadline_seconds,
+        )
         return self.api.run(run_id)
 
     def run_worker(self, run_id: str) -> int | None:

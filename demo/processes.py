@@ -26,6 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LOOPBACK = "127.0.0.1"
 
 POLL_SECONDS = 0.05
+LONGEST_POLL_SECONDS = 2.0
+QUESTIONS_SHARE = 0.1
+"""How much of the time a server is asked how it stands, at most: one that is busy is not kept busy by being asked."""
+
 KILL_SECONDS = 10.0
 
 
@@ -178,7 +182,7 @@ def wait_until(
     """Ask again and again whether something is the case, while the processes it depends on run.
 
     Args:
-        ready: The question; asked every 50 ms.
+        ready: The question; asked every 50 ms, and less often where the answer takes some milliseconds.
         processes: If one of them ends, waiting is over.
         what: What is waited for, to complete the sentence "... was not <what> within ... s".
         deadline_seconds: How long to wait at most.
@@ -186,12 +190,27 @@ def wait_until(
     Raises:
         ProcessFailedError: A process ended, or the deadline passed.
     """
-    deadline = time.monotonic() + deadline_seconds
+    asked_at = time.monotonic()
+    deadline = asked_at + deadline_seconds
     while not ready():
         require_running(processes)
-        if time.monotonic() > deadline:
+        answered_at = time.monotonic()
+        if answered_at > deadline:
             raise processes[0].failure(f"was not {what} within {deadline_seconds:.0f} s")
-        pause(processes[0])
+        pause(processes[0], pause_seconds(answered_at - asked_at))
+        asked_at = time.monotonic()
+
+
+def pause_seconds(answer_seconds: float) -> float:
+    """How long to wait before a question is asked again, so that asking takes a tenth of the time at most.
+
+    Args:
+        answer_seconds: How long its last answer took.
+
+    Returns:
+        Seconds, from 50 ms to 2 s.
+    """
+    return min(max(answer_seconds * (1 / QUESTIONS_SHARE - 1), POLL_SECONDS), LONGEST_POLL_SECONDS)
 
 
 def require_running(processes: Iterable[ServerProcess]) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 POLL_SECONDS = 1
+LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class SecondConsumer:
 
     def _poll(self) -> None:
         while not self._stopped.is_set() and self._in_flight() < self._messages:
-            self._stopped.wait(0.1)
+            self._stopped.wait(LOOK_SECONDS)
         while not self._stopped.is_set():
             answer = self._sqs.receive_message(
                 QueueUrl=self._queue_url,

@@ -19,7 +19,7 @@ import pytest
 from demo.airflow_api import FINAL_RUN_STATES
 from demo.airflow_stack import AirflowStack, airflow_stack, migrated_postgres
 from demo.postgres import postgres_server
-from demo.processes import pause, wait_until
+from demo.processes import wait_until
 from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags_events.events import LONG_WORK_SECONDS, VISIBILITY_SECONDS
 from tests.second_consumer import SecondConsumer
@@ -104,14 +104,8 @@ class Stage:
 
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait until something is so."""
-
         processes = list(self.stack.processes.values())
-
-        def looked() -> bool:
-            pause(processes[0], 0.5)
-            return condition()
-
-        wait_until(looked, processes=processes, what=what, deadline_seconds=LIMIT_SECONDS)
+        wait_until(condition, processes=processes, what=what, deadline_seconds=LIMIT_SECONDS)
 
     def wait_until_empty(self, name: str) -> None:
         """Wait until a queue has no messages."""

@@ -12,7 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from demo.processes import ROOT, ProcessFailedError, ServerProcess, free_port, pause, start_process, wait_until
+from demo.processes import (
+    ROOT,
+    ProcessFailedError,
+    ServerProcess,
+    free_port,
+    pause,
+    pause_seconds,
+    start_process,
+    wait_until,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -71,6 +80,13 @@ def has_ended(pid: int, watched: ServerProcess) -> bool:
             return True
         pause(watched)
     return False
+
+
+@pytest.mark.parametrize(
+    ("answer_seconds", "seconds"), [(0.0, 0.05), (0.001, 0.05), (0.02, 0.18), (0.1, 0.9), (30.0, 2.0)]
+)
+def test_a_question_is_asked_for_a_tenth_of_the_time_at_most(answer_seconds: float, seconds: float) -> None:
+    assert pause_seconds(answer_seconds) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("arguments", [[], ["stubborn"]], ids=["ends on SIGTERM", "ignores SIGTERM"])

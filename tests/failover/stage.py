@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.config import Config
 
 from demo.airflow_stack import AirflowStack, airflow_stack
-from demo.processes import pause, require_running
+from demo.processes import pause, wait_until
 from demo.sqs_server import sqs_server
 from tests.second_consumer import SecondConsumer
 
@@ -84,19 +83,10 @@ class Stage:
         """When the second consumer was given messages, in seconds since the epoch."""
         return [reception.at for reception in self.consumers[queue].receptions]
 
-    def wait_until(self, is_so: Callable[[], bool], what: str, deadline_seconds: float) -> float:
-        """Wait until something is the case, while the scheduler runs.
-
-        Returns:
-            How long that took, in seconds.
-        """
+    def wait_until(self, is_so: Callable[[], bool], what: str, deadline_seconds: float) -> None:
+        """Wait until something is the case, while the scheduler runs."""
         scheduler = self.stack.processes["scheduler"]
-        started = time.monotonic()
-        while not is_so():
-            require_running([scheduler])
-            assert time.monotonic() - started < deadline_seconds, f"not within {deadline_seconds:g} s: {what}"
-            pause(scheduler, 0.1)
-        return time.monotonic() - started
+        wait_until(is_so, processes=[scheduler], what=what, deadline_seconds=deadline_seconds)
 
     def pause(self, seconds: float) -> None:
         """Let time pass."""

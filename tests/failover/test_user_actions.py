@@ -21,6 +21,7 @@ import pytest
 from demo.airflow_api import AirflowApi
 from demo.airflow_stack import migrated_postgres
 from demo.postgres import postgres_server
+from demo.processes import pause_seconds
 from demo.sessions import send_signal
 from tests.failover.dags_actions.actions import (
     CLOSED,
@@ -204,12 +205,12 @@ class Scene:
             self.stage.stack.wait_for_dag(case.dag_id)
             self.runs[case.dag_id] = self.api.trigger(case.dag_id)
         ends_at = time() + DEADLINE_SECONDS
-        while len(self.ended_at) < len(CASES) and time() < ends_at:
+        while len(self.ended_at) < len(CASES) and (looked_at := time()) < ends_at:
             for case in CASES:
                 self._look_at(case)
             if time() > self.acted_at.get("keeper_cleared", ends_at) + HELD_SECONDS:
                 self.api.set_pool(GATE, len(CASES))
-            self.stage.pause(0.2)
+            self.stage.pause(pause_seconds(time() - looked_at))
 
     def _look_at(self, case: Case) -> None:
         dag_id = case.dag_id
