@@ -28,22 +28,21 @@ from sqs_lease.airflow import SqsToSparkOperator, sqs_lease
 from tests.airflow.test_dag_test import visible
 from tests.airflow.test_spark_operator import MESSAGES, SPEC, TaskInstance, in_the_background, wait_for
 from tests.airflow.test_spark_page import BLOCKS
+from tests.form import in_full_form
 from tests.spark.engines.cluster import standalone_cluster
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600), in_full_form]
 
 SCRIPT = Path(__file__).parent / "run_dag_tests.py"
 SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 END_SECONDS = 60
 RUN_SECONDS = 400
-IS_CHAOS = os.environ.get("SQS_LEASE_CHAOS") == "1"
 SUBMITTED, BROKEN, DECORATED = "orders_submitted", "orders_broken", "orders_by_pyspark"
 STORING = [SUBMITTED, DECORATED]
-DAG_IDS = [*STORING, BROKEN] if IS_CHAOS else STORING
-in_full = pytest.mark.skipif(not IS_CHAOS, reason="in the full form, make chaos")
+DAG_IDS = [*STORING, BROKEN]
 BODIES = ('{"order_id": 1, "total": 9.5}', '{"order_id": 2}', '{"order_id": "none"}')
 *_, NO_ORDER = BODIES
 
@@ -68,11 +67,8 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if IS_CHAOS:
-        with standalone_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-            yield cluster.address
-    else:
-        yield "local[1]"
+    with standalone_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster.address
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +82,9 @@ def spark_environment(master: str, tmp_path_factory: pytest.TempPathFactory) -> 
         "spark.sql.shuffle.partitions 1\n"
         "spark.ui.enabled false\n"
     )
-    # The executors of a cluster look for python3 on a PATH of their own.
-    python = {"PYSPARK_PYTHON": sys.executable} if IS_CHAOS else {}
     return {
-        **python,
+        # The executors of a cluster look for python3 on a PATH of their own.
+        "PYSPARK_PYTHON": sys.executable,
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": master}),
         "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -175,7 +170,6 @@ def airflow_environment(home: Path, server: SqsServer) -> dict[str, str]:
 
 
 # The first, because the DAGs run meanwhile.
-@in_full
 @pytest.mark.usefixtures("under_way")
 def test_a_task_that_is_ended_leaves_nothing_of_spark_submit(
     spark_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -234,7 +228,6 @@ def test_the_tasks_of_spark_find_this_package(outcome: Outcome) -> None:
     assert "Spark parses all messages itself" not in outcome.said
 
 
-@in_full
 def test_a_submitted_job_that_fails_fails_its_task_by_its_own_error_and_gives_the_messages_back(
     outcome: Outcome,
 ) -> None:

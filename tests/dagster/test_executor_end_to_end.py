@@ -23,6 +23,7 @@ from demo.processes import wait_until
 from demo.sqs_server import SqsServer
 from sqs_lease.dagster.parent_watch import INTERRUPTED_SECONDS
 from tests.dagster.evidence import DIRECTORY_VARIABLE, VISIBILITY_SECONDS, Note, notes
+from tests.form import DAGSTER_DATABASES
 from tests.second_consumer import Reception, SecondConsumer
 
 pytestmark = pytest.mark.processes
@@ -30,9 +31,6 @@ pytestmark = pytest.mark.processes
 DEFINITIONS = Path(__file__).parent / "definitions_executor.py"
 JOBS = ("long", "terminated", "worker_killed")
 BODIES = ("good", "better")
-
-INSTANCES = ["sqlite", "postgresql"] if os.environ.get("SQS_LEASE_CHAOS") == "1" else ["sqlite"]
-"""What Dagster's instance is on."""
 
 QUEUE_VISIBILITY_SECONDS = 600
 DEADLINE_SECONDS = 150.0
@@ -126,7 +124,7 @@ def is_at_work(pid: int) -> bool:
         return False
 
 
-@pytest.fixture(scope="module", params=INSTANCES)
+@pytest.fixture(scope="module", params=DAGSTER_DATABASES)
 def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: SqsServer
 ) -> Iterator[Running]:

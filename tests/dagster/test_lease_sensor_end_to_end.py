@@ -22,6 +22,7 @@ from demo.postgres import postgres_server
 from demo.processes import wait_until
 from demo.sqs_server import SqsServer
 from tests.dagster.evidence import DIRECTORY_VARIABLE, Note, allow_to_end, notes
+from tests.form import DAGSTER_DATABASES
 from tests.second_consumer import Reception, SecondConsumer
 
 pytestmark = pytest.mark.processes
@@ -48,8 +49,6 @@ BACK_SECONDS = 10.0
 """Within which a message is visible again after its work failed."""
 
 DEADLINE_SECONDS = 150.0
-
-INSTANCES = ["sqlite", *(["postgresql"] if os.environ.get("SQS_LEASE_CHAOS") == "1" else [])]
 
 
 class Running:
@@ -170,7 +169,7 @@ class Running:
         )
 
 
-@pytest.fixture(scope="module", params=INSTANCES)
+@pytest.fixture(scope="module", params=DAGSTER_DATABASES)
 def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: SqsServer
 ) -> Iterator[Running]:

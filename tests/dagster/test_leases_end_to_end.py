@@ -23,6 +23,7 @@ from demo.postgres import postgres_server
 from demo.processes import wait_until
 from demo.sqs_server import SqsServer
 from tests.dagster.evidence import DIRECTORY_VARIABLE, VISIBILITY_SECONDS, WORK_SECONDS, Note, allow_to_end, notes
+from tests.form import DAGSTER_DATABASES
 from tests.second_consumer import Reception, SecondConsumer
 
 pytestmark = pytest.mark.processes
@@ -32,15 +33,10 @@ DEFINITIONS = Path(__file__).parent / "definitions_leases.py"
 QUEUE_VISIBILITY_SECONDS = 600
 """Longer than any test: what is received before was released."""
 
-CORE: Mapping[str, Sequence[str]] = {
+MESSAGES: Mapping[str, Sequence[str]] = {
     "long": ["an order", "another order"],
     "failing": ["an order"],
     "terminated": ["an order"],
-}
-"""The messages of the work that every kind of instance has in every test run."""
-
-ALL: Mapping[str, Sequence[str]] = {
-    **CORE,
     "step_terminated": ["an order"],
     "retried": ["an order"],
     "partial": ["an order", "no order", "another order"],
@@ -54,17 +50,12 @@ ALL: Mapping[str, Sequence[str]] = {
 JOBS = ("step_terminated", "step_killed", "orphaned")
 """What is a job with a process for each step; the others are assets, which the process of their run works on."""
 
-BODIES = {body for bodies in ALL.values() for body in bodies}
+BODIES = {body for bodies in MESSAGES.values() for body in bodies}
 
 NOBODY_ELSE = ("retried", "resumed")
 """Whose messages a second consumer would take away from it."""
 
-IS_CHAOS = os.environ.get("SQS_LEASE_CHAOS") == "1"
-EVERYWHERE = ["sqlite", "postgresql"]
-FULL = EVERYWHERE if IS_CHAOS else ["sqlite"]
-
-on_every_instance = pytest.mark.parametrize("running", EVERYWHERE, indirect=True)
-on_full_instances = pytest.mark.parametrize("running", FULL, indirect=True)
+on_each_database = pytest.mark.parametrize("running", DAGSTER_DATABASES, indirect=True)
 
 DEADLINE_SECONDS = 150.0
 
@@ -76,46 +67,38 @@ class Running:
         stack: Dagster.
         server: The SQS server.
         evidence: Where the work leaves its notes.
-        bodies: The messages by piece of work.
         prefix: What the names of the queues begin with.
     """
 
-    def __init__(
-        self, stack: DagsterStack, server: SqsServer, evidence: Path, bodies: Mapping[str, Sequence[str]], prefix: str
-    ) -> None:
+    def __init__(self, stack: DagsterStack, server: SqsServer, evidence: Path, prefix: str) -> None:
         self.stack = stack
         self.runs: dict[str, str] = {}
         self.keepers_in_code_server: list[list[str]] = []
-        self._bodies = bodies
         self._evidence = evidence
         self._sqs = server.sqs_client()
         self._urls = {
             name: self._sqs.create_queue(
                 QueueName=f"{prefix}-{name}", Attributes={"VisibilityTimeout": str(QUEUE_VISIBILITY_SECONDS)}
             )["QueueUrl"]
-            for name in bodies
+            for name in MESSAGES
         }
         self.consumers = {
-            name: SecondConsumer(server.sqs_client(), self._urls[name], len(bodies[name]))
-            for name in bodies
+            name: SecondConsumer(server.sqs_client(), self._urls[name], len(MESSAGES[name]))
+            for name in MESSAGES
             if name not in NOBODY_ELSE
         }
-        for name, texts in bodies.items():
+        for name, texts in MESSAGES.items():
             for text in texts:
                 self._sqs.send_message(QueueUrl=self._urls[name], MessageBody=text)
 
     def drive(self) -> None:
         """Start all the work, and do to it what its name says."""
-        for name in self._bodies:
+        for name in MESSAGES:
             if name != "outliving":
                 self.runs[name] = self._launch(name)
         self._let_fail_under_watch("failing", "failing")
         self.await_watched("terminated")
         self.stack.api.terminate(self.runs["terminated"])
-        if self._bodies == ALL:
-            self._drive_the_rest()
-
-    def _drive_the_rest(self) -> None:
         self.await_watched("worker_killed")
         self._kill("worker_killed", self.stack.run_worker(self.runs["worker_killed"]))
         self.await_watched("step_terminated")
@@ -247,8 +230,7 @@ def running(
                 stop_grace_seconds=0,
             )
         )
-        bodies = ALL if instance in FULL else CORE
-        under_way = Running(stack, server, evidence, bodies, prefix)
+        under_way = Running(stack, server, evidence, prefix)
         for consumer in under_way.consumers.values():
             exits.enter_context(consumer.polling())
         under_way.drive()
@@ -257,7 +239,7 @@ def running(
             consumer.stop()
 
 
-@on_every_instance
+@on_each_database
 def test_nobody_else_gets_a_message_while_an_asset_works_for_several_visibility_timeouts(running: Running) -> None:
     assert running.ended("long").state == "SUCCESS"
     assert running.note("long", "worked").at - running.note("long", "received").at > 3 * VISIBILITY_SECONDS
@@ -266,7 +248,7 @@ def test_nobody_else_gets_a_message_while_an_asset_works_for_several_visibility_
     assert running.left("long") == (0, 0)
 
 
-@on_every_instance
+@on_each_database
 def test_a_materialization_has_the_numbers_of_its_lease(running: Running) -> None:
     assert running.ended("long").state == "SUCCESS"
     metadata = running.metadata("long")
@@ -281,14 +263,14 @@ def test_a_materialization_has_the_numbers_of_its_lease(running: Running) -> Non
     assert metadata["sqs/oldest_age_seconds"] > WORK_SECONDS
 
 
-@on_every_instance
+@on_each_database
 def test_one_thread_keeps_the_messages_and_is_gone_after_the_work(running: Running) -> None:
     running.ended("long")
     assert len(running.note("long", "received").keepers) == 1
     assert running.note("long", "left").keepers == []
 
 
-@on_every_instance
+@on_each_database
 def test_a_message_of_a_failed_asset_is_received_by_others_within_a_second(running: Running) -> None:
     assert running.ended("failing").state == "FAILURE"
     reception = running.await_reception("failing")
@@ -296,28 +278,28 @@ def test_a_message_of_a_failed_asset_is_received_by_others_within_a_second(runni
     assert running.stack.api.materializations("failing") == []
 
 
-@on_every_instance
+@on_each_database
 def test_a_message_of_a_terminated_run_is_received_by_others_within_a_second(running: Running) -> None:
     assert running.ended("terminated").state == "CANCELED"
     reception = running.await_reception("terminated")
     assert 0 <= reception.at - running.note("terminated", "interrupted").at <= 1
 
 
-@on_full_instances
+@on_each_database
 def test_so_is_one_whose_step_has_a_process_of_its_own(running: Running) -> None:
     assert running.ended("step_terminated").state == "CANCELED"
     reception = running.await_reception("step_terminated")
     assert 0 <= reception.at - running.note("step_terminated", "interrupted").at <= 1
 
 
-@on_full_instances
+@on_each_database
 def test_a_step_that_is_retried_receives_its_message_again(running: Running) -> None:
     assert running.ended("retried").state == "SUCCESS"
     assert [note.details["counts"] for note in running.notes("retried", "received")] == [[1], [2]]
     assert running.left("retried") == (0, 0)
 
 
-@on_full_instances
+@on_each_database
 def test_single_messages_can_fail_at_once_while_the_others_are_held(running: Running) -> None:
     assert running.ended("partial").state == "SUCCESS"
     reception = running.await_reception("partial")
@@ -329,7 +311,7 @@ def test_single_messages_can_fail_at_once_while_the_others_are_held(running: Run
     assert running.left("partial") == (0, 1)
 
 
-@on_full_instances
+@on_each_database
 @pytest.mark.parametrize("name", ["worker_killed", "step_killed"])
 def test_a_message_of_a_killed_process_comes_back_after_its_visibility_timeout_and_not_before(
     running: Running, name: str
@@ -340,7 +322,7 @@ def test_a_message_of_a_killed_process_comes_back_after_its_visibility_timeout_a
     assert running.left(name) == (0, 1)
 
 
-@on_full_instances
+@on_each_database
 def test_a_step_that_outlives_its_killed_run_still_holds_its_messages_and_deletes_them_in_the_end(
     running: Running,
 ) -> None:
@@ -351,7 +333,7 @@ def test_a_step_that_outlives_its_killed_run_still_holds_its_messages_and_delete
     assert running.left("orphaned") == (0, 0)
 
 
-@on_full_instances
+@on_each_database
 def test_a_run_that_is_resumed_from_its_failure_refuses_to_receive_and_says_what_to_do(running: Running) -> None:
     assert running.ended("resumed again").state == "FAILURE"
     (failure,) = running.failures("resumed again")
@@ -363,7 +345,7 @@ def test_a_run_that_is_resumed_from_its_failure_refuses_to_receive_and_says_what
     assert running.left("resumed") == (1, 0)
 
 
-@on_full_instances
+@on_each_database
 def test_messages_are_kept_while_daemon_and_code_server_are_killed_and_started_again(running: Running) -> None:
     assert running.ended("outliving").state == "SUCCESS"
     assert running.note("outliving", "worked").at - running.note("outliving", "received").at > 3 * VISIBILITY_SECONDS
@@ -372,12 +354,12 @@ def test_messages_are_kept_while_daemon_and_code_server_are_killed_and_started_a
     assert running.left("outliving") == (0, 0)
 
 
-@on_full_instances
+@on_each_database
 def test_the_code_server_keeps_no_messages_before_and_after_a_reload(running: Running) -> None:
     assert running.keepers_in_code_server == [[], []]
 
 
-@on_every_instance
+@on_each_database
 def test_no_message_can_be_read_in_dagster(running: Running) -> None:
     for name in running.runs:
         run = running.ended(name)

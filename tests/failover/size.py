@@ -7,10 +7,11 @@ to a takeover there what the default is to one at the default settings.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from tests.form import FULL_FORM
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +69,4 @@ FULL: Final = Size(
     handed_visibility_seconds=30,
 )
 
-SIZE: Final = FULL if os.environ.get("SQS_LEASE_CHAOS") == "1" else SHORT
+SIZE: Final = FULL if FULL_FORM else SHORT

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.form import FULL_FORM
 from tests.spark.driver import (
     AFTER_THE_ADMISSION,
     AFTER_THE_APPLICATION,
@@ -30,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 # test_write_ahead.py, where no Spark is needed for it.
 MOMENTS = (
     [BEFORE_WRITING, BEFORE_THE_COMMIT, AFTER_THE_ADMISSION, AFTER_THE_APPLICATION, AFTER_THE_RETURN]
-    if os.environ.get("SQS_LEASE_CHAOS") == "1"
+    if FULL_FORM
     else [BEFORE_THE_COMMIT, AFTER_THE_ADMISSION]
 )
 

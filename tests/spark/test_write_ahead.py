@@ -5,7 +5,6 @@ No Spark: the rows, and the table that takes them, are in memory; the loop aroun
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,9 +30,10 @@ from sqs_lease.spark.sinks.ledger_files import Admitted
 from sqs_lease.spark.sinks.ledger_snapshot import LedgerSnapshot
 from sqs_lease.spark.sinks.sink import ENTRIES, INGESTED, LOOKED_UP, Admission, Table
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
+from tests.form import FULL_FORM
 
 SENT: Final = datetime(2026, 3, 1, tzinfo=UTC)
-EXAMPLES: Final = 500 if os.environ.get("SQS_LEASE_CHAOS") == "1" else 60
+EXAMPLES: Final = 500 if FULL_FORM else 60
 
 
 def row_count(message: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from pyspark.sql import SparkSession
 from sqs_lease.spark import DeltaSink
 from sqs_lease.testing.sink_contract import SinkContract, Subject
 from sqs_lease.testing.upsert_contract import UpsertContract
+from tests.form import FULL_FORM
 from tests.spark.delta.conftest import Bucket
 from tests.spark.delta.subjects import delta_subject
 
@@ -35,7 +35,7 @@ class TestUpsertsOnDisk(UpsertContract):
         return delta_subject(spark, DeltaSink(tmp_path / "a table", upsert_by=["id"]))
 
 
-if os.environ.get("SQS_LEASE_CHAOS") == "1":
+if FULL_FORM:
 
     class TestOnS3(OnS3, SinkContract):
         pass
