@@ -23,10 +23,9 @@ test: setup lint ## lint, then run all tests
 	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/failover
 	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 2 --dist loadfile tests/failover
 
-chaos: setup ## tests of failures in their full form: 20 keepers, Airflow's default settings, longer stops, all of Spark's engines, Dagster on PostgreSQL
-	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark/engines \
-		tests/spark/test_drivers.py tests/spark/test_write_ahead.py tests/airflow/test_spark_provider.py \
-		tests/dagster --log-cli-level=INFO
+chaos: setup ## all that has a full form in it: 20 keepers and Airflow's default settings, all of Spark's engines, PostgreSQL
+	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark tests/demo \
+		tests/dagster tests/airflow/test_spark_provider.py --log-cli-level=INFO
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check $(SOURCES)

@@ -27,6 +27,7 @@ from demo.sqs_server import SqsServer
 from sqs_lease.dagster import SqsIngestionComponent, ingest_by_job
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.test_spark_ingestion import reporting
+from tests.form import in_full_form
 from tests.ingesting.job_program import JobProgram
 
 PAGE = (ROOT / "docs" / "dagster-spark.md").read_text()
@@ -75,6 +76,7 @@ def orders(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> Leas
 
 
 @pytest.mark.processes
+@in_full_form
 def test_an_interrupted_materialization_stores_nothing_and_the_next_one_all_of_it_once(
     orders: LeasedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

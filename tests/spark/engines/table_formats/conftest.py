@@ -64,14 +64,9 @@ def spark(warehouse: Path) -> Iterator[SparkSession]:
             session.stop()
 
 
-# What is most about how these tables are written rather than about their ledger, and one of each kind of interference.
+# What the page shows, and what is most about how these tables are written rather than about their ledger.
 # The full form is part of `make chaos`.
-SHORT = (
-    "test_page",
-    "interrupted_commit",
-    "processes_that_complete_a_batch_at_the_same_time",
-    "overtakes_in_the_middle_of_its_job_is_refused[delta upsert]",
-)
+SHORT = ("test_page", "interrupted_commit")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
