@@ -1,7 +1,7 @@
 """Airflow's Spark provider as it is: the hook by which the operator submits, and ``@task.pyspark``, both as documented.
 
-The DAGs are those of docs/spark-airflow.md, run by ``dag.test()`` in one process with real leases. In the full form
-(``make chaos``) Spark is a standalone cluster instead of one local thread, a job fails and another one is ended.
+The DAGs are those of docs/spark-airflow.md, run by ``dag.test()`` in one process with real leases, on a standalone
+cluster; beside them a job fails, and another one is ended.
 """
 
 from __future__ import annotations
