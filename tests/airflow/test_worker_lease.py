@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +21,13 @@ from airflow.sdk.exceptions import (
 )
 
 from demo.sqs_server import SqsServer
-from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
+from sqs_lease.airflow import SqsLeaseSensor, aws_connection, sqs_lease
 from sqs_lease.airflow.comms.supervisor import RunOfTask
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.local_run import give_back_what_is_left, receive_locally, settle_locally
+from sqs_lease.airflow.receiving.worker_lease import GivenBackError
 from sqs_lease.core.settlements import discard, release
+from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
 from tests.airflow.scripted_comms import ScriptedComms
 
 pytestmark = pytest.mark.processes
@@ -160,11 +164,39 @@ def test_messages_that_airflow_does_not_take_are_visible_again_at_once(dag: DAG,
 def test_a_task_that_is_killed_gives_back_what_it_received(dag: DAG, queue: Queue) -> None:
     queue.send("a")
     made = sensor(dag, queue.url, visibility=300, linger=60, timeout=300)
-    worker = Thread(target=execute, args=(made, TaskInstance()), daemon=True)
-    worker.start()
-    wait_until(lambda: queue.in_flight() == 1)
-    made.on_kill()
-    wait_until(lambda: queue.visible() == ["a"], seconds=30)
+    with ThreadPoolExecutor() as threads:
+        executed = threads.submit(execute, made, TaskInstance())
+        wait_until(lambda: queue.in_flight() == 1)
+        made.on_kill()
+        wait_until(lambda: queue.visible() == ["a"], seconds=30)
+        assert isinstance(executed.exception(30), GivenBackError)
+
+
+def test_a_task_that_is_killed_gives_back_what_was_on_its_way_and_receives_no_more(
+    dag: DAG, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received, killed = Event(), Event()
+
+    class LateAnswers(AiobotocoreTransport):
+        async def receive(self, *arguments: Any, **options: Any) -> Any:
+            answer = await super().receive(*arguments, **options)
+            received.set()
+            await asyncio.to_thread(killed.wait, 30)
+            return answer
+
+    monkeypatch.setattr(aws_connection, "AiobotocoreTransport", LateAnswers)
+    queue.send("a")
+    made = sensor(dag, queue.url, visibility=300, linger=60, timeout=300)
+    with ThreadPoolExecutor() as threads:
+        executed = threads.submit(execute, made, TaskInstance())
+        assert received.wait(30)
+        assert queue.in_flight() == 1
+        made.on_kill()
+        killed.set()
+        assert isinstance(executed.exception(30), GivenBackError)
+    assert queue.visible() == ["a"]
+    with pytest.raises(AirflowFailException, match="was killed"):
+        execute(made, TaskInstance())
 
 
 def test_an_empty_queue_is_looked_at_until_the_time_is_up(dag: DAG, queue: Queue) -> None:

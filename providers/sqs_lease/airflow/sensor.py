@@ -163,6 +163,7 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         self.unmatched = encode_unmatched(check_unmatched(expire() if unmatched is None else unmatched))
         self.deferrable = deferrable
         self._holding: WorkerLease | None = None
+        self._is_killed = False
         self._check_payload()
         self._check_max_messages()
         self._filter()
@@ -230,6 +231,8 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         Between the end of this process and the keeper's trigger nobody can extend the leases, so the last thing that
         is done here is to extend them by ``handoff_timeout``.
         """
+        if self._is_killed:
+            raise AirflowFailException(f"task {self.task_id!r} was killed: it receives no more")
         options = self._options()
         with self._errors_of_the_queue(), WorkerLease(options) as holding:
             self._holding = holding
@@ -244,7 +247,9 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         return PokeReturnValue(is_done=True, xcom_value=messages)
 
     def on_kill(self) -> None:
-        """Give back what this process holds; where a trigger receives, it does so itself."""
+        """Give back what this process holds, and receive no more; where a trigger receives, it does so itself."""
+        # Airflow lets the task go on after this, and kills it some seconds later.
+        self._is_killed = True
         if self._holding is not None:
             self._holding.give_back()
 

@@ -38,6 +38,10 @@ _ENOUGH_SHARE: Final = 0.5
 """A lease that lasts for less than this share of what it was to be extended by was not extended."""
 
 
+class GivenBackError(RuntimeError):
+    """What was received was given back meanwhile, because the task was killed."""
+
+
 class WorkerLease:
     """At most one batch, with the thread that holds it. As a context manager it gives back what it holds on an error.
 
@@ -70,6 +74,7 @@ class WorkerLease:
             self._transport: Transport = make_transport(AwsConnection.decode(options.connection))
         self.thread = LoopThread(f"sqs-lease {options.queue}")
         self._keeper: Keeper | None = None
+        self._given_back = False
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +100,7 @@ class WorkerLease:
         Raises:
             SqsError: The queue cannot be received from.
             ValueError: It is no queue.
+            GivenBackError: The batch was given back meanwhile, with all that was still on its way.
         """
         return self.thread.run(self._receive(wait_seconds))
 
@@ -103,6 +109,7 @@ class WorkerLease:
 
         Raises:
             PayloadError: It cannot be stored.
+            GivenBackError: It was given back meanwhile.
         """
         return self.thread.run(self._publishable())
 
@@ -110,11 +117,18 @@ class WorkerLease:
         """Extend every lease once, for longer than the policy would, because nobody will for that time.
 
         Leases that are never to be extended are left as they are.
+
+        Raises:
+            GivenBackError: The batch was given back meanwhile.
         """
         self.thread.run(self._extend_for(seconds))
 
     def give_back(self) -> None:
-        """Receive no more, and make visible again what is held; what was stored of it is removed."""
+        """Receive no more, and make visible again what is held; what was stored of it is removed.
+
+        It may be called by a signal handler in the middle of any other method: a poll of :meth:`receive` that is under
+        way then ends in its time, and what it brings is given back as well.
+        """
         self.thread.run(self._give_back())
         remove_batch(self.lease)
 
@@ -130,7 +144,13 @@ class WorkerLease:
         self._keeper = keeper = Keeper(self._transport, clock=self.clock)
         self._collector = collector = await Collector.open(self.options.collecting(), self._transport, self.clock)
         self.batch = keeper.hold(collector.queue_url, policy=collector.policy, on_event=self._happened)
-        return await collector.collect(keeper, self.batch, self.clock.wall() + wait_seconds)
+        if self._given_back:
+            collector.stop()
+        found = await collector.collect(keeper, self.batch, self.clock.wall() + wait_seconds)
+        if self._given_back:
+            # What was on its way then is given back at the end of the block that this error leaves.
+            raise GivenBackError("this task was killed while it received")
+        return found
 
     async def _publishable(self) -> BatchValue:
         batch, collector = self._received()
@@ -173,6 +193,7 @@ class WorkerLease:
             )
 
     async def _give_back(self) -> None:
+        self._given_back = True
         if self._collector is not None:
             self._collector.stop()
         if self.batch is None:
@@ -193,6 +214,8 @@ class WorkerLease:
         await self._transport.aclose()
 
     def _received(self) -> tuple[HeldBatch, Collector]:
+        if self._given_back:
+            raise GivenBackError("this task was killed after it received")
         if self.batch is None or self._collector is None:
             raise RuntimeError("nothing was received")
         return self.batch, self._collector
