@@ -25,7 +25,7 @@ test: setup lint ## lint, then run all tests
 
 chaos: setup ## all that has a full form in it: 20 keepers and Airflow's default settings, all of Spark's engines, PostgreSQL
 	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark tests/demo \
-		tests/dagster tests/airflow/test_spark_provider.py --log-cli-level=INFO
+		tests/dagster tests/airflow/test_spark_provider.py tests/airflow/test_example_dags.py --log-cli-level=INFO
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check $(SOURCES)

@@ -16,6 +16,7 @@ import base64
 import configparser
 import os
 import secrets
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -49,6 +50,8 @@ COMPONENTS: Mapping[str, tuple[str, ...]] = {
 
 SECOND_TRIGGERER = "triggerer-2"
 """One more component, started on demand only."""
+
+LOCAL_SETTINGS = Path(__file__).with_name("airflow_local_settings.py")
 
 READY_SECONDS = 180.0
 
@@ -162,6 +165,8 @@ def airflow_stack(
     url = f"http://{LOOPBACK}:{port}"
     database = home / "airflow.db"
     _write_settings(home, _settings(home, dags_folder, database_url or _sqlite_url(database), port))
+    (home / "config").mkdir(exist_ok=True)
+    shutil.copy(LOCAL_SETTINGS, home / "config")
     if database_url is None and not database.exists():
         _copy_database(migrated_database(), database)
     with AirflowApi(url) as api:

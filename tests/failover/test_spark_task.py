@@ -16,15 +16,15 @@ from deltalake import DeltaTable
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.processes import ROOT, wait_until
 from demo.sqs_server import sqs_server
-from tests.failover.size import FULL, SIZE
+from tests.form import in_full_form
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600), in_full_form]
 
 DAGS_FOLDER = Path(__file__).parent / "dags_spark"
-ENDS = ("worker_killed", "work_marked", "keeper_marked") if SIZE is FULL else ("worker_killed",)
+ENDS = ("worker_killed", "work_marked", "keeper_marked")
 SECONDS = 180.0
 
 

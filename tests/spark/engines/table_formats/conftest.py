@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 
 from demo.processes import ROOT
 from sqs_lease.spark.sinks.jars import DELTA_SETTINGS, ICEBERG_SETTINGS, TESTED
-from tests.form import FULL_FORM
 
 CATALOG = "lake"
 JARS = ROOT / ".jars"
@@ -62,16 +61,3 @@ def spark(warehouse: Path) -> Iterator[SparkSession]:
             yield session
         finally:
             session.stop()
-
-
-# What the page shows, and what is most about how these tables are written rather than about their ledger.
-# The full form is part of `make chaos`.
-SHORT = ("test_page", "interrupted_commit")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if FULL_FORM:
-        return
-    left_out = [item for item in items if not any(part in item.nodeid for part in SHORT)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
