@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from sqs_lease.spark import DeltaSink, TableError
+from sqs_lease.spark.sinks.delta_storage import TableStorage
 from tests.spark.delta.conftest import Bucket
 from tests.spark.delta.tables import TABLE_SCHEMA, open_table, row, stage
 
@@ -159,6 +160,19 @@ def test_a_table_that_is_not_partitioned_is_refused_when_it_should_be(tmp_path: 
 
     with pytest.raises(TableError, match="it is partitioned by no column, and partition_by says name"):
         open_table(tmp_path, partition_by=["name"])
+
+
+def test_a_directory_that_another_driver_makes_while_it_is_listed_was_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class MadeMeanwhile:
+        def get_file_info(self, selector: Any) -> Any:
+            assert selector.allow_not_found
+            raise FileNotFoundError(selector.base_dir)
+
+    storage = TableStorage(str(tmp_path / "table"))
+    monkeypatch.setattr(TableStorage, "file_system", lambda _: MadeMeanwhile())
+    storage.require_empty()
 
 
 def test_drivers_that_create_a_table_at_the_same_moment_create_one(tmp_path: Path) -> None:

@@ -114,10 +114,9 @@ def directory_of(location: str) -> str:
 def tries_beside(storage: TableStorage, location: str) -> list[str]:
     """The directories of the other tries of a batch."""
     own = directory_of(location)
-    selector = pafs.FileSelector(own.rpartition("/")[0], allow_not_found=True)
     return [
         entry.path
-        for entry in storage.file_system().get_file_info(selector)
+        for entry in storage.entries(own.rpartition("/")[0])
         if entry.type == pafs.FileType.Directory and entry.path != own
     ]
 

@@ -77,6 +77,21 @@ class TableStorage:
             return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
         return pafs.PyFileSystem(_ObjectStore(self.uri, dict(self.options)))
 
+    def entries(self, directory: str) -> list[Any]:
+        """What is in a directory, as ``pyarrow.fs.FileInfo``; nothing where there is no such directory.
+
+        Args:
+            directory: Its path, relative to the table.
+
+        Raises:
+            OSError: It cannot be listed.
+        """
+        try:
+            return list(self.file_system().get_file_info(pafs.FileSelector(directory, allow_not_found=True)))
+        except FileNotFoundError:
+            # Arrow looks a second time at what it could not list, and another driver made the directory in between.
+            return []
+
     def load(self) -> DeltaTable | None:
         """The table as it is now; None where there is none.
 
@@ -99,7 +114,7 @@ class TableStorage:
             TableError: There are files, or the place cannot be looked at.
         """
         try:
-            found = self.file_system().get_file_info(pafs.FileSelector("", allow_not_found=True))
+            found = self.entries("")
         except (DeltaError, OSError) as error:
             raise self.unusable("cannot be looked at", error) from error
         # Another driver may be creating the table at this moment, or have done so a moment ago.
