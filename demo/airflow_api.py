@@ -135,6 +135,11 @@ class AirflowApi:
         """The keys of Airflow's variables, at most 1000."""
         return [variable["key"] for variable in self._get("/variables", {"limit": 1000})["variables"]]
 
+    def asset_events(self, name: str) -> int:
+        """How many events of an asset there were, a hundred at most."""
+        events = self._get("/assets/events", {"limit": 100, "name_pattern": name})["asset_events"]
+        return sum(event["name"] == name for event in events)
+
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         """Set the state of a task of a run, as a user does: "success", "failed" or "skipped"."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"

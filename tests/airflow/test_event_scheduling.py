@@ -7,6 +7,7 @@ seen.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from demo.airflow_api import FINAL_RUN_STATES
 from demo.airflow_stack import AirflowStack, airflow_stack, migrated_postgres
 from demo.postgres import postgres_server
 from demo.processes import wait_until
+from demo.sessions import send_signal
 from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags_events.events import LONG_WORK_SECONDS, VISIBILITY_SECONDS
 from tests.second_consumer import SecondConsumer
@@ -169,7 +171,8 @@ def _work_on_everything(stage: Stage, server: SqsServer, seen: Seen) -> None:
     seen.consumer = SecondConsumer(server.sqs_client(), stage.urls["started"], len(BODIES["started"]))
     began_at = time.monotonic()
     with seen.consumer.polling():
-        for name in BODIES.keys() - {"survivor"}:
+        _send_while_no_run_can_begin(stage, "together")
+        for name in BODIES.keys() - {"survivor", "together"}:
             stage.send(name)
         stage.wait("done with being paused", lambda: time.monotonic() - began_at >= PAUSED_SECONDS)
         seen.runs_while_paused = len(api.run_states("paused"))
@@ -181,6 +184,17 @@ def _work_on_everything(stage: Stage, server: SqsServer, seen: Seen) -> None:
             stage.wait_until_over(dag_id)
     stage.wait("done with failing", lambda: time.monotonic() - began_at >= FAILING_SECONDS)
     api.pause("failing")
+
+
+def _send_while_no_run_can_begin(stage: Stage, name: str) -> None:
+    """Send messages that are one event each, and have them all there when Airflow looks for events."""
+    scheduler = stage.stack.processes["scheduler"]
+    send_signal([scheduler.pid], signal.SIGSTOP)
+    try:
+        stage.send(name)
+        stage.wait(f"told of {name}", lambda: stage.stack.api.asset_events(name) == len(BODIES[name]))
+    finally:
+        send_signal([scheduler.pid], signal.SIGCONT)
 
 
 def _kill_the_triggerer(stage: Stage) -> None:
@@ -210,8 +224,9 @@ def test_nobody_else_gets_a_message_between_its_event_and_the_end_of_the_work(se
     assert seen.consumer.receptions == []
 
 
-def test_messages_that_came_while_a_run_was_at_work_are_taken_together_by_the_next(seen: Seen) -> None:
+def test_messages_that_came_before_a_run_began_are_taken_together_by_the_next(seen: Seen) -> None:
     first, second = [run for run in seen.runs["together"] if run.worked_on]
+    # Airflow gives a run the events up to the first one that it was told of since the run before.
     assert [len(run.worked_on or ()) for run in (first, second)] == [1, 2]
     assert seen.worked_on("together") == BODIES["together"]
     assert second.report is not None

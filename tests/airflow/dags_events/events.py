@@ -6,7 +6,6 @@ from threading import Event
 from time import time
 from typing import Any
 
-from airflow.providers.amazon.aws.hooks.sqs import SqsHook
 from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
 from airflow.sdk import Asset, AssetWatcher, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
@@ -21,17 +20,6 @@ def queue_asset(name: str, **arguments: Any) -> Asset:
     """The asset of a queue, with the trigger that watches it."""
     trigger = SqsLeaseTrigger(name, visibility=VISIBILITY_SECONDS, **arguments)
     return Asset(name, watchers=[AssetWatcher(f"{name} watcher", trigger=trigger)])
-
-
-def wait_until_in_flight(queue: str, count: int) -> None:
-    """Wait, a minute at most, until so many messages of a queue have been received and not deleted."""
-    sqs: Any = SqsHook().conn
-    url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
-    name = "ApproximateNumberOfMessagesNotVisible"
-    for _ in range(120):
-        if int(sqs.get_queue_attributes(QueueUrl=url, AttributeNames=[name])["Attributes"][name]) >= count:
-            return
-        Event().wait(0.5)
 
 
 def work(messages: list[dict[str, Any]], seconds: float) -> None:
@@ -71,19 +59,6 @@ def started_dag() -> None:
         load(orders)
 
 
-@dag(dag_id="together", schedule=together, max_active_runs=1)
-def together_dag() -> None:
-    @task
-    def load(messages: list[dict[str, Any]]) -> None:
-        if len(messages) == 1:
-            # The first run is at work until the trigger has the other messages, however busy the machine is.
-            wait_until_in_flight("together", 3)
-        work(messages, 1)
-
-    with sqs_lease("orders", event=together) as orders:
-        load(orders)
-
-
 @dag(dag_id="failing", schedule=failing)
 def failing_dag() -> None:
     @task
@@ -111,8 +86,8 @@ def short_work(dag_id: str, asset: Asset) -> None:
 
 
 started_dag()
-together_dag()
 failing_dag()
+short_work("together", together)
 short_work("paused", paused)
 short_work("survivor", survivor)
 short_work("reader_a", shared)
