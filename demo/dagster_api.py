@@ -229,6 +229,10 @@ class DagsterApi:
             ... on PythonError {{ {ERROR} }} }} }}"""
         self._ask(query, {"id": state["id"]}, "StopSensorMutationResult")
 
+    def is_sensor_running(self, sensor: str) -> bool:
+        """Whether the daemon evaluates a sensor."""
+        return bool(self._sensor_state(sensor, "status")["status"] == "RUNNING")
+
     def test_sensor(self, sensor: str, cursor: str | None = None) -> DryRun:
         """Evaluate a sensor once as "Test sensor" of the user interface does, which starts nothing."""
         query = f"""mutation TestSensor($sensor: SensorSelector!, $cursor: String) {{

@@ -85,7 +85,7 @@ class Running:
             self.await_watched(name, "received")
         self.await_watched("retried", "second part")
         self._look_for_keepers()
-        self.stack.api.stop_sensor("stopped")
+        self._stop("stopped", ticking="outliving")
         self.stack.api.reload()
         self._await("of one keeper for each sensor but the stopped one", self._is_taken_over)
         self._look_for_keepers()
@@ -149,6 +149,27 @@ class Running:
             int(answer["ApproximateNumberOfMessages"]),
             int(answer["ApproximateNumberOfMessagesNotVisible"]),
         )
+
+    def _stop(self, name: str, *, ticking: str) -> None:
+        """Stop a sensor, and wait until it stays so, which another one tells by its ticks.
+
+        An evaluation that is under way writes back the state that it read, with which Dagster forgets a stop. And its
+        daemon looks which sensors run, then queues their evaluations: of three rounds that the other sensor had since
+        the stop, the last one knew of it, and those before have begun.
+        """
+        api = self.stack.api
+        ticks_before = 0
+
+        def stays_stopped() -> bool:
+            nonlocal ticks_before
+            if api.is_sensor_running(name):
+                api.stop_sensor(name)
+                ticks_before = len(api.ticks(ticking))
+                return False
+            has_ended = all(tick.status != "STARTED" for tick in api.ticks(name))
+            return has_ended and len(api.ticks(ticking)) >= ticks_before + 3
+
+        self._await(f"leaving {name} stopped", stays_stopped)
 
     def _is_taken_over(self) -> bool:
         definitions = self.stack.servers_with_definitions()
