@@ -210,7 +210,11 @@ def _wait_for_port(port: int, processes: list[ServerProcess]) -> None:
 
 
 def _state(page: int) -> dict[str, Any]:
-    with suppress(OSError), urllib.request.urlopen(f"http://{LOOPBACK}:{page}/json/", timeout=5) as answer:
+    # While Spark puts its pages together, another one of them answers here, in HTML.
+    with (
+        suppress(OSError, json.JSONDecodeError),
+        urllib.request.urlopen(f"http://{LOOPBACK}:{page}/json/", timeout=5) as answer,
+    ):
         state: dict[str, Any] = json.load(answer)
         return state
     return {}
