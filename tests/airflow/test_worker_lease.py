@@ -113,9 +113,10 @@ def test_the_messages_are_returned_and_the_lease_is_left_for_the_keeper(dag: DAG
 def test_the_leases_last_for_the_hand_off_although_nobody_extends_them(dag: DAG, queue: Queue) -> None:
     queue.send("a")
     task_instance = TaskInstance()
+    began_at = time.time()
     execute(sensor(dag, queue.url, handoff_timeout=300), task_instance)
     handed = HandedLease.decode(task_instance.pushed[LEASE_KEY])
-    assert 290 < handed.leases[0].deadline - time.time() <= 300
+    assert began_at + 299 < handed.leases[0].deadline < time.time() + 301
     assert handed.policy.visibility_seconds == 2
     Event().wait(2.5)
     assert queue.visible() == []
@@ -131,7 +132,8 @@ def test_leases_that_are_never_to_be_extended_are_not(dag: DAG, queue: Queue) ->
 
 def test_messages_are_extended_while_more_are_waited_for(dag: DAG, queue: Queue) -> None:
     queue.send("a")
-    made = sensor(dag, queue.url, linger=4, visibility=1, timeout=20)
+    # Extended when a third of the time is left: so long may a busy machine take for it.
+    made = sensor(dag, queue.url, linger=12, visibility=9, timeout=60)
     receptions: list[str] = []
     ended = Event()
 
@@ -168,8 +170,8 @@ def test_a_task_that_is_killed_gives_back_what_it_received(dag: DAG, queue: Queu
         executed = threads.submit(execute, made, TaskInstance())
         wait_until(lambda: queue.in_flight() == 1)
         made.on_kill()
-        wait_until(lambda: queue.visible() == ["a"], seconds=30)
-        assert isinstance(executed.exception(30), GivenBackError)
+        wait_until(lambda: queue.visible() == ["a"])
+        assert isinstance(executed.exception(60), GivenBackError)
 
 
 def test_a_task_that_is_killed_gives_back_what_was_on_its_way_and_receives_no_more(
@@ -181,7 +183,7 @@ def test_a_task_that_is_killed_gives_back_what_was_on_its_way_and_receives_no_mo
         async def receive(self, *arguments: Any, **options: Any) -> Any:
             answer = await super().receive(*arguments, **options)
             received.set()
-            await asyncio.to_thread(killed.wait, 30)
+            await asyncio.to_thread(killed.wait, 60)
             return answer
 
     monkeypatch.setattr(aws_connection, "AiobotocoreTransport", LateAnswers)
@@ -189,11 +191,11 @@ def test_a_task_that_is_killed_gives_back_what_was_on_its_way_and_receives_no_mo
     made = sensor(dag, queue.url, visibility=300, linger=60, timeout=300)
     with ThreadPoolExecutor() as threads:
         executed = threads.submit(execute, made, TaskInstance())
-        assert received.wait(30)
+        assert received.wait(60)
         assert queue.in_flight() == 1
         made.on_kill()
         killed.set()
-        assert isinstance(executed.exception(30), GivenBackError)
+        assert isinstance(executed.exception(60), GivenBackError)
     assert queue.visible() == ["a"]
     with pytest.raises(AirflowFailException, match="was killed"):
         execute(made, TaskInstance())
@@ -263,7 +265,7 @@ def test_a_keeper_in_dag_test_says_when_its_process_holds_no_such_batch() -> Non
         settle_locally(RunOfTask("shop", "run", "keep"), "unknown", [], release(), ordered=True)
 
 
-def wait_until(condition: Any, seconds: float = 15.0) -> None:
+def wait_until(condition: Any, seconds: float = 60.0) -> None:
     ends_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends_at, "it did not come to that"
