@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event, Thread
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,15 +36,36 @@ class SecondConsumer:
         sqs: A client of its own.
         queue_url: The queue.
         messages: How many messages the first consumer takes.
+
+    Attributes:
+        receptions: What it was given.
+        polls: How many polls were answered.
+        is_polling: Whether it has seen that the first consumer has all messages: before, it would wait for that.
     """
 
     def __init__(self, sqs: SQSClient, queue_url: str, messages: int) -> None:
         self.receptions: list[Reception] = []
         self.polls = 0
+        self.is_polling = False
         self._sqs = sqs
         self._queue_url = queue_url
         self._messages = messages
         self._stopped = Event()
+
+    def received(self, messages: int, deadline_seconds: float = 60.0) -> list[Reception]:
+        """Wait until it was given so many messages: what is visible reaches it a little later.
+
+        Args:
+            messages: How many are expected.
+            deadline_seconds: How long to wait at most.
+
+        Returns:
+            What it was given so far: fewer when the time is up, or more.
+        """
+        ends_at = monotonic() + deadline_seconds
+        while len(self.receptions) < messages and monotonic() < ends_at and not self._stopped.wait(0.05):
+            pass
+        return list(self.receptions)
 
     @contextmanager
     def polling(self) -> Iterator[None]:
@@ -67,6 +88,7 @@ class SecondConsumer:
     def _poll(self) -> None:
         while not self._stopped.is_set() and self._in_flight() < self._messages:
             self._stopped.wait(LOOK_SECONDS)
+        self.is_polling = True
         while not self._stopped.is_set():
             answer = self._sqs.receive_message(
                 QueueUrl=self._queue_url,
