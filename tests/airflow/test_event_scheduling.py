@@ -1,14 +1,13 @@
 """Runs that messages start, on real Airflow processes and a real SQS server.
 
-All DAGs of `dags_events/events.py` work at the same time, each on a queue of its own; one of them is paused for a
-while. Then the triggerer is killed while a message waits for its run, and started again. The tests look at what was
-seen.
+All DAGs of `dags_events/events.py` work at the same time, each on a queue of its own; one of them is paused until
+its watcher is gone. Then the triggerer is killed while a message waits for its run, and started again. The tests look
+at what was seen.
 """
 
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from tests.second_consumer import SecondConsumer
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 DAGS_FOLDER = Path(__file__).parent / "dags_events"
 DAGS = ["started", "together", "failing", "paused", "survivor", "reader_a", "reader_b"]
@@ -41,9 +40,8 @@ BODIES = {
     "shared": ["a", "b", "c", "d"],
     "survivor": ["a"],
 }
-LIMIT_SECONDS = 120.0
-PAUSED_SECONDS = 20.0
-FAILING_SECONDS = 45.0
+LIMIT_SECONDS = 240.0
+FAILING_RUNS = 3
 HEALTH_CHECK_SECONDS = 10
 
 
@@ -95,14 +93,25 @@ class Stage:
         self.urls = urls
 
     def send(self, name: str) -> None:
-        """Send a queue's messages."""
-        for body in BODIES[name]:
-            self.sqs.send_message(QueueUrl=self.urls[name], MessageBody=body)
+        """Send a queue's messages at one moment: a pause between two would make another batch of them."""
+        self.sqs.send_message_batch(
+            QueueUrl=self.urls[name],
+            Entries=[{"Id": body, "MessageBody": body} for body in BODIES[name]],
+        )
+
+    def counts(self, name: str) -> tuple[int, int]:
+        """How many messages of a queue are visible, and how many are not."""
+        answer = self.sqs.get_queue_attributes(QueueUrl=self.urls[name], AttributeNames=["All"])["Attributes"]
+        return int(answer["ApproximateNumberOfMessages"]), int(answer["ApproximateNumberOfMessagesNotVisible"])
 
     def left(self, name: str) -> int:
         """How many messages a queue has, in flight or not."""
-        answer = self.sqs.get_queue_attributes(QueueUrl=self.urls[name], AttributeNames=["All"])["Attributes"]
-        return int(answer["ApproximateNumberOfMessages"]) + int(answer["ApproximateNumberOfMessagesNotVisible"])
+        return sum(self.counts(name))
+
+    def over(self, dag_id: str) -> list[str]:
+        """The ids of the runs of a DAG that are over, oldest first."""
+        states = self.stack.api.run_states(dag_id)
+        return sorted(run_id for run_id, state in states.items() if state in FINAL_RUN_STATES)
 
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait until something is so."""
@@ -125,7 +134,6 @@ class Stage:
     def runs(self, dag_id: str) -> list[Run]:
         """The runs of a DAG that are over, oldest first."""
         api = self.stack.api
-        over = sorted(run_id for run_id, state in api.run_states(dag_id).items() if state in FINAL_RUN_STATES)
         return [
             Run(
                 api.run_state(dag_id, run_id),
@@ -134,7 +142,7 @@ class Stage:
                 api.xcom(dag_id, run_id, "load", "bodies"),
                 api.log(dag_id, run_id, "orders"),
             )
-            for run_id in over
+            for run_id in self.over(dag_id)
         ]
 
 
@@ -167,14 +175,12 @@ def _work_on_everything(stage: Stage, server: SqsServer, seen: Seen) -> None:
     api = stage.stack.api
     for dag_id in DAGS:
         stage.stack.wait_for_dag(dag_id)
-    api.pause("paused")
     seen.consumer = SecondConsumer(server.sqs_client(), stage.urls["started"], len(BODIES["started"]))
-    began_at = time.monotonic()
     with seen.consumer.polling():
         _send_while_no_run_can_begin(stage, "together")
-        for name in BODIES.keys() - {"survivor", "together"}:
+        for name in ("started", "failing", "shared"):
             stage.send(name)
-        stage.wait("done with being paused", lambda: time.monotonic() - began_at >= PAUSED_SECONDS)
+        _pause_while_messages_wait(stage, "paused")
         seen.runs_while_paused = len(api.run_states("paused"))
         api.unpause("paused")
         stage.wait_until_over("started")
@@ -182,7 +188,7 @@ def _work_on_everything(stage: Stage, server: SqsServer, seen: Seen) -> None:
         stage.wait_until_empty(name)
         for dag_id in dag_ids:
             stage.wait_until_over(dag_id)
-    stage.wait("done with failing", lambda: time.monotonic() - began_at >= FAILING_SECONDS)
+    stage.wait(f"failing for the {FAILING_RUNS}rd time", lambda: len(stage.over("failing")) >= FAILING_RUNS)
     api.pause("failing")
 
 
@@ -195,6 +201,21 @@ def _send_while_no_run_can_begin(stage: Stage, name: str) -> None:
         stage.wait(f"told of {name}", lambda: stage.stack.api.asset_events(name) == len(BODIES[name]))
     finally:
         send_signal([scheduler.pid], signal.SIGCONT)
+
+
+def _pause_while_messages_wait(stage: Stage, name: str) -> None:
+    """Pause a DAG, have its trigger receive, and wait until Airflow took that away and what it had is visible again."""
+    # The watcher, which is there like those of the other DAGs of this file, is removed when the file is read next: not
+    # before it has the messages.
+    dag_processor = stage.stack.processes["dag-processor"]
+    send_signal([dag_processor.pid], signal.SIGSTOP)
+    try:
+        stage.stack.api.pause(name)
+        stage.send(name)
+        stage.wait(f"waiting with the messages of {name}", lambda: stage.counts(name) == (0, len(BODIES[name])))
+    finally:
+        send_signal([dag_processor.pid], signal.SIGCONT)
+    stage.wait(f"giving back the messages of {name}", lambda: stage.counts(name) == (len(BODIES[name]), 0))
 
 
 def _kill_the_triggerer(stage: Stage) -> None:
@@ -210,7 +231,7 @@ def _kill_the_triggerer(stage: Stage) -> None:
 
 def test_a_message_starts_a_run_that_deletes_it_after_work_longer_than_the_visibility_timeout(seen: Seen) -> None:
     assert LONG_WORK_SECONDS > 3 * VISIBILITY_SECONDS
-    (run,) = seen.runs["started"]
+    (run,) = [run for run in seen.runs["started"] if run.worked_on]
     assert run.state == "success"
     assert run.report is not None
     counts = {name: run.report[name] for name in ("received", "deleted", "released", "lost", "late")}
@@ -220,7 +241,7 @@ def test_a_message_starts_a_run_that_deletes_it_after_work_longer_than_the_visib
 
 def test_nobody_else_gets_a_message_between_its_event_and_the_end_of_the_work(seen: Seen) -> None:
     assert seen.consumer is not None
-    assert seen.consumer.polls > LONG_WORK_SECONDS / 2
+    assert seen.consumer.polls > LONG_WORK_SECONDS / 4
     assert seen.consumer.receptions == []
 
 
@@ -236,8 +257,10 @@ def test_messages_that_came_before_a_run_began_are_taken_together_by_the_next(se
 def test_a_failing_message_comes_back_without_a_storm_of_runs(seen: Seen) -> None:
     runs = seen.runs["failing"]
     counts = [int(message["Attributes"]["ApproximateReceiveCount"]) for run in runs for message in run.messages or ()]
-    assert 2 <= len(runs) <= 7
-    assert counts == list(range(1, len(runs) + 1))
+    assert len(counts) >= FAILING_RUNS - 1
+    # A run for each time that it came. Airflow is told again of what no run took for a minute, which may start another.
+    assert counts == list(range(1, len(counts) + 1))
+    assert len(runs) - len(counts) <= 1
     assert seen.left["failing"] == 1
 
 
@@ -245,8 +268,8 @@ def test_a_paused_dag_loses_nothing_and_hardly_raises_receive_counts(seen: Seen)
     assert seen.runs_while_paused == 0
     assert seen.worked_on("paused") == BODIES["paused"]
     messages = [message for run in seen.runs["paused"] for message in run.messages or ()]
-    # Once while the DAG was paused, and on a loaded machine once or twice more before its run began.
-    assert max(int(message["Attributes"]["ApproximateReceiveCount"]) for message in messages) <= 4
+    # Once while the DAG was paused, and once for the run.
+    assert {message["Attributes"]["ApproximateReceiveCount"] for message in messages} == {"2"}
 
 
 def test_with_two_dags_on_one_queue_each_message_is_worked_on_once(seen: Seen) -> None:
