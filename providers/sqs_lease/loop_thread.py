@@ -40,12 +40,21 @@ class LoopThread:
             tasks.append(task)
             task.add_done_callback(partial(_pass_on, result))
 
-        self._loop.call_soon_threadsafe(start)
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+            if not tasks:
+                # The caller was interrupted before it had asked for a start, which now will not come.
+                coroutine.close()
+                result.set_exception(CancelledError())
+
         try:
+            # Within: the loop may have begun, and be far, before this thread comes to its next line.
+            self._loop.call_soon_threadsafe(start)
             return result.result()
         except BaseException:
             if not result.done():
-                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+                self._loop.call_soon_threadsafe(cancel)
                 wait_for([result])
             raise
 
