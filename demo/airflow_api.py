@@ -32,6 +32,16 @@ class TaskState:
     """When it ended, in seconds since the epoch; `None` while it has not."""
 
 
+@dataclass(frozen=True, slots=True)
+class TriggererJob:
+    """One triggerer as Airflow reports it, running or not; times are in seconds since the epoch."""
+
+    is_at_work: bool
+    """Whether it sent heartbeats since its start, and lately."""
+    ended_at: float | None
+    """When it ended in an orderly way; `None` while it has not."""
+
+
 class AirflowApi:
     """The client; authentication is the simple auth manager's, with everybody an administrator.
 
@@ -66,6 +76,19 @@ class AirflowApi:
         if response.status_code != httpx.codes.OK:
             return {}
         return {name: component["status"] for name, component in response.json().items()}
+
+    def triggerers(self) -> list[TriggererJob]:
+        """All triggerers there ever were, at most 100."""
+        parameters: dict[str, Any] = {"job_type": "TriggererJob", "limit": 100}
+        alive = {job["id"] for job in self._get("/jobs", {**parameters, "is_alive": True})["jobs"]}
+        return [
+            TriggererJob(
+                # The first heartbeat is that of its start, when it does not look for triggers yet.
+                is_at_work=job["id"] in alive and _seconds(job["latest_heartbeat"]) > _seconds(job["start_date"]) + 0.5,
+                ended_at=_seconds(job["end_date"]) if job["end_date"] else None,
+            )
+            for job in self._get("/jobs", parameters)["jobs"]
+        ]
 
     def has_dag(self, dag_id: str) -> bool:
         """Whether the DAG processor has stored this DAG, so that it can be triggered.
@@ -113,7 +136,7 @@ class AirflowApi:
                 task["map_index"],
                 task["state"],
                 task["try_number"],
-                datetime.fromisoformat(task["end_date"]).timestamp() if task["end_date"] else None,
+                _seconds(task["end_date"]) if task["end_date"] else None,
             )
             for task in answer["task_instances"]
         ]
@@ -205,6 +228,11 @@ class AirflowApi:
         if response.is_error and response.status_code not in allowed:
             raise AirflowApiError(f"Airflow answered {response.status_code} to {method} {path}: {response.text}")
         return response
+
+
+def _seconds(time: str) -> float:
+    """Seconds since the epoch."""
+    return datetime.fromisoformat(time).timestamp()
 
 
 def _log_line(event: str | Mapping[str, Any]) -> str:

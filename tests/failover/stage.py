@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from botocore.config import Config
 
@@ -19,6 +19,13 @@ from tests.second_consumer import SecondConsumer
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+    from types_boto3_sqs.literals import QueueAttributeNameType
+
+IN_FLIGHT: Final[QueueAttributeNameType] = "ApproximateNumberOfMessagesNotVisible"
+VISIBLE: Final[QueueAttributeNameType] = "ApproximateNumberOfMessages"
+
+STARTED_SECONDS = 180.0
+"""How long a process of Airflow's may take to start on a loaded machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +65,37 @@ class Stage:
     queue_urls: dict[str, str] = field(default_factory=dict)
     consumers: dict[str, SecondConsumer] = field(default_factory=dict)
 
-    def fill(self, queue: str, messages: int) -> None:
-        """Make a queue with so many messages, and a second consumer that polls it from when they all are in flight."""
+    def fill(self, queue: str, messages: int, *, later: int = 0) -> None:
+        """Make a queue with messages, and a second consumer that polls it from when they all are in flight.
+
+        Args:
+            queue: Its name.
+            messages: How many messages it has.
+            later: How many more it gets later, see :meth:`send`, for which the second consumer waits, too.
+        """
         url = self.sqs.create_queue(QueueName=queue)["QueueUrl"]
-        for number in range(messages):
-            self.sqs.send_message(QueueUrl=url, MessageBody=f"message {number}")
         self.queue_urls[queue] = url
-        self.consumers[queue] = SecondConsumer(self.sqs, url, messages)
+        self.send(queue, messages)
+        self.consumers[queue] = SecondConsumer(self.sqs, url, messages + later)
         self.exits.enter_context(self.consumers[queue].polling())
+
+    def send(self, queue: str, messages: int) -> None:
+        """Send so many messages to a queue."""
+        for number in range(messages):
+            self.sqs.send_message(QueueUrl=self.queue_urls[queue], MessageBody=f"message {number}")
 
     def in_flight(self, queue: str) -> int:
         """How many messages of a queue are in flight."""
-        return self._count(queue, "ApproximateNumberOfMessagesNotVisible")
+        return self._count(queue, IN_FLIGHT)
 
     def left(self, queue: str) -> int:
         """How many messages a queue still has, in flight or not."""
-        return self.in_flight(queue) + self._count(queue, "ApproximateNumberOfMessages")
+        # In one answer: between two of them a message may go from one state to the other, and be in neither.
+        return self._count(queue, IN_FLIGHT, VISIBLE)
 
-    def _count(self, queue: str, attribute: Any) -> int:
-        answer = self.sqs.get_queue_attributes(QueueUrl=self.queue_urls[queue], AttributeNames=[attribute])
-        return int(answer["Attributes"][attribute])
+    def _count(self, queue: str, *attributes: QueueAttributeNameType) -> int:
+        answer = self.sqs.get_queue_attributes(QueueUrl=self.queue_urls[queue], AttributeNames=attributes)
+        return sum(int(answer["Attributes"][attribute]) for attribute in attributes)
 
     def received_by_others(self, queue: str) -> list[float]:
         """When the second consumer was given messages, in seconds since the epoch."""
@@ -96,6 +114,14 @@ class Stage:
         """The state of a task that is not mapped."""
         return next(t.state for t in self.stack.api.task_states(dag_id, run_id) if t.task_id == task_id)
 
+    def wait_for_triggerers(self, number: int) -> None:
+        """Wait until so many triggerers look for triggers."""
+        self.wait_until(
+            lambda: sum(triggerer.is_at_work for triggerer in self.stack.api.triggerers()) == number,
+            f"beside {number} triggerers at work",
+            STARTED_SECONDS,
+        )
+
     def report(self, dag_id: str, run_id: str) -> dict[str, Any]:
         """The lease report of a run's keeper; empty when it left none."""
         return dict(self.stack.api.xcom(dag_id, run_id, "orders_keeper", "lease_report") or {})
@@ -105,8 +131,9 @@ class Stage:
         found = []
         for path in (self.stack.home / "logs").glob(f"dag_id={dag_id}/run_id=*/task_id={task_id}/*.trigger.*"):
             names = dict(part.split("=", 1) for part in path.parts if "=" in part)
-            for line in path.read_text(errors="replace").splitlines():
-                if phrase in line:
+            for line in path.read_text(errors="replace").splitlines(keepends=True):
+                # The last one may be half written: at this moment, or by a triggerer that was killed.
+                if phrase in line and line.endswith("\n"):
                     event = json.loads(line)
                     at = datetime.fromisoformat(event["timestamp"]).timestamp()
                     found.append(LogLine(names["dag_id"], names["run_id"], task_id, at, str(event["event"])))
@@ -123,4 +150,9 @@ def stage(
         environment = {"AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection, **environment}
         stack = exits.enter_context(airflow_stack(home, dags_folder, environment, database_url=database_url))
         # A connection for each second consumer's long poll.
-        yield Stage(stack, server.sqs_client(Config(max_pool_connections=64)), exits)
+        here = Stage(stack, server.sqs_client(Config(max_pool_connections=64)), exits)
+        try:
+            yield here
+        finally:
+            for consumer in here.consumers.values():
+                consumer.stop()

@@ -10,6 +10,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from time import time
 
@@ -30,6 +31,7 @@ DAGS_FOLDER = Path(__file__).parent / "dags"
 KEEPER = "orders_keeper"
 TAKING_OVER = "Taking over"
 FIRST_TRIGGERER = "triggerer"
+TAKEOVER_DEADLINE_SECONDS = 240.0
 
 
 @dataclass(slots=True)
@@ -41,6 +43,7 @@ class Story:
         runs: The runs of the DAG `kept`.
         handed_run: The run of the DAG `handed`.
         takeover_seconds: By what was done to a triggerer: how long until the other one held all leases.
+        after_stop_seconds: How much of that was left when Airflow counted the triggerer as stopped, after SIGTERM.
         received_at: When the first and the last message was received.
         ended_at: When everything had been settled.
         handed_in_flight: How many messages of `handed` were in flight at the end of the scheduler's stop.
@@ -51,6 +54,7 @@ class Story:
     runs: list[str] = field(default_factory=list)
     handed_run: str = ""
     takeover_seconds: dict[str, float] = field(default_factory=dict)
+    after_stop_seconds: float = nan
     received_at: tuple[float, float] = (0.0, 0.0)
     ended_at: float = 0.0
     handed_in_flight: int = 0
@@ -62,7 +66,7 @@ class Story:
         api.set_pool("gate", 0)
         messages = SIZE.keepers * SIZE.messages
         self.stage.fill("kept", messages)
-        self.stage.fill("handed", SIZE.messages)
+        self.stage.fill("handed", 0, later=SIZE.messages)
         for dag_id in ("kept", "handed"):
             self.stage.stack.wait_for_dag(dag_id)
         self.runs = [api.trigger("kept") for _ in range(SIZE.keepers)]
@@ -70,27 +74,38 @@ class Story:
         received = [line.at for line in self.stage.log_lines("orders", "Received", dag_id="kept")]
         self.received_at = min(received), max(received)
         self.stage.stack.start(SECOND_TRIGGERER)
+        self.stage.wait_for_triggerers(2)
         self.stage.pause(max(self.received_at[0] + SIZE.killed_after_seconds - time(), 0.0))
 
     def _kept(self) -> int:
         return len({line.run_id for line in self.stage.log_lines(KEEPER, "Keeping", dag_id="kept")})
 
     def scheduler_stops(self) -> None:
-        """Stop the scheduler right after messages were received, so that their keeper is not started for long."""
-        self.handed_run = self.stage.stack.api.trigger("handed")
-        self.stage.wait_until(lambda: self.stage.in_flight("handed") == SIZE.messages, "received", 60)
+        """Stop the scheduler before messages are received, so that their keeper is not started for long."""
+        run = self.handed_run = self.stage.stack.api.trigger("handed")
+        self.stage.wait_until(
+            lambda: self.stage.state("handed", run, "orders") == "deferred", "done with a sensor", 120
+        )
         scheduler = self.stage.stack.processes["scheduler"]
         send_signal([scheduler.pid], signal.SIGSTOP)
         try:
+            self.stage.send("handed", SIZE.messages)
+            self.stage.wait_until(
+                lambda: self.stage.state("handed", run, "orders") == "success", "passed by a trigger", 120
+            )
             self.stage.pause(SIZE.scheduler_stopped_seconds)
             self.handed_in_flight = self.stage.in_flight("handed")
-            self.handed_keeper_state = self.stage.state("handed", self.handed_run, KEEPER)
+            self.handed_keeper_state = self.stage.state("handed", run, KEEPER)
         finally:
             send_signal([scheduler.pid], signal.SIGCONT)
-        assert self.stage.stack.wait_for_run("handed", self.handed_run, 120) == "success"
+        assert self.stage.stack.wait_for_run("handed", run, 240) == "success"
 
-    def away(self, how: str, name: str, act: Callable[[list[int]], None], deadline_seconds: float) -> None:
-        """Do something to a triggerer's processes (itself first), and wait until the other one holds all leases."""
+    def away(self, how: str, name: str, act: Callable[[list[int]], None]) -> float:
+        """Do something to a triggerer's processes (itself first), and wait until the other one holds all leases.
+
+        Returns:
+            When it did.
+        """
         process = self.stage.stack.processes[name]
         began = time()
         act([process.pid, *(pid for pid in process.session_pids() if pid != process.pid)])
@@ -99,9 +114,28 @@ class Story:
             lines = self.stage.log_lines(KEEPER, TAKING_OVER, dag_id="kept")
             return {line.run_id for line in lines if line.at > began} == set(self.runs)
 
-        self.stage.wait_until(taken_over, f"taken over after {how}", deadline_seconds)
+        self.stage.wait_until(taken_over, f"taken over after {how}", TAKEOVER_DEADLINE_SECONDS)
         last = max(line.at for line in self.stage.log_lines(KEEPER, TAKING_OVER, dag_id="kept"))
         self.takeover_seconds[how] = last - began
+        return last
+
+    def triggerer_stops(self) -> None:
+        """Stop the second triggerer in an orderly way; the first one, which was killed before, takes over."""
+        self.stage.wait_for_triggerers(2)
+        second = self.stage.stack.processes[SECOND_TRIGGERER]
+        last = self.away("SIGTERM", SECOND_TRIGGERER, lambda pids: request_stop([second]))
+        self.stage.wait_until(lambda: bool(self._ends()), "beside a triggerer that ended", 60)
+        (stopped_at,) = self._ends()
+        self.after_stop_seconds = last - stopped_at
+
+    def _ends(self) -> list[float]:
+        """When triggerers ended; those that were killed never did, as far as Airflow knows."""
+        ends = [triggerer.ended_at for triggerer in self.stage.stack.api.triggerers()]
+        return [ended_at for ended_at in ends if ended_at is not None]
+
+    def settled(self) -> list[str]:
+        """What the keepers logged when they had settled their messages."""
+        return [line.text for line in self.stage.log_lines(KEEPER, "Settled:", dag_id="kept")]
 
     def finish(self) -> None:
         """Let the work begin, when the messages were held for long enough, and wait for the end of all runs."""
@@ -112,6 +146,8 @@ class Story:
         self.stage.wait_until(
             lambda: all(self.stage.report("kept", run_id) for run_id in self.runs), "reported by all keepers", 60
         )
+        # Another process writes the log, from what the keepers tell it.
+        self.stage.wait_until(lambda: len(self.settled()) >= SIZE.keepers, "logged by all keepers", 60)
         self.ended_at = time()
 
 
@@ -132,20 +168,19 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     ):
         told = Story(here)
         told.begin()
-        told.away("SIGKILL", FIRST_TRIGGERER, lambda pids: send_signal(pids, signal.SIGKILL), 150)
+        told.away("SIGKILL", FIRST_TRIGGERER, lambda pids: send_signal(pids, signal.SIGKILL))
         here.stack.start(FIRST_TRIGGERER)
         told.scheduler_stops()
-        second = here.stack.processes[SECOND_TRIGGERER]
-        told.away("SIGTERM", SECOND_TRIGGERER, lambda pids: request_stop([second]), 150)
+        told.triggerer_stops()
         if SIZE is FULL:
             here.stack.start(SECOND_TRIGGERER)
-            here.pause(10)
-            told.away("SIGKILL of the runner", FIRST_TRIGGERER, lambda pids: send_signal(pids[1:], signal.SIGKILL), 150)
+            here.wait_for_triggerers(2)
+            told.away("SIGKILL of the runner", FIRST_TRIGGERER, lambda pids: send_signal(pids[1:], signal.SIGKILL))
             here.stack.start(FIRST_TRIGGERER)
-            here.pause(10)
+            here.wait_for_triggerers(2)
             stopped_at = time()
             stalled = here.stack.processes[SECOND_TRIGGERER].session_pids()
-            told.away("SIGSTOP", SECOND_TRIGGERER, lambda pids: send_signal(pids, signal.SIGSTOP), 150)
+            told.away("SIGSTOP", SECOND_TRIGGERER, lambda pids: send_signal(pids, signal.SIGSTOP))
             here.pause(max(stopped_at + SIZE.stalled_seconds - time(), 0.0))
             send_signal(stalled, signal.SIGCONT)
             here.pause(20)
@@ -170,13 +205,13 @@ def test_no_lease_lapses(story: Story) -> None:
 def test_every_message_is_deleted_once(story: Story) -> None:
     reports = [story.stage.report("kept", run_id) for run_id in story.runs]
     assert [report["deleted"] for report in reports] == [SIZE.messages] * SIZE.keepers
-    settled = [line.text for line in story.stage.log_lines(KEEPER, "Settled:", dag_id="kept")]
-    assert settled == [f"Settled: {SIZE.messages} deleted"] * SIZE.keepers
+    assert story.settled() == [f"Settled: {SIZE.messages} deleted"] * SIZE.keepers
     assert story.stage.left("kept") == 0
 
 
 def test_another_triggerer_takes_over_within_seconds_when_one_is_stopped(story: Story) -> None:
-    assert story.takeover_seconds["SIGTERM"] < 30
+    # It takes 1 to 3 s from when it has stopped; the rest is for the first answer of another one on a loaded machine.
+    assert story.after_stop_seconds < 30
 
 
 def test_nobody_else_is_given_messages_while_the_scheduler_cannot_start_their_keeper(story: Story) -> None:

@@ -17,7 +17,7 @@ from airflow.sdk import dag, get_current_context, task
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 
 GATE = "gate"
-"""A pool without slots, until the test opens it."""
+"""A pool without slots, until the test opens it for the work whose keeper was cleared."""
 
 CLOSED = "closed"
 """A pool that never has slots."""
@@ -25,14 +25,14 @@ CLOSED = "closed"
 HANDOFF_SECONDS = 15
 SHORT_VISIBILITY_SECONDS = 15
 RUN_TIMEOUT_SECONDS = 80
-DEFERRAL_SECONDS = 10
+DEFERRAL_SECONDS = 25
 
 WAITING = ("keeper_failed", "keeper_success", "kept_dag_deleted", "pending_run_success")
 RUNNING = ("work_failed", "work_success", "run_failed", "run_success", "task_killed", "supervisor_killed")
-NEVER_KEPT = ("pool_full", "dag_paused", "dag_deleted")
+NEVER_KEPT = ("pool_full", "dag_deleted")
 
 
-@task(pool=GATE)
+@task(pool=CLOSED)
 def wait(messages: list[dict[str, Any]]) -> None:
     """Nothing more than to succeed, once it may."""
 
@@ -41,7 +41,10 @@ def wait(messages: list[dict[str, Any]]) -> None:
 def run(messages: list[dict[str, Any]]) -> None:
     """Tell which process this is, and run until it is ended; when it was cleared, succeed."""
     context = get_current_context()
-    (Path(os.environ["PROCESSES"]) / context["dag"].dag_id).write_text(f"{os.getpid()} {os.getppid()}")
+    told = Path(os.environ["PROCESSES"]) / context["dag"].dag_id
+    unfinished = told.with_suffix(".unfinished")
+    unfinished.write_text(f"{os.getpid()} {os.getppid()}")
+    unfinished.rename(told)
     if context["ti"].try_number == 1:
         Event().wait(600)
 
@@ -99,15 +102,22 @@ def keeper_deferral() -> None:
     operators_dag("keeper_deferral", sensor, ImpatientKeeper)
 
 
+@dag(schedule=None)
+def dag_paused() -> None:
+    """Its sensor waits for a second message, which comes when the DAG is paused."""
+    sensor = SqsLeaseSensor(
+        task_id="orders", queue_url="dag_paused", max_messages=2, linger=300, handoff_timeout=HANDOFF_SECONDS
+    )
+    operators_dag("dag_paused", sensor, SqsLeaseKeeperOperator)
+
+
 def never_kept(name: str) -> None:
-    """A DAG whose keeper has no slot, with time to act while its sensor waits for more messages."""
+    """A DAG whose keeper has no slot."""
 
     @dag(dag_id=name, schedule=None)
     def without_keeper() -> None:
-        sensor = SqsLeaseSensor(
-            task_id="orders", queue_url=name, max_messages=10, linger=5, handoff_timeout=HANDOFF_SECONDS
-        )
-        operators_dag(name, sensor, SqsLeaseKeeperOperator, **({} if name == "dag_paused" else {"pool": CLOSED}))
+        sensor = SqsLeaseSensor(task_id="orders", queue_url=name, max_messages=2, handoff_timeout=HANDOFF_SECONDS)
+        operators_dag(name, sensor, SqsLeaseKeeperOperator, pool=CLOSED)
 
     without_keeper()
 
@@ -118,8 +128,9 @@ for each in RUNNING:
     lease_dag(each, run)
 for each in NEVER_KEPT:
     never_kept(each)
-lease_dag("keeper_cleared", wait, visibility=SHORT_VISIBILITY_SECONDS)
+lease_dag("keeper_cleared", wait.override(pool=GATE), visibility=SHORT_VISIBILITY_SECONDS)
 lease_dag("work_cleared", run, visibility=SHORT_VISIBILITY_SECONDS)
-lease_dag("run_timeout", wait.override(pool=CLOSED), run_timeout=timedelta(seconds=RUN_TIMEOUT_SECONDS))
+lease_dag("run_timeout", wait, run_timeout=timedelta(seconds=RUN_TIMEOUT_SECONDS))
 sensor_deferral()
 keeper_deferral()
+dag_paused()
