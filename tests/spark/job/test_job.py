@@ -138,7 +138,7 @@ def test_a_job_that_is_to_end_cancels_its_spark_jobs_and_stores_nothing(
     assert DeltaTable(place.root / "table").to_pyarrow_table().num_rows == 0
     assert not list((place.root / "workspace").rglob("*.parquet"))
     assert not (place.root / "result.json").exists()
-    worker.wait(30)
+    worker.wait(60)
 
 
 def test_an_error_is_one_line_and_comes_before_spark_is_started(place: Place) -> None:
