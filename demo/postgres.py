@@ -24,8 +24,8 @@ from pathlib import Path
 from demo.processes import LOOPBACK, ServerProcess, await_stop, free_port, start_process, wait_until
 from demo.sessions import send_signal
 
-READY_SECONDS = 60.0
-STOP_SECONDS = 10.0
+READY_SECONDS = 120.0
+STOP_SECONDS = 60.0
 
 USER = "postgres"
 """The role that may do everything, and the database of the same name."""
