@@ -16,7 +16,7 @@ import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from sqs_lease.batch_folder import BatchFolder
-from sqs_lease.dagster import SqsQueueResource, ingest_by_job, reported_result, stored_batch
+from sqs_lease.dagster import SqsQueueResource, ingest_by_job, reported_result, spark_ingestion, stored_batch
 from sqs_lease.dagster.leased_batch import BATCH_TAG, leased_batch
 from sqs_lease.ingesting import held_watch
 from sqs_lease.ingesting.job_process import JobError
@@ -199,6 +199,22 @@ def test_an_interrupted_asset_ends_its_job_in_order_and_then_gives_all_back(
     assert orders.visible == ["body 0", "body 1", "body 2"]
 
 
+def test_an_asset_that_is_interrupted_before_it_reads_what_its_job_says_ends_the_job_too(
+    orders: LeasedQueue, program: JobProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.does(WAITS_FOR_ITS_END)
+
+    def interrupted(batch: object, job: object) -> None:
+        until_started(program, lambda: True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(spark_ingestion, "_ending_when_lost", interrupted)
+    with pytest.raises((KeyboardInterrupt, DagsterExecutionInterruptedError)):
+        materialize(program)
+    assert program.ended.read_text() == "in order"
+    assert orders.visible == ["body 0", "body 1", "body 2"]
+
+
 def test_a_job_whose_messages_are_all_lost_is_ended(
     orders: LeasedQueue, program: JobProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +264,7 @@ def test_the_job_of_a_step_that_is_killed_hears_of_it(program: JobProgram) -> No
     finally:
         step.kill()
         step.wait()
-    job.wait(20)
+    job.wait(60)
     assert program.ended.read_text() == "heard"
 
 

@@ -238,7 +238,7 @@ def _run(
             handler.handle_messages() as read,
         ):
             session = dg.PipesSession(_context_data(context), handler, injected, read, context)
-            job = JobProcess(
+            with JobProcess(
                 job_command(python, spark, job_arguments(spec, [str(manifest)], str(result))),
                 {
                     **job_environment(os.environ, leave_out="DAGSTER"),
@@ -246,15 +246,15 @@ def _run(
                     **session.get_bootstrap_env_vars(),
                 },
                 grace_seconds=END_SECONDS,
-            )
-            context.log.info("Ingesting %d messages on %s by process %d", len(batch), spark, job.pid)
-            with _ending_when_lost(batch, job) as lost:
-                try:
-                    job.follow(_write)
-                except JobError as error:
-                    if lost.is_set():
-                        raise JobError(_lost(batch)) from error
-                    raise
+            ) as job:
+                context.log.info("Ingesting %d messages on %s by process %d", len(batch), spark, job.pid)
+                with _ending_when_lost(batch, job) as lost:
+                    try:
+                        job.follow(_write)
+                    except JobError as error:
+                        if lost.is_set():
+                            raise JobError(_lost(batch)) from error
+                        raise
             _wait_for_the_end(handler)
         # Not what came through Pipes: its reader can miss the last lines of a file.
         return read_result(result)

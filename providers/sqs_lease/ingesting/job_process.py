@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 ERROR: Final = "error: "
 """What the last line of a job begins with that failed."""
@@ -22,7 +23,7 @@ class JobError(RuntimeError):
 
 
 class JobProcess:
-    """A job under way.
+    """A job under way. As a context manager it ends with the block at the latest.
 
     Args:
         command: The program and its arguments.
@@ -43,6 +44,19 @@ class JobProcess:
             errors="replace",
             start_new_session=True,
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Where its user was interrupted before it followed the job, which would have ended it.
+        if self._process.poll() is None:
+            self.end()
 
     @property
     def pid(self) -> int:
