@@ -13,8 +13,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ LONGEST_POLL_SECONDS = 2.0
 QUESTIONS_SHARE = 0.1
 """How much of the time a server is asked how it stands, at most: one that is busy is not kept busy by being asked."""
 
-KILL_SECONDS = 10.0
+KILL_SECONDS = 60.0
 
 
 class ProcessFailedError(RuntimeError):
@@ -81,7 +82,7 @@ class ServerProcess:
         Returns when nothing of it runs any more.
 
         Raises:
-            ProcessFailedError: Something of it still runs after ten seconds.
+            ProcessFailedError: Something of it still runs after a minute.
         """
         deadline = time.monotonic() + KILL_SECONDS
         # More than one round: what is being killed may just have started something.
@@ -117,6 +118,8 @@ def start_process(
 ) -> ServerProcess:
     """Start a process in a session of its own, its output appended to a log file.
 
+    Where a signal interrupts this, such as Ctrl-C, nothing has been started.
+
     Args:
         name: What messages call it.
         command: The program, by its absolute path, and its arguments.
@@ -129,26 +132,55 @@ def start_process(
         The process, which may not be ready yet: see :func:`wait_until`.
     """
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("ab") as log:
-        popen = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            cwd=directory,
-            start_new_session=True,
-            user=user,
-        )
-    guard = subprocess.Popen(
-        [sys.executable, "-m", "demo.guard", str(popen.pid)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    return ServerProcess(name, log_path, popen, guard)
+    started: list[ServerProcess] = []
+    try:
+        with log_path.open("ab") as log, _postponed_signals():
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                cwd=directory,
+                start_new_session=True,
+                user=user,
+            )
+            guard = subprocess.Popen(
+                [sys.executable, "-m", "demo.guard", str(popen.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+            started.append(ServerProcess(name, log_path, popen, guard))
+        return started[0]
+    except BaseException:
+        # Nobody else knows of it.
+        for process in started:
+            process.kill()
+        raise
+
+
+@contextlib.contextmanager
+def _postponed_signals() -> Iterator[None]:
+    """Have the signals wait for the end of the block that Python handles, and would raise an exception for."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python handles none elsewhere.
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    # Not those that are ignored or have their default: what is started inherits that.
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, _frame: came.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
 def request_stop(processes: Sequence[ServerProcess]) -> None:
@@ -241,7 +273,8 @@ def free_port() -> int:
     """A port on the loopback address that nothing listens on.
 
     It lies below the range from which the system takes ports for outgoing connections (32768 and up on Linux),
-    so that none of those takes it before the server that it is meant for listens.
+    so that none of those takes it before the server that it is meant for listens. Nor is it given to anybody else who
+    asks here, in this process or another one, until this process has ended: it holds the UDP port of that number.
 
     Raises:
         RuntimeError: A hundred tries found none.
@@ -253,5 +286,12 @@ def free_port() -> int:
                 candidate.bind((LOOPBACK, port))
             except OSError:
                 continue
-            return port
+        held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            held.bind((LOOPBACK, port))
+        except OSError:
+            held.close()
+            continue
+        held.detach()
+        return port
     raise RuntimeError(f"No free port between 20000 and 32000 on {LOOPBACK}.")

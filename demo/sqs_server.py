@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REGION = "us-east-1"
 
-READY_SECONDS = 30.0
+READY_SECONDS = 120.0
 
 
 class SetupMissingError(RuntimeError):
@@ -117,8 +117,8 @@ def sqs_server(directory: Path | None = None) -> Iterator[SqsServer]:
             environment=environment,
             directory=Path(temporary),
         )
-        server = SqsServer(f"http://{LOOPBACK}:{port}", process)
         try:
+            server = SqsServer(f"http://{LOOPBACK}:{port}", process)
             wait_until(
                 lambda: _answers(server.endpoint_url),
                 processes=[process],

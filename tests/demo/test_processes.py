@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import randrange
+from typing import Any
 
 import psutil
 import pytest
@@ -66,13 +69,13 @@ def has_written(process: ServerProcess, text: str) -> None:
         lambda: text in process.log_path.read_text(),
         processes=[process],
         what="ready",
-        deadline_seconds=20,
+        deadline_seconds=60,
     )
 
 
 def has_ended(pid: int, watched: ServerProcess) -> bool:
-    """Whether the pid is gone within twenty seconds; a zombie that nobody waits for counts as gone."""
-    for _ in range(400):
+    """Whether the pid is gone within a minute; a zombie that nobody waits for counts as gone."""
+    for _ in range(1200):
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
                 return True
@@ -111,6 +114,27 @@ def test_killing_a_process_leaves_nothing_of_it(start: Starter) -> None:
 
     assert process.popen.returncode == -signal.SIGKILL
     assert has_ended(child, start("import signal; signal.pause()"))
+
+
+def test_a_process_that_is_being_started_when_somebody_presses_ctrl_c_is_ended(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+    make = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        made: subprocess.Popen[bytes] = make(*arguments, **options)
+        pids.append(made.pid)
+        os.kill(os.getpid(), signal.SIGINT)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start("import signal; signal.pause()")
+
+    assert pids
+    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_a_process_that_ends_before_it_is_ready_is_reported_with_its_log(start: Starter) -> None:
@@ -160,6 +184,13 @@ signal.pause()
 
     watched = start("import signal; signal.pause()")
     assert all(has_ended(pid, watched) for pid in pids)
+
+
+def test_nobody_else_is_given_a_free_port_before_its_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, other = free_port(), free_port()
+    drawn = [given, other, given]
+    monkeypatch.setattr(random, "randrange", lambda *_: drawn.pop(0) if drawn else randrange(20_000, 32_000))
+    assert free_port() not in (given, other)
 
 
 def test_free_ports_stay_clear_of_those_that_outgoing_connections_get() -> None:
