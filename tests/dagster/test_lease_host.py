@@ -19,7 +19,7 @@ from sqs_lease.dagster import batch_settler, lease_host
 from sqs_lease.dagster.leased_batch import leased_batch
 from sqs_lease.dagster.workspace import workspace_path
 from sqs_lease.ownership import OWNER
-from tests.dagster.lease_ground import Ground, eventually, kill, tags
+from tests.dagster.lease_ground import Ground, end_waiting_for_runs, eventually, kill, tags
 
 Status = dg.DagsterRunStatus
 
@@ -80,7 +80,8 @@ def test_receipt_handles_are_in_one_file_alone_which_only_its_owner_can_read(
     ground: Ground, caplog: pytest.LogCaptureFixture
 ) -> None:
     ground.queue.send("a")
-    host = ground.host()
+    # Nothing is settled, and its files removed, before they were looked at.
+    host = ground.host(look_seconds=600.0)
     with caplog.at_level(logging.DEBUG):
         request = ground.request(host)
         assert ground.work(request).success
@@ -90,6 +91,7 @@ def test_receipt_handles_are_in_one_file_alone_which_only_its_owner_can_read(
         assert with_it == [kept_leases.LEASES]
         assert stat.S_IMODE((path / kept_leases.LEASES).stat().st_mode) == 0o600
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        ground.tick(host)
         eventually(ground.is_settled, "the batch is settled")
     assert handle not in repr(request)
     assert handle not in caplog.text
@@ -113,7 +115,7 @@ def test_nothing_is_held_that_could_not_be_written_down(ground: Ground, monkeypa
 
 def test_messages_that_are_lost_while_a_run_works_are_told_of_once(ground: Ground) -> None:
     ground.queue.send("a", "b")
-    host = ground.host(policy=Fixed(visibility=5, every=0.2))
+    host = ground.host(policy=Fixed(visibility=60, every=0.2))
     request = ground.request(host)
     ground.run(request, Status.STARTED)
     kept = kept_leases.read_leases(BatchFolder(Path(request.uri)))
@@ -187,14 +189,18 @@ def test_a_canceled_run_gives_its_messages_back_whatever_the_failure_rule(ground
 
 def test_a_run_that_never_appears_is_not_waited_for_beyond_its_deadline(ground: Ground) -> None:
     ground.queue.send("a")
-    ground.request(ground.host(run_deadline_seconds=0.5))
+    host = ground.host()
+    ground.request(host)
+    end_waiting_for_runs(host)
     eventually(ground.is_settled, "the batch is given back")
     assert ground.queue.visible == ["a"]
 
 
 def test_a_run_that_comes_too_late_is_told_so(ground: Ground) -> None:
     ground.queue.send("a")
-    request = ground.request(ground.host(run_deadline_seconds=0.5))
+    host = ground.host()
+    request = ground.request(host)
+    end_waiting_for_runs(host)
     eventually(ground.is_settled, "the batch is given back")
     result = ground.work(request)
     failure = result.failure_data_for_node("load")
@@ -225,11 +231,12 @@ def test_a_run_that_begins_while_its_batch_is_about_to_be_given_back_keeps_it(
             begun.append(ground.run(request, Status.STARTED))
 
     monkeypatch.setattr(batch_settler, "begin_settling", begin)
-    host = ground.host(run_deadline_seconds=0.5)
+    host = ground.host()
     request = ground.request(host)
+    end_waiting_for_runs(host)
     eventually(lambda: bool(begun), "the deadline has passed")
-    eventually(lambda: not BatchFolder(Path(request.uri)).is_settling(), "it is held again")
-    assert "is started" in ground.tick(host).waiting[0]
+    eventually(lambda: any("is started" in text for text in ground.tick(host).waiting), "it is held again")
+    assert not BatchFolder(Path(request.uri)).is_settling()
     assert ground.queue.invisible == ["a"]
     ground.end(begun[0], Status.CANCELED)
     eventually(ground.is_settled, "the batch is settled")
