@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, time
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ class SecondConsumer:
         sqs: A client of its own.
         queue_url: The queue.
         messages: How many messages the first consumer takes.
+        marks: A directory for an empty file, named like its body, for each message that it was given.
 
     Attributes:
         receptions: What it was given.
@@ -43,13 +45,14 @@ class SecondConsumer:
         is_polling: Whether it has seen that the first consumer has all messages: before, it would wait for that.
     """
 
-    def __init__(self, sqs: SQSClient, queue_url: str, messages: int) -> None:
+    def __init__(self, sqs: SQSClient, queue_url: str, messages: int, *, marks: Path | None = None) -> None:
         self.receptions: list[Reception] = []
         self.polls = 0
         self.is_polling = False
         self._sqs = sqs
         self._queue_url = queue_url
         self._messages = messages
+        self._marks = marks
         self._stopped = Event()
 
     def received(self, messages: int, deadline_seconds: float = 60.0) -> list[Reception]:
@@ -98,7 +101,11 @@ class SecondConsumer:
                 VisibilityTimeout=600,
             )
             self.polls += 1
-            self.receptions += [Reception(message["Body"], time()) for message in answer.get("Messages", [])]
+            receptions = [Reception(message["Body"], time()) for message in answer.get("Messages", [])]
+            self.receptions += receptions
+            if self._marks is not None:
+                for reception in receptions:
+                    (self._marks / reception.body).touch()
 
     def _in_flight(self) -> int:
         answer = self._sqs.get_queue_attributes(

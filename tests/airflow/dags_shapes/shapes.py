@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from datetime import timedelta
+from pathlib import Path
 from threading import Event
 from time import time
 from typing import Any
@@ -28,6 +29,11 @@ def leave_time(key: str) -> None:
     get_current_context()["ti"].xcom_push(key=key, value=time())
 
 
+def leave_time_in_file(message: dict[str, Any]) -> None:
+    """Leave the time in a file that is named like the message's body: an XCom would take a part of what is measured."""
+    Path(os.environ["FAILED_AT"], message["Body"]).write_text(str(time()))
+
+
 def await_keeper() -> None:
     """Wait until the keeper's trigger runs: before that, what fails waits for it."""
     task_instance: Any = get_current_context()["ti"]
@@ -45,7 +51,7 @@ def failing() -> None:
     @task(max_active_tis_per_dagrun=4)
     def fail(message: dict[str, Any]) -> None:
         await_keeper()
-        leave_time("failed_at")
+        leave_time_in_file(message)
         raise AirflowFailException(message["Body"])
 
     with sqs_lease("orders", queue_url="failing", **{**COMMON, "max_messages": 20}) as orders:
@@ -59,7 +65,7 @@ def killed() -> None:
     @task
     def die(message: dict[str, Any]) -> None:
         await_keeper()
-        leave_time("failed_at")
+        leave_time_in_file(message)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with sqs_lease("orders", queue_url="killed", **COMMON) as orders:
