@@ -25,7 +25,7 @@ class Size:
         visibility_seconds: The visibility timeout of their DAG; None is the default.
         killed_after_seconds: How long after the first receive the first triggerer is killed. The full form does it
             just before the first renewal, which is due after two thirds of the default visibility timeout of 180 s:
-            that leaves the other triggerer the least time. The short form does it once the other one is at work.
+            that leaves the other triggerer the least time. The short form does it when all are held.
         held_seconds: How long the messages are held at least after the last was received.
         stalled_seconds: How long a triggerer stands still.
         scheduler_stopped_seconds: How long the scheduler stands still between the receive and the keeper.

@@ -24,7 +24,7 @@ CLOSED = "closed"
 
 HANDOFF_SECONDS = 15
 SHORT_VISIBILITY_SECONDS = 15
-RUN_TIMEOUT_SECONDS = 80
+RUN_TIMEOUT_SECONDS = 110
 DEFERRAL_SECONDS = 25
 
 WAITING = ("keeper_failed", "keeper_success", "kept_dag_deleted", "pending_run_success")
