@@ -15,7 +15,7 @@ from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.leased_batch import leased_batch
 from tests.dagster.evidence import VISIBILITY_SECONDS, note
 
-STEP_SECONDS = 7.0
+STEP_SECONDS = VISIBILITY_SECONDS + 1.0
 NEVER_SECONDS = 600.0
 ORPHANS_VISIBILITY_SECONDS = 20
 """At least a third of it is left when the run worker is killed: twice the time that steps are given to end."""
@@ -59,8 +59,9 @@ def long() -> None:
 def obedient(context: dg.OpExecutionContext) -> None:
     name = context.job_name
     with leased_batch(context):
-        note(name, "received")
         try:
+            # Within: once this is written, the step may be interrupted.
+            note(name, "received")
             time.sleep(NEVER_SECONDS)
         finally:
             note(name, "interrupted")
@@ -70,8 +71,9 @@ def obedient(context: dg.OpExecutionContext) -> None:
 def abrupt(context: dg.OpExecutionContext) -> None:
     name = context.job_name
     with leased_batch(context):
-        note(name, "abrupt")
         try:
+            # Within: once this is written, the step may be interrupted.
+            note(name, "abrupt")
             time.sleep(NEVER_SECONDS)
         finally:
             os.kill(os.getpid(), signal.SIGKILL)

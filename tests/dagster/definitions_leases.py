@@ -45,8 +45,9 @@ def failing(context: dg.AssetExecutionContext, failing_queue: SqsQueueResource) 
 @dg.asset
 def terminated(context: dg.AssetExecutionContext, terminated_queue: SqsQueueResource) -> None:
     with terminated_queue.lease(context) as batch:
-        received("terminated", batch)
         try:
+            # Within: once this is written, the run may be terminated.
+            received("terminated", batch)
             time.sleep(NEVER_SECONDS)
         finally:
             note("terminated", "interrupted")
@@ -55,8 +56,9 @@ def terminated(context: dg.AssetExecutionContext, terminated_queue: SqsQueueReso
 @dg.op
 def terminated_step(context: dg.OpExecutionContext, step_terminated_queue: SqsQueueResource) -> None:
     with step_terminated_queue.lease(context) as batch:
-        received("step_terminated", batch)
         try:
+            # Within: once this is written, the run may be terminated.
+            received("step_terminated", batch)
             time.sleep(NEVER_SECONDS)
         finally:
             note("step_terminated", "interrupted")

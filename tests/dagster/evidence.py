@@ -10,11 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-VISIBILITY_SECONDS = 6
-"""The visibility timeout of work that is to be longer, or whose messages are to lapse."""
+VISIBILITY_SECONDS = 12
+"""The visibility timeout of work that is to be longer, or whose messages are to lapse.
 
-WORK_SECONDS = 20.0
+A third of it is left for an extension that a busy machine delays.
+"""
+
+WORK_SECONDS = 37.0
 """How long the longest work takes."""
+
+SENSOR_VISIBILITY_SECONDS = 90
+"""The visibility timeout of what lease sensors hold: a code server that starts again on a busy machine takes less."""
+
+SHORT_SENSOR_VISIBILITY_SECONDS = 24
+"""That of a batch whose runs take longer; another process has it taken over sooner, and all other batches as well."""
 
 DIRECTORY_VARIABLE = "EVIDENCE"
 """The environment variable that says where the notes are."""

@@ -73,8 +73,8 @@ class Running:
         assert steps.keys() == {"obedient", "stubborn"}
         worker = self.stack.run_worker(self.runs["worker_killed"])
         assert worker is not None
-        os.kill(worker, signal.SIGKILL)
         self.killed_at = time.time()
+        os.kill(worker, signal.SIGKILL)
         self.await_("rid of the steps", lambda: not any(is_at_work(pid) for pid in steps.values()))
         self.orphans_seconds = time.time() - self.killed_at
 
