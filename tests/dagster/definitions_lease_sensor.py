@@ -9,29 +9,34 @@ import os
 
 import dagster as dg
 
+from sqs_lease import Fixed
 from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, leased_batch
-from tests.dagster.evidence import keeper_threads, note, wait_until_allowed_to_end
+from tests.dagster.evidence import (
+    SENSOR_VISIBILITY_SECONDS,
+    SHORT_SENSOR_VISIBILITY_SECONDS,
+    keeper_threads,
+    note,
+    wait_until_allowed_to_end,
+)
 
 # What keepers say of themselves goes into the code server's log: its former processes can be asked for nothing else.
 logging.getLogger("sqs_lease").setLevel(logging.INFO)
 logging.getLogger("sqs_lease").addHandler(logging.StreamHandler())
 
-VISIBILITY_SECONDS = 60
-"""Long enough for a code server that starts again on a busy machine, short enough to be extended now and then."""
-
-SHORT_VISIBILITY_SECONDS = 6
+RENEWAL_SECONDS = 4
+"""Nearly all of the visibility timeout is left whenever a process is gone."""
 
 STOPPED = "tried"
 """The sensor that nobody starts."""
 
 
-def sensor(name: str, target: dg.JobDefinition, visibility: float = VISIBILITY_SECONDS) -> dg.SensorDefinition:
+def sensor(name: str, target: dg.JobDefinition, visibility: float = SENSOR_VISIBILITY_SECONDS) -> dg.SensorDefinition:
     return build_sqs_lease_sensor(
         name,
         SqsQueueResource(queue=f"{os.environ['QUEUES']}-{name}"),
         target,
         workspace=os.environ["WORKSPACE"],
-        visibility=visibility,
+        policy=Fixed(visibility=visibility, every=RENEWAL_SECONDS),
         wait=1,
         linger=1,
         minimum_interval_seconds=5,
@@ -86,7 +91,7 @@ def job_retried() -> None:
 NAMES = ("failing", "canceled", "killed", "stopped", "outliving", STOPPED)
 SENSORS = [
     *(sensor(name, job_of(name)) for name in NAMES),
-    sensor("retried", job_retried, visibility=SHORT_VISIBILITY_SECONDS),
+    sensor("retried", job_retried, visibility=SHORT_SENSOR_VISIBILITY_SECONDS),
 ]
 
 
