@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from dagster_defs.defs.flights import flights_backlog
 from demo.dagster_answers import Run
+from demo.dagster_api import FINAL_RUN_STATES
 from demo.dagster_stack import DAEMON, DagsterStack, dagster_stack
 from demo.flights import bodies
 from demo.processes import ROOT, wait_until
@@ -185,10 +186,20 @@ def test_the_backlog_starts_a_run_that_brings_flights_into_the_table_and_gives_b
     examples: Examples,
 ) -> None:
     api = examples.stack.api
-    examples.runs["flights"] = examples.first_run(sensor_name="flights_backlog")
-    # What comes back would start the next one.
-    api.stop_sensor("flights_backlog")
+    run_id = examples.runs["flights"] = examples.first_run(sensor_name="flights_backlog")
 
+    def ended_with_the_sensor_stopped() -> bool:
+        # What comes back would start the next run. An evaluation under way can undo the stop.
+        if api.is_sensor_running("flights_backlog"):
+            api.stop_sensor("flights_backlog")
+        return api.run(run_id).state in FINAL_RUN_STATES
+
+    wait_until(
+        ended_with_the_sensor_stopped,
+        processes=[examples.stack.processes[DAEMON]],
+        what="done with the run of the flights",
+        deadline_seconds=RUN_SECONDS,
+    )
     assert examples.ended("flights").state == "SUCCESS"
 
     malformed = sorted(body.text for body in bodies(FLIGHTS) if body.is_malformed)
