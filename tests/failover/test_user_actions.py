@@ -133,7 +133,7 @@ HURRIED = ("run_timeout", "sensor_deferral", "keeper_deferral")
 KILLED = ("task_killed", "supervisor_killed")
 """The DAGs whose work's processes are killed."""
 
-LOADED_SECONDS = 30.0
+LOADED_SECONDS = 60.0
 """How much longer than it takes anything may take on a loaded machine."""
 
 CASES = [
