@@ -19,7 +19,7 @@ A third of it is left for an extension that a busy machine delays.
 WORK_SECONDS = 37.0
 """How long the longest work takes."""
 
-SENSOR_VISIBILITY_SECONDS = 90
+SENSOR_VISIBILITY_SECONDS = 75
 """The visibility timeout of what lease sensors hold: a code server that starts again on a busy machine takes less."""
 
 SHORT_SENSOR_VISIBILITY_SECONDS = 24
