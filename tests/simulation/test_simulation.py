@@ -16,6 +16,9 @@ from sqs_lease.core.ledger import Ledger
 from tests.simulation import mutants
 from tests.simulation.schedule import failing_seeds, run_schedule
 
+# Three minutes of two busy cores; a machine may be half as fast, and have others to serve.
+pytestmark = pytest.mark.timeout(1200)
+
 SCHEDULES = 2000
 CHUNK = 50
 MUTANT_SEEDS = 400

@@ -24,7 +24,7 @@ from tests.spark.driver import (
 )
 from tests.spark.samples import Place, good, named_files, staged_files, stored_ids
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 # A driver that was killed takes seconds to start again: the other moments in the full form (make chaos), and in

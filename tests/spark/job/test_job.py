@@ -21,10 +21,10 @@ from sqs_lease.ingestion_result import StoredResult
 from sqs_lease.manifest import write_manifest
 from tests.spark.samples import good, message
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 JOB = ROOT / "providers" / "sqs_lease" / "spark" / "job" / "__main__.py"
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 
 
 class Place:
