@@ -53,7 +53,7 @@ SECOND_TRIGGERER = "triggerer-2"
 
 LOCAL_SETTINGS = Path(__file__).with_name("airflow_local_settings.py")
 
-READY_SECONDS = 180.0
+READY_SECONDS = 300.0
 
 
 class AirflowSetupError(RuntimeError):
@@ -98,7 +98,7 @@ class AirflowStack:
         self.processes[component] = process
         return process
 
-    def wait_for_dag(self, dag_id: str, deadline_seconds: float = 60.0) -> None:
+    def wait_for_dag(self, dag_id: str, deadline_seconds: float = 240.0) -> None:
         """Wait until the DAG can be triggered.
 
         Raises:
@@ -200,10 +200,12 @@ def migrated_database() -> Path:
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:
         home = Path(temporary)
-        database = home / "airflow.db"
+        database, copy = home / "airflow.db", home / "copy.db"
         _migrate(home, _sqlite_url(database))
+        # A copy is whole by itself, whatever was still to be written back from the log of the original.
+        _copy_database(database, copy)
         # Renaming is atomic: another process that did the same meanwhile made an equal file.
-        database.rename(kept)
+        copy.rename(kept)
     return kept
 
 
@@ -262,11 +264,16 @@ def _settings(home: Path, dags_folder: Path, database_url: str, port: int) -> di
             "simple_auth_manager_all_admins": "True",
             "load_examples": "False",
             "dags_are_paused_at_creation": "False",
+            # On a busy machine everything is slow at first: that is to take time, and not to fail.
+            "dagbag_import_timeout": "150",
         },
         "database": {"sql_alchemy_conn": database_url},
         "api": {"host": LOOPBACK, "port": str(port), "base_url": url, "secret_key": secrets.token_hex(32)},
         "api_auth": {"jwt_secret": secrets.token_hex(64)},
+        # A request that is given up and sent again may have been carried out: then a task can no longer be started.
+        "workers": {"execution_api_timeout": "60"},
         "dag_processor": {
+            "dag_file_processor_timeout": "200",
             "refresh_interval": "5",
             "bundle_refresh_check_interval": "1",
             "parsing_processes": "1",
