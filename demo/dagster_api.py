@@ -42,7 +42,7 @@ class DagsterApi:
 
     def __init__(self, base_url: str, location: str) -> None:
         # `trust_env=False`: a proxy that the environment names must not be asked for the loopback address.
-        self._client = httpx.Client(base_url=base_url, timeout=120.0, trust_env=False)
+        self._client = httpx.Client(base_url=base_url, timeout=300.0, trust_env=False)
         self._repository = {"repositoryName": REPOSITORY, "repositoryLocationName": location}
         self._location = location
 

@@ -350,6 +350,9 @@ def _environment(home: Path, sockets: Path, given: Mapping[str, str]) -> dict[st
         "DAGSTER_HOME": str(home),
         # The setting of the instance stops the recording only: files in `logs` of the home would be sent all the same.
         "DAGSTER_DISABLE_TELEMETRY": "yes",
+        # A run that a busy code server does not start in time fails for good; by default that is after a minute.
+        "DAGSTER_GRPC_TIMEOUT_SECONDS": "300",
+        "DAGSTER_GRPC_SHUTDOWN_GRACE_PERIOD": "60",
         "TMPDIR": str(sockets),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "NO_PROXY": f"{LOOPBACK},localhost",
