@@ -26,7 +26,7 @@ from demo.sqs_server import SqsServer, sqs_server
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 RUN_SECONDS = 300.0
 FLIGHTS = 60

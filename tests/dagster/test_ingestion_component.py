@@ -17,6 +17,9 @@ from sqs_lease.testing import LeasedQueues
 from tests.dagster.test_spark_ingestion import reporting
 from tests.ingesting.job_program import JobProgram
 
+# Some start `dg`, which a busy machine takes minutes for.
+pytestmark = pytest.mark.timeout(600)
+
 YAML = """
 queue:
   name: orders
@@ -218,7 +221,7 @@ class Project:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=240,
+            timeout=500,
         )
         return ended.returncode, ended.stdout
 

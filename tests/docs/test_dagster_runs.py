@@ -77,7 +77,7 @@ def test_the_sensor_that_keeps_a_batch_through_retries_asks_for_a_run_that_gets_
 
 
 def wait_until_true(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
