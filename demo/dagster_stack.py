@@ -353,6 +353,8 @@ def _environment(home: Path, sockets: Path, given: Mapping[str, str]) -> dict[st
         # A run that a busy code server does not start in time fails for good; by default that is after a minute.
         "DAGSTER_GRPC_TIMEOUT_SECONDS": "300",
         "DAGSTER_GRPC_SHUTDOWN_GRACE_PERIOD": "60",
+        # The server with the definitions ends when that above it says nothing for so long; by default half a minute.
+        "DAGSTER_GRPC_PROXY_HEARTBEAT_TTL_SECONDS": "300",
         "TMPDIR": str(sockets),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "NO_PROXY": f"{LOOPBACK},localhost",
