@@ -21,7 +21,7 @@ from demo.postgres import postgres_server
 from demo.processes import request_stop
 from demo.sessions import send_signal
 from tests.failover.size import FULL, SIZE
-from tests.failover.stage import STARTED_SECONDS, Stage, stage
+from tests.failover.stage import Stage, stage
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
@@ -68,14 +68,14 @@ class Story:
         self.stage.fill("kept", messages)
         self.stage.fill("handed", 0, later=SIZE.messages)
         for dag_id in ("kept", "handed"):
-            self.stage.stack.wait_for_dag(dag_id, STARTED_SECONDS)
+            self.stage.stack.wait_for_dag(dag_id)
         second = self.stage.stack.start(SECOND_TRIGGERER)
         self.stage.wait_for_triggerers(2)
         # Standing still it takes no keeper; and the leases need not last for as long as a busy machine starts it.
         second_pids = second.session_pids()
         send_signal(second_pids, signal.SIGSTOP)
         self.runs = [api.trigger("kept") for _ in range(SIZE.keepers)]
-        self.stage.wait_until(lambda: self._kept() == SIZE.keepers, "held by all keepers", 180)
+        self.stage.wait_until(lambda: self._kept() == SIZE.keepers, "held by all keepers", 300)
         received = [line.at for line in self.stage.log_lines("orders", "Received", dag_id="kept")]
         self.received_at = min(received), max(received)
         send_signal(second_pids, signal.SIGCONT)

@@ -31,7 +31,7 @@ from tests.failover.dags_actions.actions import (
     RUN_TIMEOUT_SECONDS,
     SHORT_VISIBILITY_SECONDS,
 )
-from tests.failover.stage import STARTED_SECONDS, Stage, stage
+from tests.failover.stage import Stage, stage
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
@@ -229,7 +229,7 @@ class Scene:
     def _begin(self, cases: Sequence[Case]) -> None:
         for case in cases:
             self.stage.fill(case.dag_id, MESSAGES - case.later, later=case.later)
-            self.stage.stack.wait_for_dag(case.dag_id, STARTED_SECONDS)
+            self.stage.stack.wait_for_dag(case.dag_id)
             self.runs[case.dag_id] = self.api.trigger(case.dag_id)
 
     def _look_at_all(self) -> None:
