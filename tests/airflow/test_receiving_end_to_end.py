@@ -15,7 +15,7 @@ from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags_receiving.receiving import STORED_MESSAGES, VISIBILITY_SECONDS, WORK_SECONDS
 from tests.second_consumer import SecondConsumer
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 DAGS_FOLDER = Path(__file__).parent / "dags_receiving"
 ORDER, REFUND = '{"kind": "order"}', '{"kind": "refund"}'
@@ -25,7 +25,7 @@ BODIES = {
     "filtering": [ORDER, REFUND, ORDER, "not even JSON"],
     "denied_payload": ["good"],
 }
-RUN_SECONDS = 120.0
+RUN_SECONDS = 240.0
 
 
 class Running:
@@ -122,7 +122,7 @@ def test_nobody_else_gets_a_message_between_the_worker_and_the_keeper(running: R
     running.ended("poking")
     consumer = running.consumers["poking"]
     assert WORK_SECONDS > 2 * VISIBILITY_SECONDS
-    assert consumer.polls > WORK_SECONDS / 2
+    assert consumer.polls > WORK_SECONDS / 4
     assert [reception.body for reception in consumer.receptions] in ([], ["bad"])
 
 
