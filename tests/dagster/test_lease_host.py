@@ -166,13 +166,16 @@ def test_messages_behind_a_failed_one_of_their_group_come_back_with_it_in_order(
 def test_a_batch_can_be_kept_in_an_object_store(ground: Ground) -> None:
     uri = f"memory://{uuid4().hex}/orders"
     ground.queue.send("good", "bad")
-    host = ground.host(uri=uri, directory=workspace_path(uri))
+    # It looks when it is asked only: all readers of a file of this store share one position in it.
+    changed = {"uri": uri, "directory": workspace_path(uri), "look_seconds": 600.0, "fence_seconds": 0.0}
+    host = ground.host(**changed)
     request = ground.request(host)
     assert request.uri.startswith(uri)
     kill(host)
-    successor = ground.host(uri=uri, directory=workspace_path(uri))
+    successor = ground.host(**changed)
     assert ground.request(successor) == request
     assert ground.work(request).success
+    ground.tick(successor)
     eventually(lambda: ground.queue.deleted == 1, "the batch is settled")
     eventually(lambda: ground.queue.visible == ["bad"], "the batch is settled")
     eventually(lambda: [path.name for path in listed(workspace_path(uri))] == [OWNER], "its files are removed")
