@@ -1,6 +1,6 @@
 """What one triggerer process does with many keepers: the load it makes, and how late it is.
 
-    python -m benchmarks.triggerer [--keepers 500] [--leases 100] [--queues 5] [--seconds 180] [--idle]
+    python -m benchmarks.triggerer [--keepers 500] [--leases 100] [--queues 5] [--seconds 180] [--idle] [--niceness 15]
 
 A real triggerer of Airflow takes over so many keepers with so many leases each, all at once, as after the death of
 another one: the hardest moment there is. It holds them for a while and settles them when their work has succeeded.
@@ -164,11 +164,11 @@ class Bench:
 
     def seen(self) -> list[dict[str, Any]]:
         """What the probe saw so far."""
-        return (
-            [json.loads(line) for line in self._probe_path.read_text().splitlines()]
-            if self._probe_path.exists()
-            else []
-        )
+        if not self._probe_path.exists():
+            return []
+        # What is behind the last line's end is being written.
+        *lines, _ = self._probe_path.read_text().split("\n")
+        return [json.loads(line) for line in lines]
 
     def phase(self, name: str, is_over: Callable[[], bool], deadline_seconds: float) -> Phase:
         """Wait for the end of a phase that began when the last one ended."""
@@ -210,11 +210,11 @@ class Bench:
         probe = ("benchmarks.probe.ProbeTrigger", {"path": str(self._probe_path)})
         self._insert([("probe", self.stack.api.trigger("probe"), "probe", probe), *triggers])
 
-    def begin(self) -> None:
+    def begin(self, niceness: int) -> None:
         """Start the triggerer, before which all other processes stand back: its core is to be its own."""
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                process.nice(OTHERS_NICENESS)
+                process.nice(niceness)
         self._since = time.time()
         self.stack.start("triggerer")
 
@@ -367,13 +367,13 @@ class Result:
     memory_mb: float
 
 
-def measure(scale: Scale) -> Result:
+def measure(scale: Scale, niceness: int) -> Result:
     """Have a triggerer take over, hold and settle."""
     total = scale.keepers * scale.leases
     with bench(scale) as running:
         running.defer(idle=False)
-        running.begin()
-        started = running.phase("start", running.has_started, 120)
+        running.begin(niceness)
+        started = running.phase("start", running.has_started, 300)
         taken_over = running.phase(
             "take over", lambda: running.counts()["entries"].get("ChangeMessageVisibilityBatch", 0) >= total, 300
         )
@@ -392,11 +392,11 @@ def measure(scale: Scale) -> Result:
         )
 
 
-def measure_idle(scale: Scale) -> Phase:
+def measure_idle(scale: Scale, niceness: int) -> Phase:
     """Have a triggerer start as many triggers that do nothing."""
     with bench(scale) as running:
         running.defer(idle=True)
-        running.begin()
+        running.begin(niceness)
         return running.phase("start", running.has_started, 120)
 
 
@@ -414,13 +414,19 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=180.0, help="how long they are held")
     parser.add_argument("--idle", action="store_true", help="start triggers that do nothing instead, and no more")
+    parser.add_argument(
+        "--niceness",
+        type=int,
+        default=OTHERS_NICENESS,
+        help="of all processes but the triggerer's; 0 where others use the machine, too, and would leave them nothing",
+    )
     given = parser.parse_args()
     scale = Scale(given.keepers, given.leases, given.queues, given.seconds)
     if given.idle:
         print(f"{given.keepers:,} triggers that do nothing")
-        print_warnings(measure_idle(scale))
+        print_warnings(measure_idle(scale, given.niceness))
         return
-    result = measure(scale)
+    result = measure(scale, given.niceness)
 
     print(f"{given.keepers:,} keepers with {given.keepers * given.leases:,} leases on {given.queues} queues\n")
     print(
