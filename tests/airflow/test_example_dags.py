@@ -226,7 +226,8 @@ def test_messages_start_a_run_that_works_on_them(examples: Examples) -> None:
         what="starting a run by messages",
         deadline_seconds=RUN_SECONDS,
     )
-    (examples.runs[dag_id],) = api.run_states(dag_id)
+    # The first of them: where that takes a minute to begin, Airflow is told again, and another run finds nothing to do.
+    examples.runs[dag_id] = min(api.run_states(dag_id))
     assert examples.ended(dag_id) == "success"
     assert api.xcom(dag_id, examples.runs[dag_id], "total") == 11.5
     assert examples.report(dag_id, "orders_keeper")["deleted"] == 2
