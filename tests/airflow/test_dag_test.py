@@ -19,7 +19,7 @@ from demo.sqs_server import SqsServer
 from tests.airflow.dags_local.local import VISIBILITY_SECONDS, WORK_SECONDS
 from tests.second_consumer import SecondConsumer
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 DAG_FILE = Path(__file__).parent / "dags_local" / "local.py"
 SCRIPT = Path(__file__).parent / "run_dag_tests.py"

@@ -58,6 +58,7 @@ def test_the_dag_has_the_sensor_the_work_and_the_keeper_as_its_teardown() -> Non
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(900)
 def test_the_ingestion_stores_orders_and_names_what_it_rejects(tmp_path: Path) -> None:
     from deltalake import DeltaTable
 
@@ -66,7 +67,7 @@ def test_the_ingestion_stores_orders_and_names_what_it_rejects(tmp_path: Path) -
     call = f"print(load([{good!r}, {bad!r}], {str(tmp_path)!r}))"
     # In a process of its own, as it starts a Spark session and a process can have only one.
     script = f"{readme_code('ingest(')}\n{call}"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=800)
     (failure,) = ast.literal_eval(ended.stdout.splitlines()[-1])["batchItemFailures"]
     assert failure["itemIdentifier"] == "m2"
     assert "customer" in failure["reason"]

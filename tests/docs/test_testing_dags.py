@@ -13,7 +13,7 @@ import pytest
 from demo.airflow_stack import migrated_database
 from tests.docs.test_examples import ROOT, blocks
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 PAGE = ROOT / "docs" / "testing-dags.md"
 
