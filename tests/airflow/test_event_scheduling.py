@@ -224,6 +224,8 @@ def _kill_the_triggerer(stage: Stage) -> None:
     stage.wait("making a run of the message", lambda: bool(stage.stack.api.run_states("survivor")))
     stage.stack.processes["triggerer"].kill()
     stage.stack.start("triggerer")
+    # The trigger fires again when it has taken over. Only then may the run ask for its messages, or it might give up.
+    stage.wait("told of the message again", lambda: stage.stack.api.asset_events("survivor") > 1)
     stage.stack.api.set_pool("default_pool", 128)
     stage.wait_until_empty("survivor")
     stage.wait_until_over("survivor")
