@@ -73,14 +73,14 @@ class Stage:
             messages: How many messages it has.
             later: How many more it gets later, see :meth:`send`, for which the second consumer waits, too.
         """
-        url = self.sqs.create_queue(QueueName=queue)["QueueUrl"]
-        self.queue_urls[queue] = url
         self.send(queue, messages)
-        self.consumers[queue] = SecondConsumer(self.sqs, url, messages + later)
+        self.consumers[queue] = SecondConsumer(self.sqs, self.queue_urls[queue], messages + later)
         self.exits.enter_context(self.consumers[queue].polling())
 
     def send(self, queue: str, messages: int) -> None:
-        """Send so many messages to a queue."""
+        """Send so many messages to a queue, which is made with the first of them."""
+        if queue not in self.queue_urls:
+            self.queue_urls[queue] = self.sqs.create_queue(QueueName=queue)["QueueUrl"]
         for number in range(messages):
             self.sqs.send_message(QueueUrl=self.queue_urls[queue], MessageBody=f"message {number}")
 

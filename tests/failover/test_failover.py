@@ -9,21 +9,24 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
 from time import time
 
+import psutil
+import psycopg
 import pytest
 
 from demo.airflow_stack import SECOND_TRIGGERER, migrated_postgres
 from demo.postgres import postgres_server
-from demo.processes import request_stop
+from demo.processes import ServerProcess, request_stop
 from demo.sessions import send_signal
 from tests.failover.size import FULL, SIZE
 from tests.failover.stage import Stage, stage
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class Story:
 
     Attributes:
         stage: Where.
+        database_url: Its database.
         runs: The runs of the DAG `kept`.
         handed_run: The run of the DAG `handed`.
         takeover_seconds: By what was done to a triggerer: how long until the other one held all leases.
@@ -51,6 +55,7 @@ class Story:
     """
 
     stage: Stage
+    database_url: str
     runs: list[str] = field(default_factory=list)
     handed_run: str = ""
     takeover_seconds: dict[str, float] = field(default_factory=dict)
@@ -67,18 +72,20 @@ class Story:
         messages = SIZE.keepers * SIZE.messages
         self.stage.fill("kept", messages)
         self.stage.fill("handed", 0, later=SIZE.messages)
-        for dag_id in ("kept", "handed"):
+        for dag_id in ("first_answer", "kept", "handed"):
             self.stage.stack.wait_for_dag(dag_id)
+        self._have_answered()
         second = self.stage.stack.start(SECOND_TRIGGERER)
         self.stage.wait_for_triggerers(2)
-        # Standing still it takes no keeper; and the leases need not last for as long as a busy machine starts it.
-        second_pids = second.session_pids()
-        send_signal(second_pids, signal.SIGSTOP)
-        self.runs = [api.trigger("kept") for _ in range(SIZE.keepers)]
-        self.stage.wait_until(lambda: self._kept() == SIZE.keepers, "held by all keepers", 300)
+        with self._standing_still(self.stage.stack.processes[FIRST_TRIGGERER]):
+            self._have_answered()
+        self.stage.wait_for_triggerers(2)
+        # So it takes no keeper; and the leases need not last for as long as a busy machine starts it.
+        with self._standing_still(second):
+            self.runs = [api.trigger("kept") for _ in range(SIZE.keepers)]
+            self.stage.wait_until(lambda: self._kept() == SIZE.keepers, "held by all keepers", 300)
         received = [line.at for line in self.stage.log_lines("orders", "Received", dag_id="kept")]
         self.received_at = min(received), max(received)
-        send_signal(second_pids, signal.SIGCONT)
         self.stage.wait_for_triggerers(2)
         self.stage.pause(max(self.received_at[0] + SIZE.killed_after_seconds - time(), 0.0))
 
@@ -91,9 +98,8 @@ class Story:
         self.stage.wait_until(
             lambda: self.stage.state("handed", run, "orders") == "deferred", "done with a sensor", 120
         )
-        scheduler = self.stage.stack.processes["scheduler"]
-        send_signal([scheduler.pid], signal.SIGSTOP)
-        try:
+        # Not the processes of its tasks.
+        with self._standing_still(self.stage.stack.processes["scheduler"]):
             self.stage.send("handed", SIZE.messages)
             self.stage.wait_until(
                 lambda: self.stage.state("handed", run, "orders") == "success", "passed by a trigger", 120
@@ -101,9 +107,37 @@ class Story:
             self.stage.pause(SIZE.scheduler_stopped_seconds)
             self.handed_in_flight = self.stage.in_flight("handed")
             self.handed_keeper_state = self.stage.state("handed", run, KEEPER)
-        finally:
-            send_signal([scheduler.pid], signal.SIGCONT)
         assert self.stage.stack.wait_for_run("handed", run, 240) == "success"
+
+    def _have_answered(self) -> None:
+        """Have the triggerer give its first answer, which takes a busy machine half a minute: it loads the API."""
+        self.stage.send("first_answer", 1)
+        run = self.stage.stack.api.trigger("first_answer")
+        assert self.stage.stack.wait_for_run("first_answer", run, 300) == "success"
+
+    @contextmanager
+    def _standing_still(self, process: ServerProcess) -> Iterator[None]:
+        """Stop a process of Airflow's, between two transactions: others would wait for their locks."""
+        pids = process.session_pids() if process.name.endswith(("triggerer", "triggerer-2")) else [process.pid]
+        self.stage.wait_until(lambda: self._is_stopped(process.pid, pids), f"beside a {process.name} that rests", 120)
+        try:
+            yield
+        finally:
+            send_signal(pids, signal.SIGCONT)
+
+    def _is_stopped(self, pid: int, pids: list[int]) -> bool:
+        """Stop a process that has connections to the database, and others with it, unless it is in a transaction."""
+        process = psutil.Process(pid)
+        process.suspend()
+        while process.status() != psutil.STATUS_STOPPED:
+            self.stage.pause(0.01)
+        ports = [connection.laddr.port for connection in process.net_connections("tcp")]
+        with psycopg.connect(self.database_url) as database:
+            ((under_way,),) = database.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE client_port = ANY(%s) AND xact_start IS NOT NULL", [ports]
+            ).fetchall()
+        send_signal(*((pids, signal.SIGSTOP) if under_way == 0 else ([pid], signal.SIGCONT)))
+        return bool(under_way == 0)
 
     def away(self, how: str, name: str, act: Callable[[list[int]], None]) -> float:
         """Do something to a triggerer's processes (itself first), and wait until the other one holds all leases.
@@ -171,7 +205,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         postgres_server(migrated_postgres()) as database,
         stage(home, DAGS_FOLDER, environment, database_url=database.url) as here,
     ):
-        told = Story(here)
+        told = Story(here, database.url.replace("+psycopg2", ""))
         told.begin()
         told.away("SIGKILL", FIRST_TRIGGERER, lambda pids: send_signal(pids, signal.SIGKILL))
         here.stack.start(FIRST_TRIGGERER)
@@ -216,7 +250,7 @@ def test_every_message_is_deleted_once(story: Story) -> None:
 
 def test_another_triggerer_takes_over_within_seconds_when_one_is_stopped(story: Story) -> None:
     # It takes 1 to 3 s from when it has stopped; the rest is for the first answer of another one on a loaded machine.
-    assert story.after_stop_seconds < 30
+    assert story.after_stop_seconds < 45
 
 
 def test_nobody_else_is_given_messages_while_the_scheduler_cannot_start_their_keeper(story: Story) -> None:

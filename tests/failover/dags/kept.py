@@ -35,5 +35,13 @@ def handed() -> None:
         load(orders)
 
 
+@dag(schedule=None)
+def first_answer() -> None:
+    """A run of which the test wants nothing but that a triggerer answers."""
+    with sqs_lease("orders", queue_url="first_answer", max_messages=1) as orders:
+        load(orders)
+
+
 kept()
 handed()
+first_answer()
