@@ -127,6 +127,9 @@ def nothing(scene: Scene, dag_id: str, run_id: str) -> None:
     """Airflow itself acts."""
 
 
+DELETED = ("dag_deleted", "kept_dag_deleted")
+"""They come last: Airflow's scheduler dies when a DAG is deleted whose run it is at work on, and is started again."""
+
 HURRIED = ("run_timeout", "sensor_deferral", "keeper_deferral")
 """The DAGs for which Airflow's own clocks run from the start: they come as far as they must before the others begin."""
 
@@ -223,9 +226,12 @@ class Scene:
             ends_at = time() + DEADLINE_SECONDS
             while not {case.dag_id for case in cases} <= self.acted_at.keys() and time() < ends_at:
                 self._look_at_all()
-        self._begin([case for case in others if case not in hurried])
+        deleted = [case for case in others if case.dag_id in DELETED]
+        self._begin([case for case in others if case not in hurried and case not in deleted])
         ends_at = time() + DEADLINE_SECONDS
         while len(self.ended_at) < len(CASES) and time() < ends_at:
+            if deleted and len(self.ended_at) == len(self.runs):
+                self._begin([deleted.pop(0)])
             self._look_at_all()
             if time() > self.acted_at.get("keeper_cleared", ends_at) + HELD_SECONDS:
                 self.api.set_pool(GATE, 1)
@@ -241,6 +247,8 @@ class Scene:
         for case in CASES:
             if case.dag_id in self.runs:
                 self._look_at(case)
+        if self.runs.keys() & set(DELETED) and not self.stage.stack.processes["scheduler"].is_running:
+            self.stage.stack.start("scheduler")
         self.stage.pause(pause_seconds(time() - looked_at))
 
     def _look_at(self, case: Case) -> None:
