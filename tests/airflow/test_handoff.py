@@ -149,6 +149,24 @@ def test_a_batch_is_not_released_when_nothing_is_known_of_its_keeper(world: Worl
     assert world.releases() == 0
 
 
+@pytest.mark.parametrize("trouble", ["silent", "refusing"])
+def test_the_message_is_released_by_the_first_answer_when_airflow_gave_none_as_the_time_ended(
+    world: World, trouble: str
+) -> None:
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        world.states[KEEP.task_id] = "scheduled"
+        await asyncio.sleep(TIMEOUT_SECONDS - 10)
+        setattr(world.supervisor, trouble, True)
+        await asyncio.sleep(25)
+        assert world.state() is MessageState.IN_FLIGHT
+        setattr(world.supervisor, trouble, False)
+        await asyncio.sleep(12)
+        assert world.state() is MessageState.VISIBLE
+
+    world.run(scenario)
+    assert world.releases() == 1
+
+
 def test_a_triggerer_that_stops_gives_a_batch_on_its_way_one_last_extension(world: World) -> None:
     async def scenario(triggerer: VirtualTriggerer) -> None:
         await asyncio.sleep(5)

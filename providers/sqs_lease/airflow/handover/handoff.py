@@ -8,7 +8,9 @@ run in another triggerer, which then takes over by itself. What this process doe
     deferred                                          is left to its trigger; forgotten if that runs elsewhere
     success                                           is forgotten: it was settled elsewhere
     failed, skipped, removed                          is released at once: nobody will take it over
-    unknown, or running, when the timeout ends        is forgotten, and its messages come back by themselves
+    running, when the timeout ends                    is forgotten, and its messages come back by themselves
+    unknown, when the timeout ends                    is extended until Airflow answers, for half a minute at most,
+                                                      and is then forgotten as well
 
 A batch whose keeper was ever seen deferred is never released here: the leases may be another process's by then, and
 releasing them would give messages away that it holds.
@@ -42,6 +44,9 @@ By then the other process has seen that the keeper is deferred, and extends no m
 """
 
 _FRESH_SECONDS: Final = 5.0
+_ANSWER_SECONDS: Final = 30.0
+"""How long after the hand-off timeout Airflow's answer is waited for: on a busy machine one takes 15 s now and then."""
+
 _NOBODY_WILL_COME: Final = frozenset({"failed", "upstream_failed", "skipped", "removed"})
 
 
@@ -128,9 +133,10 @@ class HandOff:
                     self._forget("its keeper settled it in another triggerer")
                 elif state in _NOBODY_WILL_COME or now >= ends_at:
                     known = answered_at is not None and now - answered_at <= _FRESH_SECONDS
-                    if known and deferred_at is None and state != "running":
+                    may_have_taken_over = deferred_at is not None or state == "running"
+                    if known and not may_have_taken_over:
                         await self._release(state)
-                    else:
+                    elif may_have_taken_over or now >= ends_at + _ANSWER_SECONDS:
                         self._forget("nothing is known of its keeper, or it is about to take over")
                 else:
                     await self._note_certainty()
