@@ -12,6 +12,7 @@ from demo.sqs_server import SqsServer, sqs_server
 MINUTES = (
     "tests/simulation/test_simulation.py",
     "tests/dagster/test_leases_end_to_end.py",
+    "tests/dagster/test_lease_sensor_end_to_end.py",
     "tests/dagster/test_example_definitions.py",
     "tests/airflow/test_example_dags.py",
     "tests/spark/engines/test_cluster.py",
