@@ -196,10 +196,13 @@ def test_a_task_that_is_ended_leaves_nothing_of_spark_submit(
             submit_conn_id="spark_default",
             submit_options={"conf": {"spark.executorEnv.WAITING_PARSER": str(waiting)}},
         )
+    # Where other tests ran before, the session of theirs is a spark-submit as well.
+    others = psutil.Process().children()
     thread, errors = in_the_background(lambda: load.execute({"ti": TaskInstance(MESSAGES)}))
     try:
         worker = psutil.Process(wait_for(waiting, thread))
-        (submit,) = (one for one in psutil.Process().children() if SPARK_SUBMIT in command(one))
+        new = [one for one in psutil.Process().children() if one not in others]
+        (submit,) = (one for one in new if SPARK_SUBMIT in command(one))
         started = [submit, *submit.children(recursive=True)]
         assert [one for one in started[1:] if "--manifest" in command(one)], "the driver is among them"
     finally:
