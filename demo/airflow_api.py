@@ -12,6 +12,8 @@ import httpx
 
 FINAL_RUN_STATES = frozenset({"success", "failed"})
 
+_TRIES = 5
+
 
 class AirflowApiError(RuntimeError):
     """Airflow refused a request, or gave no answer; the message says which, and what it answered."""
@@ -222,12 +224,30 @@ class AirflowApi:
             if "Authorization" not in self._client.headers:
                 token = self._client.get("/auth/token").raise_for_status().json()["access_token"]
                 self._client.headers["Authorization"] = f"Bearer {token}"
-            response = self._client.request(method, f"/api/v2{path}", params=parameters, json=json)
+            for _ in range(_TRIES):
+                response = self._client.request(method, f"/api/v2{path}", params=parameters, json=json)
+                if not _was_rolled_back(response):
+                    break
         except httpx.HTTPError as error:
             raise AirflowApiError(f"Airflow did not answer {method} {path}: {error}") from error
         if response.is_error and response.status_code not in allowed:
             raise AirflowApiError(f"Airflow answered {response.status_code} to {method} {path}: {response.text}")
         return response
+
+
+def _was_rolled_back(response: httpx.Response) -> bool:
+    """Whether Airflow's database refused a request as a whole, so that it may be made again.
+
+    When a user acts on what the scheduler is at work on, each of the two can wait for a lock of the other's. PostgreSQL
+    ends that after a second (`deadlock_timeout`) by undoing one of them.
+    """
+    if response.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
+        return False
+    try:
+        detail = response.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return isinstance(detail, dict) and detail.get("reason") == "Database error"
 
 
 def _seconds(time: str) -> float:
