@@ -2,6 +2,7 @@
 
 PYTHON_ENVIRONMENT := .venv/bin
 SOURCES := providers dags dagster_defs demo benchmarks tests
+SECOND_PART := tests/failover tests/simulation tests/spark
 SEEDS ?= 10000
 
 .PHONY: help setup demo demo-dagster test chaos lint format simulate benchmark requirements clean
@@ -19,9 +20,11 @@ demo-dagster: setup ## the same on Dagster; KEEP=1 leaves its UI up afterwards
 	@$(PYTHON_ENVIRONMENT)/python -m demo --orchestrator dagster $(if $(KEEP),--keep)
 
 test: setup lint ## lint, then run all tests
-	@# In three processes, because many of those on real servers wait; then those that kill Airflow's, which wait most.
-	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/failover
-	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 2 --dist loadfile tests/failover
+	@# In three processes, because many of those on real servers wait. Then those that kill Airflow's, which wait most,
+	@# with what only calculates beside them, at a lower priority.
+	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
+		$(foreach directory,$(SECOND_PART),--ignore $(directory))
+	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(SECOND_PART)
 
 chaos: setup ## all that has a full form in it: 20 keepers and Airflow's default settings, all of Spark's engines, PostgreSQL
 	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark tests/demo \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -10,6 +11,8 @@ import pytest
 from demo.sqs_server import SqsServer, sqs_server
 
 MINUTES = (
+    "tests/failover/test_failover.py",
+    "tests/failover/test_user_actions.py",
     "tests/simulation/test_simulation.py",
     "tests/dagster/test_leases_end_to_end.py",
     "tests/dagster/test_lease_sensor_end_to_end.py",
@@ -20,6 +23,9 @@ MINUTES = (
     "tests/packaging/test_wheel.py",
 )
 """Files that take minutes: they begin first, so that no process has one to itself while the others have no more."""
+
+CALCULATING = ("tests/simulation", "tests/spark")
+"""What takes a processor for minutes and keeps to no deadline."""
 
 
 def pytest_configure() -> None:
@@ -34,6 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return MINUTES.index(file) if file in MINUTES else len(MINUTES)
 
     items.sort(key=rank)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have one of several processes give way for good to those beside it, whose leases last a few seconds."""
+    is_beside_others = "PYTEST_XDIST_WORKER" in os.environ and os.getpriority(os.PRIO_PROCESS, 0) == 0
+    if is_beside_others and item.nodeid.startswith(CALCULATING):
+        os.nice(19)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Leases on real Airflow processes and a real SQS server, with a second consumer polling all along.
 
-All DAGs of `dags/leases.py` run at the same time, each on a queue of its own; the tests then look at each.
+All DAGs of `dags/` run at the same time, each on a queue of its own; the tests then look at each: first those of
+`leases.py`, then those of `receiving.py` (stored batches, sensors that poke, filters).
 """
 
 from __future__ import annotations
@@ -11,30 +12,35 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.processes import ProcessFailedError, wait_until
 from demo.sqs_server import SqsServer, sqs_server
-from tests.airflow.dags.leases import VISIBILITY_SECONDS, WORK_SECONDS
+from tests.airflow.dags import leases, receiving
 from tests.airflow.otlp_receiver import OtlpReceiver, otlp_receiver
 from tests.second_consumer import SecondConsumer
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 DAGS_FOLDER = Path(__file__).parent / "dags"
+ORDER, REFUND = '{"kind": "order"}', '{"kind": "refund"}'
 BODIES = {
     "per_message": ["good", "flaky", "poison", "better"],
     "never_extended": ["good"],
     "whole_batch": ["good", "bad", "better"],
     "no_messages_fail": [],
     "no_messages_skip": [],
+    "stored": [*(f"order {number}" for number in range(receiving.STORED_MESSAGES - 1)), "bad"],
+    "poking": ["good", "bad", "better"],
+    "filtering": [ORDER, REFUND, ORDER, "not even JSON"],
+    "denied_payload": ["good"],
 }
+WITHOUT_QUEUES = ["no_such_queue", "no_queue_to_skip"]
+CONSUMED = ["per_message", "never_extended", "whole_batch", "stored", "poking"]
+"""The queues that a second consumer polls."""
 RUN_SECONDS = 240.0
 
 
@@ -45,26 +51,29 @@ class Running:
         stack: Airflow.
         server: The SQS server.
         metrics: Where Airflow reports its metrics.
+        payload: Where messages are stored.
     """
 
-    def __init__(self, stack: AirflowStack, server: SqsServer, metrics: OtlpReceiver) -> None:
+    def __init__(self, stack: AirflowStack, server: SqsServer, metrics: OtlpReceiver, payload: Path) -> None:
         self.stack = stack
         self.metrics = metrics
+        self.payload = payload
         self.sqs = server.sqs_client()
         self.urls = {name: self.sqs.create_queue(QueueName=name)["QueueUrl"] for name in BODIES}
         self.consumers = {
-            name: SecondConsumer(server.sqs_client(), self.urls[name], len(bodies))
-            for name, bodies in BODIES.items()
-            if bodies
+            name: SecondConsumer(server.sqs_client(), self.urls[name], len(BODIES[name])) for name in CONSUMED
         }
         for name, bodies in BODIES.items():
-            for body in bodies:
-                self.sqs.send_message(QueueUrl=self.urls[name], MessageBody=body)
+            for start in range(0, len(bodies), 10):
+                some = enumerate(bodies[start : start + 10])
+                self.sqs.send_message_batch(
+                    QueueUrl=self.urls[name], Entries=[{"Id": str(at), "MessageBody": body} for at, body in some]
+                )
         self.runs: dict[str, str] = {}
 
     def start(self) -> None:
         """Trigger a run of each DAG."""
-        for dag_id in [*BODIES, "no_such_queue"]:
+        for dag_id in [*BODIES, *WITHOUT_QUEUES]:
             self.stack.wait_for_dag(dag_id)
             self.runs[dag_id] = self.stack.api.trigger(dag_id)
 
@@ -79,15 +88,19 @@ class Running:
             for task in self.stack.api.task_states(dag_id, self.runs[dag_id])
         }
 
+    def xcom(self, dag_id: str, task_id: str, key: str = "return_value") -> Any:
+        """What a task of the DAG's run left."""
+        return self.stack.api.xcom(dag_id, self.runs[dag_id], task_id, key)
+
     def report(self, dag_id: str) -> dict[str, Any]:
         """The keeper's lease report."""
-        report = self.stack.api.xcom(dag_id, self.runs[dag_id], "orders_keeper", "lease_report")
+        report = self.xcom(dag_id, "orders_keeper", "lease_report")
         assert isinstance(report, dict)
         return report
 
     def messages(self, dag_id: str) -> list[dict[str, Any]]:
         """What the sensor gave to the work."""
-        messages = self.stack.api.xcom(dag_id, self.runs[dag_id], "orders")
+        messages = self.xcom(dag_id, "orders")
         assert isinstance(messages, list)
         return messages
 
@@ -109,9 +122,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
         metrics = exits.enter_context(otlp_receiver())
-        environment = {"AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection, **metrics.environment}
+        payload = tmp_path_factory.mktemp("payload")
+        environment = {
+            "AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection,
+            "AIRFLOW_VAR_PAYLOAD": str(payload),
+            **metrics.environment,
+        }
         stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment))
-        under_way = Running(stack, server, metrics)
+        under_way = Running(stack, server, metrics, payload)
         for consumer in under_way.consumers.values():
             exits.enter_context(consumer.polling())
         under_way.start()
@@ -149,8 +167,8 @@ def test_messages_are_settled_one_by_one(running: Running) -> None:
 def test_nobody_else_gets_a_message_while_the_work_takes_several_visibility_timeouts(running: Running) -> None:
     running.ended("per_message")
     consumer = running.consumers["per_message"]
-    assert WORK_SECONDS > 3 * VISIBILITY_SECONDS
-    assert consumer.polls > WORK_SECONDS / 4
+    assert leases.WORK_SECONDS > 3 * leases.VISIBILITY_SECONDS
+    assert consumer.polls > leases.WORK_SECONDS / 4
     assert [reception.body for reception in consumer.received(1)] == ["poison"]
 
 
@@ -209,9 +227,8 @@ def test_a_queue_that_does_not_exist_fails_the_run_with_a_remedy_and_without_ret
 
 def test_no_receipt_handle_can_be_seen_in_airflow(running: Running) -> None:
     running.ended("per_message")
-    run_id = running.runs["per_message"]
     assert all("ReceiptHandle" not in message for message in running.messages("per_message"))
-    lease = running.stack.api.xcom("per_message", run_id, "orders", "lease")
+    lease = running.xcom("per_message", "orders", "lease")
     assert lease["messages"] == 4
     # What Airflow's own Fernet key encrypted begins with this version byte.
     assert lease["sealed_leases"].startswith("gAAAAA")
@@ -253,3 +270,66 @@ def test_airflow_lists_the_provider(running: Running) -> None:
     )
     # Airflow may log to its standard output before.
     assert "sqs-lease" in {provider["package_name"] for provider in json.loads(listed.stdout.splitlines()[-1])}
+
+
+def test_a_stored_batch_is_worked_on_and_settled_while_airflow_holds_references_only(running: Running) -> None:
+    assert running.ended("stored") == "success"
+    report = running.report("stored")
+    sent = receiving.STORED_MESSAGES
+    assert (report["received"], report["deleted"], report["released"]) == (sent, sent - 1, 1)
+    assert (report["lost"], report["late"]) == (0, 0)
+    assert running.left("stored") == 1
+    lease, messages = running.xcom("stored", "orders", "lease"), running.xcom("stored", "orders")
+    assert len(json.dumps(lease)) < 1000
+    assert messages == {"sqs_lease_manifests": [lease["manifest_uri"]], "messages": sent}
+
+
+def test_the_files_of_a_stored_batch_are_removed_when_it_was_settled(running: Running) -> None:
+    running.ended("stored")
+    assert list(running.payload.iterdir()) == []
+
+
+def test_nobody_else_gets_a_message_of_a_stored_batch_but_the_one_that_failed(running: Running) -> None:
+    running.ended("stored")
+    consumer = running.consumers["stored"]
+    assert consumer.polls > 5
+    assert {reception.body for reception in consumer.receptions} <= {"bad"}
+
+
+def test_what_a_sensor_received_in_its_own_process_is_kept_and_settled(running: Running) -> None:
+    assert running.ended("poking") == "success"
+    report = running.report("poking")
+    assert (report["received"], report["deleted"], report["released"], report["late"]) == (3, 2, 1, 0)
+    assert report["extensions"] > 0
+    assert running.left("poking") == 1
+
+
+def test_nobody_else_gets_a_message_between_the_worker_and_the_keeper(running: Running) -> None:
+    running.ended("poking")
+    consumer = running.consumers["poking"]
+    assert receiving.WORK_SECONDS > 2 * receiving.VISIBILITY_SECONDS
+    assert consumer.polls > receiving.WORK_SECONDS / 4
+    assert [reception.body for reception in consumer.receptions] in ([], ["bad"])
+
+
+def test_only_what_matches_is_worked_on(running: Running) -> None:
+    assert running.ended("filtering") == "success"
+    bodies = [message["Body"] for message in running.messages("filtering")]
+    assert set(bodies) == {ORDER}
+    assert running.report("filtering")["deleted"] == len(bodies)
+    assert running.left("filtering") == 2 - len(bodies)
+
+
+def test_with_soft_fail_a_queue_that_does_not_exist_fails_the_run(running: Running) -> None:
+    assert running.ended("no_queue_to_skip") == "failed"
+    assert running.task_states("no_queue_to_skip")["orders", -1][0] == "failed"
+
+
+def test_messages_that_cannot_be_stored_are_visible_again_and_the_log_has_the_remedy(running: Running) -> None:
+    assert running.ended("denied_payload") == "failed"
+    assert running.task_states("denied_payload")["orders", -1][0] == "failed"
+    log = running.stack.api.log("denied_payload", running.runs["denied_payload"], "orders")
+    assert "cannot be stored at payload=" in log
+    assert "Check that the path exists" in log
+    answer = running.sqs.receive_message(QueueUrl=running.urls["denied_payload"], VisibilityTimeout=0)
+    assert [message["Body"] for message in answer["Messages"]] == ["good"]

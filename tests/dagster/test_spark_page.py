@@ -190,6 +190,7 @@ def test_the_job_of_a_step_that_is_killed_ends_by_itself_and_stores_nothing(serv
 
 
 @pytest.mark.processes
+@in_full_form
 def test_an_asset_ingests_in_its_own_process(server: SqsServer, tmp_path: Path) -> None:
     queue = queue_with_orders(server, visibility_seconds=600)
     block = in_directory(code("import DeltaSink, JsonSource, ingest, local_session"), tmp_path)

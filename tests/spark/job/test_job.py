@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from demo.processes import ROOT
 from sqs_lease.ingestion_result import StoredResult
 from sqs_lease.manifest import write_manifest
+from tests.form import in_full_form
 from tests.spark.samples import good, message
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -100,7 +101,7 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
         raise AssertionError(process.communicate()[1])
 
 
-def test_a_batch_is_stored_and_submitted_again_it_is_found(place: Place) -> None:
+def assert_is_stored(place: Place) -> None:
     process = place.start(*place.arguments())
     _, said = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 0, said
@@ -111,6 +112,15 @@ def test_a_batch_is_stored_and_submitted_again_it_is_found(place: Place) -> None
     assert failure["itemIdentifier"] == "bad"
     assert "id" in failure["reason"]
 
+
+def test_a_batch_is_stored_and_what_cannot_be_is_reported(place: Place) -> None:
+    assert_is_stored(place)
+
+
+@in_full_form
+def test_a_batch_that_is_submitted_again_is_found(place: Place) -> None:
+    assert_is_stored(place)
+    first = place.result()
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     again = subprocess.run(
         [submit, "--master", "local[1]", JOB, *place.arguments("again.json")],

@@ -1,4 +1,4 @@
-"""DAGs of the receiving side's end-to-end tests: each takes from a queue of its own, whose name is the DAG's id."""
+"""DAGs of the end-to-end tests that receive in other ways than by default: each takes from a queue named as itself."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ receiving_dag(
     message_filtering_match_values=["order"],
     unmatched=discard(),
 )
-receiving_dag("no_such_queue", load, soft_fail=True)
+receiving_dag("no_queue_to_skip", load, soft_fail=True)
 receiving_dag("denied_payload", load, payload="/proc/no/such/directory")
