@@ -28,7 +28,7 @@ LOOPBACK = "127.0.0.1"
 
 POLL_SECONDS = 0.05
 LONGEST_POLL_SECONDS = 2.0
-QUESTIONS_SHARE = 0.1
+QUESTIONS_SHARE = 0.04
 """How much of the time a server is asked how it stands, at most: one that is busy is not kept busy by being asked."""
 
 KILL_SECONDS = 60.0
@@ -234,7 +234,7 @@ def wait_until(
 
 
 def pause_seconds(answer_seconds: float) -> float:
-    """How long to wait before a question is asked again, so that asking takes a tenth of the time at most.
+    """How long to wait before a question is asked again, so that asking takes a twenty-fifth of the time at most.
 
     Args:
         answer_seconds: How long its last answer took.
