@@ -14,13 +14,15 @@ MINUTES = (
     "tests/failover/test_failover.py",
     "tests/failover/test_user_actions.py",
     "tests/simulation/test_simulation.py",
+    "tests/airflow/test_event_scheduling.py",
     "tests/dagster/test_leases_end_to_end.py",
     "tests/dagster/test_lease_sensor_end_to_end.py",
-    "tests/dagster/test_example_definitions.py",
     "tests/airflow/test_example_dags.py",
-    "tests/spark/engines/test_cluster.py",
-    "tests/dagster/test_spark_page.py",
+    "tests/airflow/test_end_to_end.py",
+    "tests/airflow/test_dag_test.py",
+    "tests/airflow/test_work_shapes.py",
     "tests/packaging/test_wheel.py",
+    "tests/benchmarks/test_triggerer_benchmark.py",
 )
 """Files that take minutes: they begin first, so that no process has one to itself while the others have no more."""
 

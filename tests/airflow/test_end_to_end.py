@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.airflow_stack import AirflowStack, airflow_stack, migrated_postgres
+from demo.postgres import postgres_server
 from demo.processes import ProcessFailedError, wait_until
 from demo.sqs_server import SqsServer, sqs_server
 from tests.airflow.dags import leases, receiving
@@ -128,7 +129,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             "AIRFLOW_VAR_PAYLOAD": str(payload),
             **metrics.environment,
         }
-        stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment))
+        # On SQLite, runs that are triggered while tasks of others start can stop Airflow's API server for a minute.
+        metadata = exits.enter_context(postgres_server(migrated_postgres()))
+        stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment, database_url=metadata.url))
         under_way = Running(stack, server, metrics, payload)
         for consumer in under_way.consumers.values():
             exits.enter_context(consumer.polling())

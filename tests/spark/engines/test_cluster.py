@@ -20,7 +20,8 @@ from tests.spark.engines.cluster import Engine, connect_server, standalone_clust
 from tests.spark.engines.driver import DOOR, OPENED
 from tests.spark.samples import named_files, staged_files, stored_ids
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+# A cluster is six Javas. Without one, `tests/spark/test_drivers.py` kills drivers in every test run.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900), in_full_form]
 
 MOMENTS = (BEFORE_WRITING, BEFORE_THE_COMMIT, AFTER_THE_ADMISSION, AFTER_THE_APPLICATION)
 
@@ -56,8 +57,6 @@ def test_a_batch_lands_once_although_an_executor_is_killed(cluster: Engine, tmp_
     assert staged_files(tmp_path / "table") == named_files(tmp_path / "table")
 
 
-# On a cluster only there: drivers are killed at the same moments by `tests/spark/test_drivers.py`.
-@in_full_form
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_batch_whose_driver_is_killed_lands_once_when_it_is_run_again(
     cluster: Engine, tmp_path: Path, moment: str
@@ -72,7 +71,6 @@ def test_a_batch_whose_driver_is_killed_lands_once_when_it_is_run_again(
     assert stored_ids(tmp_path / "table") == ["m1", "m2", "m3", "m4"]
 
 
-@in_full_form
 def test_a_connect_session_ingests_as_any_other(connect: Engine, tmp_path: Path) -> None:
     steps = [{"messages": [1, 2, 3]}, {"messages": [2, 3, 4]}, {"messages": [1, 2, 3]}]
     first, second, third = connect.start_driver(root=str(tmp_path), steps=steps).results()

@@ -101,7 +101,9 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
         raise AssertionError(process.communicate()[1])
 
 
-def assert_is_stored(place: Place) -> None:
+# Two Sparks. In every test run, an example DAG's task starts the job, and stores its batch.
+@in_full_form
+def test_a_batch_is_stored_and_submitted_again_it_is_found(place: Place) -> None:
     process = place.start(*place.arguments())
     _, said = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 0, said
@@ -112,15 +114,6 @@ def assert_is_stored(place: Place) -> None:
     assert failure["itemIdentifier"] == "bad"
     assert "id" in failure["reason"]
 
-
-def test_a_batch_is_stored_and_what_cannot_be_is_reported(place: Place) -> None:
-    assert_is_stored(place)
-
-
-@in_full_form
-def test_a_batch_that_is_submitted_again_is_found(place: Place) -> None:
-    assert_is_stored(place)
-    first = place.result()
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     again = subprocess.run(
         [submit, "--master", "local[1]", JOB, *place.arguments("again.json")],
