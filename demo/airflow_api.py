@@ -239,7 +239,7 @@ def _was_rolled_back(response: httpx.Response) -> bool:
     """Whether Airflow's database refused a request as a whole, so that it may be made again.
 
     When a user acts on what the scheduler is at work on, each of the two can wait for a lock of the other's. PostgreSQL
-    ends that after a second (`deadlock_timeout`) by undoing one of them.
+    ends that after a second (`deadlock_timeout`) by undoing one of them; on SQLite, one gives up waiting (`timeout`).
     """
     if response.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
         return False

@@ -4,7 +4,9 @@ The database is PostgreSQL where one is given, as two triggerers need it (:func:
 in a file of the stack's own home. Airflow itself sets that to write-ahead logging, so readers never wait; writers wait
 for one another, here up to a minute instead of SQLite's default of five seconds, and take the write lock when they
 begin (`IMMEDIATE`), so that no transaction fails half way because another one wrote meanwhile. That is enough for
-the handful of processes of one machine, and needs no server and no download.
+the demo, and needs no server and no download. For a test with many runs it is not: the API server of Airflow 3.3 notes
+who did what in its event loop, and while it waits there for the write lock, no request that has it comes to its end. So
+runs that are triggered while the tasks of others start can hold everything up until the minute is over.
 
 Nothing listens anywhere but on the loopback address: the API server gets a free port there; the log servers of
 scheduler and triggerer, which always listen on every address, are left out: all logs are files of one home.

@@ -129,7 +129,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             "AIRFLOW_VAR_PAYLOAD": str(payload),
             **metrics.environment,
         }
-        # On SQLite, runs that are triggered while tasks of others start can stop Airflow's API server for a minute.
+        # Not SQLite: runs that are triggered while tasks of others start can hold up Airflow there for a minute.
         metadata = exits.enter_context(postgres_server(migrated_postgres()))
         stack = exits.enter_context(airflow_stack(home, DAGS_FOLDER, environment, database_url=metadata.url))
         under_way = Running(stack, server, metrics, payload)
