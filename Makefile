@@ -2,7 +2,6 @@
 
 PYTHON_ENVIRONMENT := .venv/bin
 SOURCES := providers dags dagster_defs demo benchmarks tests
-SECOND_PART := tests/failover tests/simulation tests/spark
 SEEDS ?= 10000
 
 .PHONY: help setup demo demo-dagster test chaos lint format simulate benchmark requirements clean
@@ -20,11 +19,8 @@ demo-dagster: setup ## the same on Dagster; KEEP=1 leaves its UI up afterwards
 	@$(PYTHON_ENVIRONMENT)/python -m demo --orchestrator dagster $(if $(KEEP),--keep)
 
 test: setup lint ## lint, then run all tests
-	@# In three processes, because many of those on real servers wait. Then those that kill Airflow's, which wait most,
-	@# with what only calculates beside them, at a lower priority.
-	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
-		$(foreach directory,$(SECOND_PART),--ignore $(directory))
-	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(SECOND_PART)
+	@# In three processes, because many of those on real servers wait. tests/conftest.py has the order.
+	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 chaos: setup ## all that has a full form in it: 20 keepers and Airflow's default settings, all of Spark's engines, PostgreSQL
 	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark tests/demo \

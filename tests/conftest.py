@@ -11,9 +11,6 @@ import pytest
 from demo.sqs_server import SqsServer, sqs_server
 
 MINUTES = (
-    "tests/failover/test_failover.py",
-    "tests/failover/test_user_actions.py",
-    "tests/simulation/test_simulation.py",
     "tests/airflow/test_event_scheduling.py",
     "tests/dagster/test_leases_end_to_end.py",
     "tests/dagster/test_lease_sensor_end_to_end.py",
@@ -26,8 +23,11 @@ MINUTES = (
 )
 """Files that take minutes: they begin first, so that no process has one to itself while the others have no more."""
 
+KILLING = "tests/failover"
+"""What kills processes of Airflow, and mostly waits: it comes when what takes much of the processors is over."""
+
 CALCULATING = ("tests/simulation", "tests/spark")
-"""What takes a processor for minutes and keeps to no deadline."""
+"""What takes a processor for minutes and keeps to no deadline: it comes last, and fills what the others leave."""
 
 
 def pytest_configure() -> None:
@@ -39,7 +39,9 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
         file = item.nodeid.partition("::")[0]
-        return MINUTES.index(file) if file in MINUTES else len(MINUTES)
+        if file in MINUTES:
+            return MINUTES.index(file)
+        return len(MINUTES) + file.startswith(KILLING) + 2 * file.startswith(CALCULATING)
 
     items.sort(key=rank)
 
