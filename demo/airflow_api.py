@@ -13,6 +13,7 @@ import httpx
 FINAL_RUN_STATES = frozenset({"success", "failed"})
 
 _TRIES = 5
+"""How often a request is made that the database undoes: each try waits for a lock, so none needs a pause before it."""
 
 
 class AirflowApiError(RuntimeError):

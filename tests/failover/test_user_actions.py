@@ -152,7 +152,7 @@ IN_SHORT_FORM = (
     "task_killed",
     "supervisor_killed",
 )
-"""One of each kind but the deletions, of which Airflow's scheduler can die."""
+"""Half of them: not the deletions, of which Airflow's scheduler can die, nor what only waits for a deferral's end."""
 
 ALL_CASES = [
     Case("keeper_failed", When.KEPT, marked(KEEPER, "failed"), Outcome.RETURNED, LOADED_SECONDS),
