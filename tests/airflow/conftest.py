@@ -1,23 +1,18 @@
-"""Airflow in unit tests: a home of its own, no database, and a Fernet key."""
+"""What the tests of the Airflow package share: a scripted supervisor, and a queue that a watcher receives from."""
 
 from __future__ import annotations
 
-import base64
-import os
-import tempfile
+# isort: off
+from tests.airflow import airflow_home  # noqa: F401 - Airflow reads its configuration when it is imported
+# isort: on
+
 from collections.abc import Iterator
 
-# Airflow reads its configuration when it is imported, so this comes before everything else.
-_HOME = tempfile.TemporaryDirectory(prefix="sqs-lease-airflow-")
-os.environ["AIRFLOW_HOME"] = _HOME.name
-os.environ["AIRFLOW__CORE__FERNET_KEY"] = base64.urlsafe_b64encode(os.urandom(32)).decode()
-os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+import pytest
 
-import pytest  # noqa: E402
-
-from tests.airflow.scripted_assets import ScriptedAssets  # noqa: E402
-from tests.airflow.scripted_comms import ScriptedComms, supervised_by  # noqa: E402
-from tests.airflow.watched_queue import WatchedQueue  # noqa: E402
+from tests.airflow.scripted_assets import ScriptedAssets
+from tests.airflow.scripted_comms import ScriptedComms, supervised_by
+from tests.airflow.watched_queue import WatchedQueue
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.form import in_full_form
 # In every run, the end-to-end tests stand on these.
 pytestmark = [pytest.mark.processes, in_full_form]
 
-DAGS_FOLDER = Path(__file__).parent / "dags"
+DAGS_FOLDER = Path(__file__).parent / "dags_greetings"
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,11 @@ from demo.airflow_stack import migrated_database
 from demo.processes import LOOPBACK, ROOT, ServerProcess, start_process
 from demo.sqs_server import SqsServer
 from sqs_lease.airflow import SqsToSparkOperator, sqs_lease
-from tests.airflow.test_dag_test import visible
 from tests.airflow.test_spark_operator import MESSAGES, SPEC, TaskInstance, in_the_background, wait_for
 from tests.airflow.test_spark_page import BLOCKS
 from tests.form import in_full_form
-from tests.spark.engines.cluster import standalone_cluster
+from tests.processes.airflow.test_dag_test import visible
+from tests.processes.spark.engines.cluster import standalone_cluster
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

@@ -1,7 +1,7 @@
 """Two triggerers on PostgreSQL, of which the one that holds the keepers is killed, stopped and made to stand still.
 
 One story: the same messages go through all of it, while a second consumer polls their queue, and the tests look at
-what became of them. The sizes are those of :mod:`tests.failover.size`.
+what became of them. The sizes are those of :mod:`tests.processes.airflow.failover.size`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from demo.airflow_stack import SECOND_TRIGGERER, migrated_postgres
 from demo.postgres import postgres_server
 from demo.processes import ServerProcess, request_stop
 from demo.sessions import send_signal
-from tests.failover.size import FULL, SIZE
-from tests.failover.stage import Stage, stage
+from tests.processes.airflow.failover.size import FULL, SIZE
+from tests.processes.airflow.failover.stage import Stage, stage
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 

@@ -17,7 +17,7 @@ from sqs_lease.spark.sinks.ledger import OpenLedger
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink, NativeDeltaTable
 from sqs_lease.spark.sinks.staged_rows import StagedRows
 from sqs_lease.testing.sink_contract import Subject, interrupted
-from tests.spark.engines.table_formats.conftest import CATALOG
+from tests.processes.spark.engines.table_formats.conftest import CATALOG
 
 
 def iceberg_subject(spark: SparkSession, root: Path, upsert_by: tuple[str, ...] = ()) -> Subject:

@@ -26,7 +26,7 @@ from tests.spark.samples import Place, good, named_files, staged_files, stored_i
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # A driver that was killed takes seconds to start again: the other moments in the full form (make chaos), and in
 # test_write_ahead.py, where no Spark is needed for it.
 MOMENTS = (

@@ -41,7 +41,12 @@ class Engine:
     def start_driver(self, **order: Any) -> Driver:
         """Start a process that ingests: see `driver`."""
         number = len(list(self.directory.glob("driver-*.log")))
-        command = [sys.executable, "-m", "tests.spark.engines.driver", json.dumps({"engine": self.address, **order})]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.processes.spark.engines.driver",
+            json.dumps({"engine": self.address, **order}),
+        ]
         process = start_process(
             "driver",
             command,

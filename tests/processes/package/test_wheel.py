@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.packaging.installations import ROOT, Installation, build, install
+from tests.processes.package.installations import ROOT, Installation, build, install
 
 # The time-out is for a machine that has to download everything first.
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]

@@ -16,7 +16,7 @@ import pytest
 from demo.airflow_stack import migrated_database
 from demo.processes import ROOT
 from demo.sqs_server import SqsServer
-from tests.airflow.dags_local.local import VISIBILITY_SECONDS, WORK_SECONDS
+from tests.processes.airflow.dags_local.local import VISIBILITY_SECONDS, WORK_SECONDS
 from tests.second_consumer import SecondConsumer
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]

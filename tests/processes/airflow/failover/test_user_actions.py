@@ -24,7 +24,8 @@ from demo.airflow_stack import migrated_postgres
 from demo.postgres import postgres_server
 from demo.processes import pause_seconds
 from demo.sessions import send_signal
-from tests.failover.dags_actions.actions import (
+from tests.form import FULL_FORM
+from tests.processes.airflow.failover.dags_actions.actions import (
     CLOSED,
     DEFERRAL_SECONDS,
     GATE,
@@ -32,8 +33,7 @@ from tests.failover.dags_actions.actions import (
     RUN_TIMEOUT_SECONDS,
     SHORT_VISIBILITY_SECONDS,
 )
-from tests.failover.stage import Stage, stage
-from tests.form import FULL_FORM
+from tests.processes.airflow.failover.stage import Stage, stage
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 

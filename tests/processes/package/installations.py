@@ -14,7 +14,7 @@ from typing import Final
 
 from uv import find_uv_bin
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[3]
 PINNED: Final = ROOT / "requirements" / "development.txt"
 
 IMPORT_EACH: Final = """

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from sqs_lease.spark import JsonSource, Source
 from sqs_lease.spark.sources.parser_source import ParserSource
+from tests.processes.spark.engines.cluster import session_settings
 from tests.spark.driver import DeadlySink
-from tests.spark.engines.cluster import session_settings
 from tests.spark.samples import SCHEMA, Place, good
 
 DOOR: Final = "door"

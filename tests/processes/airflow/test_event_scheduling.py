@@ -22,7 +22,7 @@ from demo.postgres import postgres_server
 from demo.processes import wait_until
 from demo.sessions import send_signal
 from demo.sqs_server import SqsServer, sqs_server
-from tests.airflow.dags_events.events import LONG_WORK_SECONDS, VISIBILITY_SECONDS
+from tests.processes.airflow.dags_events.events import LONG_WORK_SECONDS, VISIBILITY_SECONDS
 from tests.second_consumer import SecondConsumer
 
 if TYPE_CHECKING:

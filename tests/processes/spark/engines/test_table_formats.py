@@ -10,7 +10,7 @@ from demo.processes import ROOT
 from tests.form import in_full_form
 
 ENVIRONMENT = ROOT / ".table-formats"
-TESTS = "tests/spark/engines/table_formats"
+TESTS = "tests/processes/spark/engines/table_formats"
 
 
 @pytest.mark.processes

@@ -25,8 +25,8 @@ from sqs_lease.spark.sinks.iceberg_sink import IcebergTable
 from sqs_lease.spark.sinks.staged_rows import StagedRows
 from sqs_lease.spark.sinks.write_ahead import Application
 from sqs_lease.testing.sink_subject import SENT, Subject, record
-from tests.spark.engines.table_formats.conftest import CATALOG
-from tests.spark.engines.table_formats.subjects import iceberg_subject, native_delta_subject, staged_files
+from tests.processes.spark.engines.table_formats.conftest import CATALOG
+from tests.processes.spark.engines.table_formats.subjects import iceberg_subject, native_delta_subject, staged_files
 
 MakeSubject = Callable[..., Subject]
 BOTH = pytest.mark.parametrize("make_subject", [native_delta_subject, iceberg_subject], ids=["delta", "iceberg"])

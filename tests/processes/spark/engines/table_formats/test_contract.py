@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from sqs_lease.testing.sink_contract import SinkContract, Subject
 from sqs_lease.testing.upsert_contract import UpsertContract
-from tests.spark.engines.table_formats.subjects import iceberg_subject, native_delta_subject
+from tests.processes.spark.engines.table_formats.subjects import iceberg_subject, native_delta_subject
 
 
 class TestNativeDelta(SinkContract):

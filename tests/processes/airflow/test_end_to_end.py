@@ -20,8 +20,8 @@ from demo.airflow_stack import AirflowStack, airflow_stack, migrated_postgres
 from demo.postgres import postgres_server
 from demo.processes import ProcessFailedError, wait_until
 from demo.sqs_server import SqsServer, sqs_server
-from tests.airflow.dags import leases, receiving
-from tests.airflow.otlp_receiver import OtlpReceiver, otlp_receiver
+from tests.processes.airflow.dags import leases, receiving
+from tests.processes.airflow.otlp_receiver import OtlpReceiver, otlp_receiver
 from tests.second_consumer import SecondConsumer
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]

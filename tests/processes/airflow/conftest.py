@@ -1,0 +1,12 @@
+"""Airflow in the tests' own process, beside the real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.airflow import airflow_home  # noqa: F401 - Airflow reads its configuration when it is imported
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Short timeouts keep tests on real time short.
+    config.addinivalue_line("filterwarnings", "ignore:.* a visibility timeout of .* leaves")
