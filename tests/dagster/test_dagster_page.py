@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,27 +117,6 @@ def test_the_checks_pass_where_nothing_failed(leased_queues: LeasedQueues) -> No
     result = names(CHECKS)["defs"].get_implicit_global_asset_job_def().execute_in_process()
     passed = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
     assert passed == {"sqs_lease": True, "sqs_backlog": True}
-
-
-@pytest.mark.processes
-def test_the_files_about_testing_are_tests_that_pass(tmp_path: Path) -> None:
-    for name, text in (("orders.py", TOP), ("conftest.py", CONFTEST), ("test_orders.py", TESTS)):
-        (tmp_path / name).write_text(text)
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AIRFLOW", "AWS_", "PYTEST", "ORDERS"))
-    }
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        env={**inherited, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    assert "2 passed" in ended.stdout
 
 
 def test_only_the_annotation_of_the_context_must_not_be_postponed() -> None:

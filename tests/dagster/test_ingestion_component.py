@@ -1,24 +1,16 @@
-"""A table declared in YAML: what is made of it, what is wrong with it, and how `dg` takes it; without Spark."""
+"""A table declared in YAML: what is made of it, and what is wrong with it; without Spark."""
 
-import os
-import subprocess
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dagster as dg
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from demo.processes import ROOT
 from sqs_lease.core.settlements import BackoffRule, DeadLetterRule
 from sqs_lease.dagster import SqsIngestionComponent
 from sqs_lease.testing import LeasedQueues
 from tests.dagster.test_spark_ingestion import reporting
 from tests.ingesting.job_program import JobProgram
-
-# Some start `dg`, which a busy machine takes minutes for.
-pytestmark = pytest.mark.timeout(600)
 
 YAML = """
 queue:
@@ -178,102 +170,3 @@ def test_a_password_is_refused_and_not_shown() -> None:
     with pytest.raises(Exception, match=r"sink\.url has a password in it") as raised:
         component(f"sink: {{kind: postgres, url: 'postgresql://me:{SECRET}@host/shop', table: orders}}")
     assert SECRET not in str(raised.value)
-
-
-# With `dg` itself
-
-
-class Project:
-    """A project of `dg`, with a home of its own so that nothing of the machine is read or changed."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.defs = root / "src" / "shop" / "defs"
-        self.defs.mkdir(parents=True)
-        home = root / "home"
-        home.mkdir()
-        (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-        (root / "pyproject.toml").write_text(
-            '[tool.dg]\ndirectory_type = "project"\n[tool.dg.project]\nroot_module = "shop"\n'
-        )
-        (self.defs.parent / "__init__.py").touch()
-        (self.defs / "__init__.py").touch()
-        (self.defs.parent / "definitions.py").write_text(
-            "from pathlib import Path\nimport dagster as dg\n\n@dg.definitions\ndef defs():\n"
-            "    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)\n"
-        )
-        path = [root / "src", ROOT / "providers"]
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "DAGSTER"))},
-            "HOME": str(home),
-            "DAGSTER_HOME": str(home),
-            "PYTHONPATH": os.pathsep.join(map(str, path)),
-            "COLUMNS": "200",
-            "NO_COLOR": "1",
-        }
-
-    def dg(self, *arguments: str) -> tuple[int, str]:
-        ended = subprocess.run(
-            [ROOT / ".venv" / "bin" / "dg", *arguments],
-            cwd=self.root,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=500,
-        )
-        return ended.returncode, ended.stdout
-
-    def write(self, name: str, change: Callable[[str], str]) -> None:
-        """Copy the definitions that were scaffolded, with a change."""
-        text = (self.defs / "orders" / "defs.yaml").read_text()
-        (self.defs / name).mkdir()
-        (self.defs / name / "defs.yaml").write_text(change(text))
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    made = Project(tmp_path_factory.mktemp("project"))
-    code, said = made.dg("scaffold", "defs", "sqs_lease.dagster.SqsIngestionComponent", "orders")
-    assert code == 0, said
-    return made
-
-
-@pytest.mark.processes
-def test_dg_lists_scaffolds_and_checks_the_component(project: Project) -> None:
-    with ThreadPoolExecutor() as pool:
-        listed, checked, loaded = pool.map(
-            lambda arguments: project.dg(*arguments),
-            [("list", "components"), ("check", "yaml"), ("check", "defs", "--use-active-venv")],
-        )
-    assert "sqs_lease.dagster.SqsIngestionComponent" in listed[1]
-    assert checked == (0, "All component YAML validated successfully.\n")
-    assert loaded[0] == 0, loaded[1]
-    assert "All definitions loaded successfully." in loaded[1]
-
-
-@pytest.mark.processes
-def test_dg_says_where_yaml_is_wrong(project: Project) -> None:
-    project.write("kind", lambda text: text.replace("kind: delta", "kind: delt"))
-    project.write("key", lambda text: text.replace("path: /data/orders", "pth: /data/orders"))
-    project.write("both", lambda text: text.replace("kind: json", "kind: json\n    inferred_schema: /data/schema"))
-    try:
-        with ThreadPoolExecutor() as pool:
-            kind, key, both = pool.map(
-                lambda arguments: project.dg(*arguments),
-                [
-                    ("check", "yaml", "src/shop/defs/kind"),
-                    ("check", "yaml", "src/shop/defs/key"),
-                    ("check", "defs", "--use-active-venv", "--no-check-yaml"),
-                ],
-            )
-    finally:
-        for name in ("kind", "key", "both"):
-            (project.defs / name / "defs.yaml").unlink()
-            (project.defs / name).rmdir()
-    assert (kind[0], key[0], both[0]) == (1, 1, 1)
-    assert "attributes.sink.kind 'delt' is not one of ['delta'" in kind[1]
-    assert "attributes.sink.pth Additional properties are not allowed ('pth' was unexpected)" in key[1]
-    assert "attributes.sink 'path' is a required property" in key[1]
-    assert "both" in both[1]

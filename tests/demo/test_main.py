@@ -1,20 +1,15 @@
-"""How the demo ends when something is missing, in its way, or somebody stops it."""
+"""How the demo ends when something is missing or in its way."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
-import pytest
-
 from demo.processes import ROOT
-from tests.form import in_full_form
 
 PROGRAM = """
 import sys
@@ -75,41 +70,3 @@ def test_an_orchestrator_that_it_does_not_know_is_refused(tmp_path: Path) -> Non
     assert result.returncode == 2
     assert re.search(r"invalid choice: 'cron' \(choose from '?airflow'?, '?dagster'?\)", result.stderr)
     assert not last.exists()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("orchestrator", "moment", "number"),
-    [
-        ("airflow", "Airflow is starting", signal.SIGINT),
-        ("airflow", "Airflow is starting", signal.SIGTERM),
-        ("dagster", "Dagster is starting", signal.SIGINT),
-        pytest.param("dagster", r"[1-9]\d* in flight", signal.SIGTERM, marks=in_full_form),
-    ],
-    ids=["Airflow, Ctrl-C", "Airflow, kill", "Dagster, Ctrl-C", "Dagster at work, kill"],
-)
-def test_what_it_started_is_stopped_when_somebody_stops_it(
-    tmp_path: Path, orchestrator: str, moment: str, number: signal.Signals
-) -> None:
-    with subprocess.Popen(
-        command(tmp_path / "last", "--orchestrator", orchestrator),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as demo:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
-        for line in demo.stdout:
-            if re.search(moment, line):
-                break
-        started = psutil.Process(demo.pid).children(recursive=True)
-
-        demo.send_signal(number)
-        errors = demo.stderr.read()
-
-    assert demo.returncode == 130
-    assert started
-    assert not [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    assert re.search(r"Interrupted\. Everything that was started has been stopped", errors)
-    assert "Traceback" not in errors
