@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOOPBACK = "127.0.0.1"
 
 POLL_SECONDS = 0.05
-LONGEST_POLL_SECONDS = 2.0
+LONGEST_POLL_SECONDS = 1.0
 QUESTIONS_SHARE = 0.04
 """How much of the time a server is asked how it stands, at most: one that is busy is not kept busy by being asked."""
 
@@ -240,7 +240,7 @@ def pause_seconds(answer_seconds: float) -> float:
         answer_seconds: How long its last answer took.
 
     Returns:
-        Seconds, from 50 ms to 2 s.
+        Seconds, from 50 ms to 1 s.
     """
     return min(max(answer_seconds * (1 / QUESTIONS_SHARE - 1), POLL_SECONDS), LONGEST_POLL_SECONDS)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600), in_full_form]
 
-DAGS_FOLDER = Path(__file__).parent / "dags_spark"
+DAGS_FOLDER = Path(__file__).parent / "failover" / "dags_spark"
 ENDS = ("worker_killed", "work_marked", "keeper_marked")
 SECONDS = 180.0
 

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 
 logger = logging.getLogger(__name__)
 
-DAGS_FOLDER = Path(__file__).parent / "dags"
+DAGS_FOLDER = Path(__file__).parent / "failover" / "dags"
 KEEPER = "orders_keeper"
 TAKING_OVER = "Taking over"
 FIRST_TRIGGERER = "triggerer"

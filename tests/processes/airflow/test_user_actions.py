@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 logger = logging.getLogger(__name__)
 
-DAGS_FOLDER = Path(__file__).parent / "dags_actions"
+DAGS_FOLDER = Path(__file__).parent / "failover" / "dags_actions"
 MESSAGES = 2
 KEEPER = "orders_keeper"
 HEARTBEAT_SECONDS = 30
