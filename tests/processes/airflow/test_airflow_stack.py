@@ -11,10 +11,9 @@ import pytest
 
 from demo.airflow_api import AirflowApiError
 from demo.airflow_stack import COMPONENTS, AirflowStack, airflow_stack
-from tests.form import in_full_form
 
 # In every run, the end-to-end tests stand on these.
-pytestmark = [pytest.mark.processes, in_full_form]
+pytestmark = pytest.mark.processes
 
 DAGS_FOLDER = Path(__file__).parent / "dags_greetings"
 

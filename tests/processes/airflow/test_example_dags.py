@@ -20,7 +20,6 @@ from demo.flights import bodies
 from demo.postgres import postgres_server
 from demo.processes import ROOT, wait_until
 from demo.sqs_server import REGION, SqsServer, sqs_server
-from tests.form import FULL_FORM, in_full_form
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -65,9 +64,6 @@ DAGS = {
 ICEBERG = "s3_notifications_to_iceberg"
 """It wants another Spark and a jar, 600 MB to fetch."""
 
-IN_FULL_FORM = (ICEBERG, "flights_to_delta")
-"""What runs in the full form only; the second of them starts Spark in its task, and `make demo` runs it too."""
-
 SPARK_4_1 = ROOT / ".table-formats" / "bin" / "python"
 """The Python of an environment with the Spark that Iceberg's jar is made for."""
 
@@ -88,8 +84,7 @@ class Examples:
     def start(self) -> None:
         for dag_id in DAGS:
             self.stack.wait_for_dag(dag_id)
-            if FULL_FORM or dag_id not in IN_FULL_FORM:
-                self.runs[dag_id] = self.stack.api.trigger(dag_id)
+            self.runs[dag_id] = self.stack.api.trigger(dag_id)
 
     def ended(self, dag_id: str) -> str:
         return self.stack.wait_for_run(dag_id, self.runs[dag_id], RUN_SECONDS)
@@ -140,8 +135,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory, directory: Path) -> Iterator[Examples]:
     home = tmp_path_factory.mktemp("airflow")
-    if FULL_FORM:
-        subprocess.run([ROOT / "requirements" / "table-formats.sh"], check=True, cwd=ROOT)
+    subprocess.run([ROOT / "requirements" / "table-formats.sh"], check=True, cwd=ROOT)
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
         sqs = server.sqs_client()
@@ -237,7 +231,6 @@ def test_messages_start_a_run_that_works_on_them(examples: Examples) -> None:
     assert examples.counts("orders-that-start-runs") == (0, 0)
 
 
-@in_full_form
 def test_flights_are_in_the_table_and_what_is_none_goes_back(examples: Examples, directory: Path) -> None:
     assert examples.ended("flights_to_delta") == "success"
     malformed = sum(body.is_malformed for body in bodies(FLIGHTS))
@@ -272,7 +265,6 @@ def test_orders_are_in_postgres_and_what_is_none_in_the_dead_letter_queue_with_t
     assert "task store returned it in batchItemFailures" in reason
 
 
-@in_full_form
 def test_files_that_s3_told_of_are_in_an_iceberg_table(examples: Examples, directory: Path) -> None:
     assert examples.ended(ICEBERG) == "success"
     data = directory / "lake" / "warehouse" / "sales" / "orders" / "data"

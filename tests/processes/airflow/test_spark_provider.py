@@ -27,14 +27,13 @@ from demo.sqs_server import SqsServer
 from sqs_lease.airflow import SqsToSparkOperator, sqs_lease
 from tests.airflow.test_spark_operator import MESSAGES, SPEC, TaskInstance, in_the_background, wait_for
 from tests.airflow.test_spark_page import BLOCKS
-from tests.form import in_full_form
 from tests.processes.airflow.test_dag_test import visible
 from tests.processes.spark.engines.cluster import standalone_cluster
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600), in_full_form]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parent / "run_dag_tests.py"
 SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"

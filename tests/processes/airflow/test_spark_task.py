@@ -16,12 +16,11 @@ from deltalake import DeltaTable
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.processes import ROOT, wait_until
 from demo.sqs_server import sqs_server
-from tests.form import in_full_form
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600), in_full_form]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 DAGS_FOLDER = Path(__file__).parent / "failover" / "dags_spark"
 ENDS = ("worker_killed", "work_marked", "keeper_marked")

@@ -1,8 +1,7 @@
 """What becomes of messages when a user acts on their tasks, runs and DAGs, or their processes are killed.
 
-The DAGs of `dags_actions/actions.py` run at the same time, each on a queue of its own that a second consumer polls: all
-of them in the full form, those of `IN_SHORT_FORM` in every test run. Each is acted on as soon as its keeper holds its
-messages; the tests then look at what became of them, and how fast.
+The DAGs of `dags_actions/actions.py` run at the same time, each on a queue of its own that a second consumer polls.
+Each is acted on as soon as its keeper holds its messages; the tests then look at what became of them, and how fast.
 `docs/user-actions.md` has the outcomes for users.
 """
 
@@ -24,7 +23,6 @@ from demo.airflow_stack import migrated_postgres
 from demo.postgres import postgres_server
 from demo.processes import pause_seconds
 from demo.sessions import send_signal
-from tests.form import FULL_FORM
 from tests.processes.airflow.failover.dags_actions.actions import (
     CLOSED,
     DEFERRAL_SECONDS,
@@ -141,20 +139,7 @@ KILLED = ("task_killed", "supervisor_killed")
 LOADED_SECONDS = 60.0
 """How much longer than it takes anything may take on a loaded machine."""
 
-IN_SHORT_FORM = (
-    "keeper_failed",
-    "keeper_cleared",
-    "work_cleared",
-    "work_failed",
-    "run_success",
-    "run_timeout",
-    "pool_full",
-    "task_killed",
-    "supervisor_killed",
-)
-"""Half of them: not the deletions, of which Airflow's scheduler can die, nor what only waits for a deferral's end."""
-
-ALL_CASES = [
+CASES = [
     Case("keeper_failed", When.KEPT, marked(KEEPER, "failed"), Outcome.RETURNED, LOADED_SECONDS),
     Case("keeper_success", When.KEPT, marked(KEEPER, "success"), Outcome.RETURNED, LOADED_SECONDS),
     Case("keeper_cleared", When.KEPT, cleared(KEEPER), Outcome.DELETED, DEADLINE_SECONDS, HELD_SECONDS),
@@ -181,7 +166,6 @@ ALL_CASES = [
         HEARTBEAT_SECONDS / 2,
     ),
 ]
-CASES = [case for case in ALL_CASES if FULL_FORM or case.dag_id in IN_SHORT_FORM]
 
 
 @dataclass(slots=True)

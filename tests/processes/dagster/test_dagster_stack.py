@@ -11,10 +11,9 @@ import pytest
 from demo.dagster_api import DagsterApiError
 from demo.dagster_stack import COMPONENTS, DagsterSetupError, DagsterStack, dagster_stack
 from demo.processes import wait_until
-from tests.form import in_full_form
 
 # In every run, the end-to-end tests stand on these.
-pytestmark = [pytest.mark.processes, in_full_form]
+pytestmark = pytest.mark.processes
 
 DEFINITIONS = Path(__file__).parent / "greetings.py"
 ENVIRONMENT = {"CITY": "Lisbon"}

@@ -21,7 +21,6 @@ from demo.dagster_stack import DAEMON, DagsterStack, dagster_stack
 from demo.flights import bodies
 from demo.processes import ROOT, wait_until
 from demo.sqs_server import SqsServer, sqs_server
-from tests.form import in_full_form
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -178,7 +177,6 @@ def test_without_the_queue_of_the_flights_it_says_which_variable_to_set(monkeypa
         flights_backlog(context)
 
 
-@in_full_form
 def test_deliveries_whose_run_failed_are_finished_by_the_run_that_repeats_it(examples: Examples) -> None:
     examples.stack.api.start_sensor("deliveries_lease")
     first = examples.runs["first deliveries"] = examples.first_run(sensor_name="deliveries_lease")
@@ -206,7 +204,6 @@ def test_deliveries_whose_run_failed_are_finished_by_the_run_that_repeats_it(exa
     assert examples.visible("deliveries") == []
 
 
-@in_full_form
 def test_the_backlog_starts_a_run_that_brings_flights_into_the_table_and_gives_back_what_is_none(
     examples: Examples,
 ) -> None:
@@ -224,13 +221,11 @@ def test_the_backlog_starts_a_run_that_brings_flights_into_the_table_and_gives_b
     assert (check.run_id, check.status, check.severity) == (examples.runs["flights"], "FAILED", "WARN")
 
 
-@in_full_form
 def test_bookings_behind_a_failed_one_come_again_in_order_and_other_accounts_are_done(examples: Examples) -> None:
     assert examples.ended("bookings_in_order").state == "SUCCESS"
     assert [json.loads(body)["amount"] for body in examples.visible("bookings.fifo")] == [-1.0, 7.0]
 
 
-@in_full_form
 def test_orders_that_all_steps_worked_on_are_deleted_and_those_that_one_failed_go_back(examples: Examples) -> None:
     assert examples.ended("orders_in_steps").state == "SUCCESS"
     (file,) = (examples.lake / "orders").glob("*.jsonl")
@@ -239,7 +234,6 @@ def test_orders_that_all_steps_worked_on_are_deleted_and_those_that_one_failed_g
     assert list((examples.lake / "leases" / "orders").iterdir()) == []
 
 
-@in_full_form
 def test_customers_are_in_the_table_of_the_component_and_what_is_none_in_another(examples: Examples) -> None:
     assert examples.ended("customers").state == "SUCCESS"
     stored = DeltaTable(examples.lake / "customers").to_pyarrow_table()

@@ -23,10 +23,10 @@ from demo.processes import wait_until
 from demo.sqs_server import SqsServer
 from sqs_lease.dagster.parent_watch import INTERRUPTED_SECONDS
 from tests.dagster.evidence import DIRECTORY_VARIABLE, VISIBILITY_SECONDS, Note, notes
-from tests.form import DAGSTER_DATABASES, in_full_form
+from tests.form import DAGSTER_DATABASES
 from tests.second_consumer import Reception, SecondConsumer
 
-pytestmark = [pytest.mark.processes, in_full_form]
+pytestmark = pytest.mark.processes
 
 DEFINITIONS = Path(__file__).parent / "definitions_executor.py"
 JOBS = ("long", "terminated", "worker_killed")

@@ -12,7 +12,6 @@ import pytest
 
 from demo.processes import ROOT
 from tests.demo.test_main import command
-from tests.form import in_full_form
 
 pytestmark = pytest.mark.processes
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.processes
         ("airflow", "Airflow is starting", signal.SIGINT),
         ("airflow", "Airflow is starting", signal.SIGTERM),
         ("dagster", "Dagster is starting", signal.SIGINT),
-        pytest.param("dagster", r"[1-9]\d* in flight", signal.SIGTERM, marks=in_full_form),
+        ("dagster", r"[1-9]\d* in flight", signal.SIGTERM),
     ],
     ids=["Airflow, Ctrl-C", "Airflow, kill", "Dagster, Ctrl-C", "Dagster at work, kill"],
 )

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests.form import FULL_FORM
 from tests.spark.driver import (
     AFTER_THE_ADMISSION,
     AFTER_THE_APPLICATION,
@@ -27,13 +26,7 @@ from tests.spark.samples import Place, good, named_files, staged_files, stored_i
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[3]
-# A driver that was killed takes seconds to start again: the other moments in the full form (make chaos), and in
-# test_write_ahead.py, where no Spark is needed for it.
-MOMENTS = (
-    [BEFORE_WRITING, BEFORE_THE_COMMIT, AFTER_THE_ADMISSION, AFTER_THE_APPLICATION, AFTER_THE_RETURN]
-    if FULL_FORM
-    else [AFTER_THE_ADMISSION]
-)
+MOMENTS = [BEFORE_WRITING, BEFORE_THE_COMMIT, AFTER_THE_ADMISSION, AFTER_THE_APPLICATION, AFTER_THE_RETURN]
 
 
 class OtherDriver:

@@ -1,4 +1,4 @@
-"""Directories of Parquet files keep the contract of sinks, and a batch appears in them at once."""
+"""A batch appears in a directory of Parquet files at once, and what is left of others is tidied up."""
 
 from __future__ import annotations
 
@@ -7,28 +7,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.dataset as pds  # type: ignore[import-untyped]
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql.types import DayTimeIntervalType, StringType, StructField, StructType
+from pyspark.sql.types import StringType
 
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.ledger import OpenLedger
 from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, STAGED_KEPT, ParquetSink, ParquetTable, ParquetTarget
 from sqs_lease.spark.sinks.write_ahead import Application
-from sqs_lease.testing.sink_contract import COLUMNS, SinkContract, Subject, interrupted
-from sqs_lease.testing.sink_subject import columns_of, record
+from sqs_lease.testing.sink_contract import COLUMNS
+from sqs_lease.testing.sink_subject import columns_of
 
 APPLICATION = Application("3f9a2c1e-0000", 12, "b")
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """What a reader sees; the columns of all files, as with Spark's ``mergeSchema``."""
-    data = pds.dataset(path, format="parquet", partitioning="hive")
-    schema = pa.unify_schemas([fragment.physical_schema for fragment in data.get_fragments()] or [pa.schema([])])
-    rows: list[dict[str, Any]] = data.replace_schema(schema).to_table().to_pylist(maps_as_pydicts="strict")
-    return rows
 
 
 def staged_directories(path: Path) -> list[str]:
@@ -40,33 +28,6 @@ def staged_by_hand(table: ParquetTable, name: str = "try") -> Path:
     directory.mkdir(parents=True)
     (directory / "part-0.parquet").write_bytes(b"rows")
     return directory
-
-
-@pytest.mark.processes
-class TestParquetSink(SinkContract):
-    @pytest.fixture
-    def subject(self, spark: SparkSession, tmp_path: Path) -> Subject:
-        path = tmp_path / "a table"
-        return Subject(
-            spark=spark,
-            new_sink=lambda: ParquetSink(path),
-            read_rows=lambda: read_rows(path),
-            leftovers=lambda: staged_directories(path),
-            interruptions={
-                "before the admission": lambda: interrupted(OpenLedger, "admit", "before"),
-                "after the admission": lambda: interrupted(OpenLedger, "admit", "after"),
-                "after the rename": lambda: interrupted(ParquetTable, "_tidy", "before"),
-                "after all": lambda: interrupted(ParquetTable, "apply", "after"),
-            },
-            refused_types=[DayTimeIntervalType(), StructType([StructField("a", DayTimeIntervalType())])],
-        )
-
-    def test_spark_reads_the_table_with_the_batches_as_a_column(self, subject: Subject, tmp_path: Path) -> None:
-        table = subject.open()
-        subject.store(table, "b", [record("m1", 1)])
-        subject.store(table, "c", [record("m2", 2)])
-        rows = subject.spark.read.parquet(str(tmp_path / "a table")).orderBy("id").collect()
-        assert [row[NUMBER_COLUMN].partition("-")[0] for row in rows] == ["000000000001", "000000000002"]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from sqs_lease.testing.sink_subject import asked, columns_of, entries, known, re
 from tests.spark.samples import SCHEMA, good, message
 from tests.spark.sinks.conftest import Database
 from tests.spark.sinks.postgres_driver import KILLED
-from tests.spark.sinks.test_postgres_sink import subject_of
+from tests.spark.sinks.postgres_subject import subject_of
 
 pytestmark = pytest.mark.processes
 

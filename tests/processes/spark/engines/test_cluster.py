@@ -14,14 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.form import in_full_form
 from tests.processes.spark.engines.cluster import Engine, connect_server, standalone_cluster
 from tests.processes.spark.engines.driver import DOOR, OPENED
 from tests.spark.driver import AFTER_THE_ADMISSION, AFTER_THE_APPLICATION, BEFORE_THE_COMMIT, BEFORE_WRITING
 from tests.spark.samples import named_files, staged_files, stored_ids
 
 # A cluster is six Javas. Without one, `test_drivers.py` kills drivers in the short form, too.
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900), in_full_form]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 MOMENTS = (BEFORE_WRITING, BEFORE_THE_COMMIT, AFTER_THE_ADMISSION, AFTER_THE_APPLICATION)
 

@@ -7,14 +7,12 @@ import subprocess
 import pytest
 
 from demo.processes import ROOT
-from tests.form import in_full_form
 
 ENVIRONMENT = ROOT / ".table-formats"
 TESTS = "tests/processes/spark/engines/table_formats"
 
 
 @pytest.mark.processes
-@in_full_form
 @pytest.mark.timeout(1200)
 def test_native_delta_and_iceberg_pass_their_tests_on_a_spark_that_has_jars() -> None:
     # The first time it downloads some 600 MB: that Spark, and the jars.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "writing-a-sink.md"
+from demo.processes import ROOT
+
+PAGE = ROOT / "docs" / "writing-a-sink.md"
 
 pytestmark = pytest.mark.processes
 

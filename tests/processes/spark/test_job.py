@@ -19,7 +19,6 @@ from deltalake import DeltaTable
 from demo.processes import ROOT
 from sqs_lease.ingestion_result import StoredResult
 from sqs_lease.manifest import write_manifest
-from tests.form import in_full_form
 from tests.spark.samples import good, message
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -101,8 +100,6 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
         raise AssertionError(process.communicate()[1])
 
 
-# Two Sparks. In every test run, an example DAG's task starts the job, and stores its batch.
-@in_full_form
 def test_a_batch_is_stored_and_submitted_again_it_is_found(place: Place) -> None:
     process = place.start(*place.arguments())
     _, said = process.communicate(timeout=START_SECONDS)

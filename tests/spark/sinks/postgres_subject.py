@@ -1,19 +1,15 @@
-"""PostgreSQL keeps the contract of sinks, on a real server."""
+"""PostgreSQL tables as subjects of the contract tests."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DayTimeIntervalType, VarcharType
 
 from sqs_lease.spark.sinks.postgres_sink import PostgresSink, PostgresTable
-from sqs_lease.testing.sink_contract import SinkContract, Subject, interrupted
-from sqs_lease.testing.upsert_contract import UpsertContract
+from sqs_lease.testing.sink_contract import Subject, interrupted
 from tests.spark.sinks.conftest import Database
-
-pytestmark = pytest.mark.processes
 
 
 def subject_of(spark: SparkSession, database: Database, **options: Any) -> Subject:
@@ -29,15 +25,3 @@ def subject_of(spark: SparkSession, database: Database, **options: Any) -> Subje
         },
         refused_types=[DayTimeIntervalType(), VarcharType(3), ArrayType(DayTimeIntervalType())],
     )
-
-
-class TestPostgresSink(SinkContract):
-    @pytest.fixture
-    def subject(self, spark: SparkSession, database: Database) -> Subject:
-        return subject_of(spark, database)
-
-
-class TestUpsertingPostgresSink(UpsertContract):
-    @pytest.fixture
-    def subject(self, spark: SparkSession, database: Database) -> Subject:
-        return subject_of(spark, database, upsert_by=("id",))
