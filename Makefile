@@ -4,10 +4,10 @@ PYTHON_ENVIRONMENT := .venv/bin
 SOURCES := providers dags dagster_defs demo benchmarks tests
 SEEDS ?= 10000
 
-.PHONY: help setup demo demo-dagster test chaos lint format simulate benchmark requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos lint format simulate benchmark requirements clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install everything into .venv and .ministack, from pinned versions
 	@requirements/install.sh
@@ -18,13 +18,17 @@ demo: setup ## run the main job on real processes; KEEP=1 leaves Airflow up afte
 demo-dagster: setup ## the same on Dagster; KEEP=1 leaves its UI up afterwards
 	@$(PYTHON_ENVIRONMENT)/python -m demo --orchestrator dagster $(if $(KEEP),--keep)
 
-test: setup lint ## lint, then run all tests
-	@# In three processes, because many of those on real servers wait. tests/conftest.py has the order.
-	@$(PYTHON_ENVIRONMENT)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: setup ## format, types, what is deterministic, and a short run on real processes of each host; some minutes
+	@$(PYTHON_ENVIRONMENT)/python -m tests.suite test
 
-chaos: setup ## all that has a full form in it: 20 keepers and Airflow's default settings, all of Spark's engines, PostgreSQL
-	@SQS_LEASE_CHAOS=1 $(PYTHON_ENVIRONMENT)/python -m pytest tests/failover tests/spark tests/demo \
-		tests/dagster tests/airflow/test_spark_provider.py tests/airflow/test_example_dags.py --log-cli-level=INFO
+check: setup ## in a minute: format, types and the deterministic tests of what changed since main, or of FILES="a b"
+	@$(PYTHON_ENVIRONMENT)/python -m tests.suite check $(FILES)
+
+test-processes: setup ## the tests on real processes, or those of HOST=airflow|dagster|spark; goes on where it was cut off
+	@$(PYTHON_ENVIRONMENT)/python -m tests.suite processes $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again)
+
+chaos: setup ## the same in full: 20 keepers and Airflow's default settings, all databases, engines and moments of death
+	@$(PYTHON_ENVIRONMENT)/python -m tests.suite processes --full $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again)
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check $(SOURCES)
@@ -53,4 +57,4 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/table-formats.txt
 
 clean: ## remove the environments, the demo's files and all caches
-	rm -rf .venv .ministack .table-formats .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .ministack .table-formats .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs

@@ -1,0 +1,202 @@
+"""Runs commands side by side, each in a process of its own with a log of its own, and says what became of each.
+
+A command is one part of a test run: a type checker, or pytest over some files. The commands are independent, so that
+a part pays for the imports that it needs (Airflow, Dagster, Spark) once, and a part that was cut off can be run again
+alone.
+
+A run that is interrupted (SIGINT or SIGTERM) interrupts its commands, waits until they have stopped their servers, and
+leaves what did not end out of the outcomes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree as ET
+
+STOP_SECONDS: Final = 60.0
+"""How long an interrupted command may take to stop its servers, before it is killed."""
+
+NO_TESTS: Final = 5
+"""pytest's exit code when it found no test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One part of a run.
+
+    Attributes:
+        name: What it is called in lines and tables, and its log by its name.
+        arguments: The program and its arguments.
+        is_pytest: Whether it is pytest, which says how many tests passed.
+        environment: What it has in its environment besides that of the run.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    is_pytest: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a command.
+
+    Attributes:
+        name: The command's name.
+        exit_code: Its exit code; negative: the signal that ended it.
+        passed: How many tests passed.
+        failed: How many tests failed, or could not be set up.
+        skipped: How many tests were skipped.
+        seconds: How long it took.
+        processor_seconds: How much processor time it took, with all the processes that it waited for.
+    """
+
+    name: str
+    exit_code: int
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it did what it should; to find no test is no failure of the tests."""
+        return self.exit_code in {0, NO_TESTS} and not self.failed
+
+    @property
+    def in_words(self) -> str:
+        """Its result in a few words, for example `12 passed, 1 skipped`."""
+        counts = ((self.passed, "passed"), (self.failed, "failed"), (self.skipped, "skipped"))
+        words = [f"{count} {what}" for count, what in counts if count]
+        if not self.is_good and not self.failed:
+            words.append(f"ended with {self.exit_code}" if self.exit_code > 0 else f"ended by signal {-self.exit_code}")
+        return ", ".join(words) or "good"
+
+
+class CommandRun:
+    """One run of several commands.
+
+    Args:
+        commands: What to run, in the order in which it is started.
+        directory: Where the logs go; made when it is missing.
+        at_once: How many commands run at the same time.
+        ended: Called with each outcome, one at a time, when its command ended.
+    """
+
+    def __init__(
+        self, commands: Sequence[Command], directory: Path, at_once: int, ended: Callable[[Outcome], None]
+    ) -> None:
+        self._waiting = list(commands)
+        self._directory = directory
+        self._at_once = at_once
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._is_stopped = False
+        self.outcomes: list[Outcome] = []
+
+    def run(self) -> None:
+        """Run all commands, and return when the last one ended.
+
+        Raises:
+            KeyboardInterrupt: The run was interrupted; its commands have ended.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        threads = [threading.Thread(target=self._work) for _ in range(self._at_once)]
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            self._stop(threads)
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def log_of(self, name: str) -> Path:
+        """The log of a command."""
+        return self._directory / f"{name.replace('/', '-').replace(' ', '-')}.log"
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_stopped or not self._waiting:
+                    return
+                command = self._waiting.pop(0)
+                process, report = self._start(command)
+            began_at = time.monotonic()
+            # For the processor time, which Popen.wait() does not tell.
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            counts = _counts(report) if command.is_pytest else {}
+            outcome = Outcome(
+                command.name,
+                process.returncode,
+                seconds=time.monotonic() - began_at,
+                processor_seconds=usage.ru_utime + usage.ru_stime,
+                **counts,
+            )
+            with self._lock:
+                del self._running[command.name]
+                if not self._is_stopped:
+                    self.outcomes.append(outcome)
+                    self._ended(outcome)
+
+    def _start(self, command: Command) -> tuple[subprocess.Popen[bytes], Path]:
+        log = self.log_of(command.name)
+        report = log.with_suffix(".xml")
+        report.unlink(missing_ok=True)
+        arguments = [*command.arguments, *([f"--junitxml={report}"] if command.is_pytest else [])]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                arguments,
+                env={**os.environ, **command.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                # So that an interruption reaches all that it started, and the terminal's does not reach it twice.
+                process_group=0,
+            )
+        self._running[command.name] = process
+        return process, report
+
+    def _stop(self, threads: Sequence[threading.Thread]) -> None:
+        with self._lock:
+            self._is_stopped = True
+            running = list(self._running.values())
+        for process in running:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGINT)
+        deadline = time.monotonic() + STOP_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for process in running:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+
+
+def _counts(report: Path) -> dict[str, int]:
+    """The counts of pytest's report in JUnit's form; nothing where it ended before it wrote one."""
+    if not report.exists():
+        return {}
+    suites = list(ET.parse(report).getroot().iter("testsuite"))
+
+    def total(*names: str) -> int:
+        return sum(int(suite.get(name, "0")) for suite in suites for name in names)
+
+    failed, skipped = total("failures", "errors"), total("skipped")
+    return {"passed": max(0, total("tests") - failed - skipped), "failed": failed, "skipped": skipped}

@@ -1,0 +1,135 @@
+"""What the commands of the test suite run: the parts of `make test`, `make test-processes` and `make check`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.suite.affected import SourceTree
+from tests.suite.commands import Command
+from tests.suite.time_limit import VARIABLE
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+SOURCES: Final = ("providers", "dags", "dagster_defs", "demo", "benchmarks", "tests")
+
+PROCESSES: Final = Path("tests", "processes")
+"""What only `make test-processes` runs: a directory for each host, and others for what belongs to none."""
+
+LONG_IN_FULL_FORM: Final = "tests/spark/test_write_ahead.py"
+"""What looks for counterexamples, for longer in the full form; it needs no Spark."""
+
+HOSTS: Final = ("airflow", "dagster", "spark")
+
+PARTS: Final = {
+    "airflow on real processes": ("tests/skeletons/test_airflow.py",),
+    "dagster on real processes": ("tests/skeletons/test_dagster.py",),
+    "spark": ("tests/spark",),
+    "airflow": ("tests/airflow",),
+    "simulation": ("tests/simulation",),
+    "dagster": ("tests/dagster",),
+    "core": ("tests/core", "tests/keeper", "tests/sqs", "tests/testing"),
+    "spark on real processes": ("tests/skeletons/test_spark.py",),
+    "everything else": ("tests/architecture", "tests/benchmarks", "tests/demo", "tests/docs", "tests/suite"),
+}
+"""The parts of `make test` in the order in which they begin: what takes longest comes first.
+
+Each part is one process, which imports what it needs (Airflow, Dagster, Spark) once and has one SQS server.
+"""
+
+
+def static_checks() -> Iterator[Command]:
+    """Format and types."""
+    tools = Path(sys.executable).parent
+    yield Command("format", (str(tools / "ruff"), "format", "--check", *SOURCES))
+    yield Command("lint", (str(tools / "ruff"), "check", *SOURCES))
+    yield Command("types", (str(tools / "mypy"),))
+
+
+def whole_test() -> list[Command]:
+    """What `make test` runs."""
+    format_, lint, types = static_checks()
+    parts = [pytest_over(name, paths) for name, paths in PARTS.items()]
+    return [format_, lint, *parts[:2], types, *parts[2:]]
+
+
+def on_processes(hosts: Sequence[str] = (), *, full: bool = False) -> list[Command]:
+    """What `make test-processes` runs: each file, or package of files that share a session, is one command.
+
+    Args:
+        hosts: The hosts to test; all, and what belongs to no host, when there are none.
+        full: Whether to add what `make test` has in a short form, for `make chaos`.
+    """
+    chosen = [path for path in sorted((ROOT / PROCESSES).iterdir()) if not hosts or path.name in hosts]
+    paths = {
+        f"{directory.name}/{path.stem.removeprefix('test_')}": str(path.relative_to(ROOT))
+        for directory in chosen
+        if directory.is_dir()
+        for path in sorted(directory.iterdir())
+        if _is_test_file(path) or any(map(_is_test_file, path.glob("*.py")))
+    }
+    if full and (not hosts or "spark" in hosts):
+        paths["spark/write_ahead"] = LONG_IN_FULL_FORM
+    # The figures of the full form are log lines.
+    return [pytest_over(name, (path,), options=("--log-cli-level=INFO",)) for name, path in paths.items()]
+
+
+def changed_since_main(root: Path = ROOT) -> list[Path]:
+    """The files of a checkout that differ from its main branch, committed or not; relative to the checkout.
+
+    On the main branch itself: what differs from `origin/main` where there is one, else what is not committed.
+    """
+
+    def lines_of(*arguments: str) -> list[str]:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    known = {line.strip("* ") for line in lines_of("branch", "--all", "--format=%(refname:short)")}
+    main = next((branch for branch in ("origin/main", "main") if branch in known), "HEAD")
+    (base,) = lines_of("merge-base", "HEAD", main)
+    changed = {*lines_of("diff", "--name-only", base), *lines_of("ls-files", "--others", "--exclude-standard")}
+    return [Path(line) for line in sorted(changed)]
+
+
+def quick_check(files: Sequence[Path], until: float) -> list[Command]:
+    """What `make check` runs: format, types, and the deterministic tests that belong to some files.
+
+    Args:
+        files: The files that changed, relative to the checkout.
+        until: When no more tests begin, in seconds of the monotonic clock.
+    """
+    tests = SourceTree(ROOT).tests_of(files, _deterministic_tests())
+    parts: dict[str, list[str]] = {}
+    for test in tests:
+        parts.setdefault(_part_of(test), []).append(str(test))
+    options = ("-m", "not processes", "-p", "tests.suite.time_limit")
+    environment = {VARIABLE: str(until), "PYTHONPATH": str(ROOT)}
+    return [
+        *static_checks(),
+        *(pytest_over(part, paths, options=options, environment=environment) for part, paths in parts.items()),
+    ]
+
+
+def pytest_over(
+    name: str, paths: Iterable[str], *, options: Sequence[str] = (), environment: dict[str, str] | None = None
+) -> Command:
+    """The command that runs pytest over some files."""
+    arguments = (sys.executable, "-m", "pytest", "--durations=15", *options, *paths)
+    return Command(name, arguments, is_pytest=True, environment=environment or {})
+
+
+def _deterministic_tests() -> list[Path]:
+    tests = (path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py"))
+    return [path for path in tests if not path.is_relative_to(PROCESSES) and path.parts[1] != "skeletons"]
+
+
+def _part_of(test: Path) -> str:
+    directory = "/".join(test.parts[:2])
+    return next((name for name, paths in PARTS.items() if directory in paths), "everything else")
+
+
+def _is_test_file(path: Path) -> bool:
+    return path.name.startswith("test_") and path.suffix == ".py"

@@ -1,0 +1,66 @@
+"""Every test has its place: in one part of `make test`, or among the tests on real processes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.suite import plans
+from tests.suite.plans import HOSTS, PARTS, PROCESSES, ROOT, on_processes, quick_check, whole_test
+
+TEST_FILES = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")]
+
+
+def arguments_of_pytest() -> list[Path]:
+    return [Path(path) for paths in PARTS.values() for path in paths]
+
+
+def test_every_test_file_is_in_one_part_or_among_the_tests_on_real_processes() -> None:
+    places = [*arguments_of_pytest(), *(Path(command.arguments[-1]) for command in on_processes())]
+    where = {test: [place for place in places if test == place or place in test.parents] for test in TEST_FILES}
+    assert {str(test): found for test, found in where.items() if len(found) != 1} == {}
+
+
+def test_every_path_of_a_part_exists() -> None:
+    assert [path for path in arguments_of_pytest() if not (ROOT / path).exists()] == []
+
+
+def test_make_test_also_looks_at_format_and_types() -> None:
+    assert {"format", "lint", "types"} <= {command.name for command in whole_test()}
+    assert len({command.name for command in whole_test()}) == len(whole_test())
+
+
+def test_each_host_has_tests_on_real_processes_of_its_own() -> None:
+    names = {host: {command.name for command in on_processes([host])} for host in HOSTS}
+    assert all(names.values())
+    everything = {command.name for command in on_processes()}
+    assert set().union(*names.values()) < everything
+    assert sum(map(len, names.values())) == len(set().union(*names.values()))
+
+
+def test_a_check_of_one_file_runs_the_tests_that_are_nearest_to_it_and_no_real_processes() -> None:
+    commands = {command.name: command for command in quick_check([Path("providers/sqs_lease/core/ledger.py")], 0.0)}
+    assert {"format", "lint", "types", "core"} <= commands.keys()
+    assert "tests/core/test_ledger.py" in commands["core"].arguments
+    assert not [argument for command in commands.values() for argument in command.arguments if "skeletons" in argument]
+    assert not [command for command in commands.values() if str(PROCESSES) in " ".join(command.arguments)]
+
+
+def test_what_changed_since_main_is_what_was_committed_changed_or_made(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
+
+    git("init", "--initial-branch=main")
+    git("config", "user.email", "somebody@example.org")
+    git("config", "user.name", "Somebody")
+    for name in ("same.py", "committed.py", "changed.py"):
+        (tmp_path / name).write_text("")
+    git("add", ".")
+    git("commit", "--message=All")
+    git("checkout", "-b", "work")
+    (tmp_path / "committed.py").write_text("1")
+    git("commit", "--all", "--message=One")
+    (tmp_path / "changed.py").write_text("1")
+    (tmp_path / "made.py").write_text("")
+
+    assert plans.changed_since_main(tmp_path) == [Path("changed.py"), Path("committed.py"), Path("made.py")]
