@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from types_boto3_sqs.literals import QueueAttributeNameType
 
 KEY = "test"
+
+HELD_SECONDS = 300
+"""The visibility timeout of what is not to become visible during a test, however slow the machine is."""
 
 
 class Ground(Protocol):
@@ -38,15 +41,22 @@ class Ground(Protocol):
         self,
         *,
         fifo: bool = False,
-        visibility_seconds: int = 30,
+        visibility_seconds: int = HELD_SECONDS,
         delay_seconds: int = 0,
         dead_letter_queue_url: str | None = None,
         max_receive_count: int | None = None,
     ) -> str:
         """Create a queue under a name of its own and return its URL."""
 
+    def check_passed(self, began_at: float, *, least: float, most: float) -> None:
+        """Check how much time has passed since a moment of its clock: how much at most, where time is virtual only."""
+
     def run(self, scenario: Callable[[Ground], Awaitable[None]]) -> None:
         """Run a scenario to its end."""
+
+
+def new_name(fifo: bool) -> str:
+    return f"queue-{uuid4().hex[:12]}{'.fifo' if fifo else ''}"
 
 
 class MemoryGround:
@@ -56,11 +66,12 @@ class MemoryGround:
         self.clock = VirtualClock()
         self._sqs = MemorySqs(self.clock)
         self.transport: Transport = MemoryTransport(self._sqs)
-        self._names = count()
 
-    def create_queue(self, *, fifo: bool = False, **settings: Any) -> str:
-        name = f"queue-{next(self._names)}{'.fifo' if fifo else ''}"
-        return self._sqs.create_queue(name, **settings)
+    def create_queue(self, *, fifo: bool = False, visibility_seconds: int = HELD_SECONDS, **settings: Any) -> str:
+        return self._sqs.create_queue(new_name(fifo), visibility_seconds=visibility_seconds, **settings)
+
+    def check_passed(self, began_at: float, *, least: float, most: float) -> None:
+        assert least <= self.clock.now() - began_at <= most
 
     def run(self, scenario: Callable[[Ground], Awaitable[None]]) -> None:
         async def main() -> None:
@@ -78,14 +89,13 @@ class MinistackGround:
         self.clock = SystemClock()
         self._endpoint_url = server.endpoint_url
         self._client = server.sqs_client()
-        self._names = count()
         self._session = get_session()
 
     def create_queue(
         self,
         *,
         fifo: bool = False,
-        visibility_seconds: int = 30,
+        visibility_seconds: int = HELD_SECONDS,
         delay_seconds: int = 0,
         dead_letter_queue_url: str | None = None,
         max_receive_count: int | None = None,
@@ -101,8 +111,11 @@ class MinistackGround:
             attributes["RedrivePolicy"] = json.dumps(
                 {"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": max_receive_count}
             )
-        name = f"queue-{next(self._names)}{'.fifo' if fifo else ''}"
-        return self._client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+        return self._client.create_queue(QueueName=new_name(fifo), Attributes=attributes)["QueueUrl"]
+
+    def check_passed(self, began_at: float, *, least: float, most: float) -> None:
+        # A busy machine may take any time, and the server's clock is another one.
+        assert self.clock.now() - began_at > 0.9 * least
 
     def run(self, scenario: Callable[[Ground], Awaitable[None]]) -> None:
         async def main() -> None:

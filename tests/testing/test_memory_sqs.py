@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
 import pytest
 
 from sqs_lease.core.actions import VisibilityChange
@@ -331,9 +337,17 @@ def test_the_audit_trail_shows_no_full_handle() -> None:
 # Size
 
 
-def test_a_hundred_thousand_messages_are_received_extended_and_deleted_without_scans() -> None:
+def test_ten_thousand_messages_are_received_extended_and_deleted() -> None:
+    receive_extend_and_delete(10_000)
+
+
+def test_the_work_for_a_message_does_not_grow_with_their_number() -> None:
+    few, many = (instructions(partial(receive_extend_and_delete, count)) / count for count in (100, 1_000))
+    assert many < 1.2 * few
+
+
+def receive_extend_and_delete(count: int) -> None:
     service = Service()
-    count = 100_000
     for number in range(count):
         service.sqs.send(service.url, str(number))
     receipts = [message.receipt for _ in range(count // 10) for message in service.receive(10)]
@@ -347,3 +361,23 @@ def test_a_hundred_thousand_messages_are_received_extended_and_deleted_without_s
     for start in range(0, count, 10):
         assert service.sqs.delete(service.url, receipts[start : start + 10]) == [None] * 10
     assert service.states() == []
+
+
+def instructions(work: Callable[[], None]) -> int:
+    """How many of Python's instructions some work takes: unlike its time, always the same."""
+    executed = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal executed
+        frame.f_trace_lines = False
+        frame.f_trace_opcodes = True
+        executed += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return executed

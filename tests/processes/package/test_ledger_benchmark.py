@@ -1,4 +1,4 @@
-"""The benchmarks run, in a short form; their figures are measured elsewhere, but the counts are exact."""
+"""The ledger's benchmark runs as a command, in a short form; its figures are measured elsewhere, its counts exact."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+import pytest
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_ledgers_benchmark_runs_and_counts_the_calls_that_the_readme_quotes() -> None:
