@@ -13,6 +13,9 @@ from sqs_lease.sqs.transport import Transport
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
 from tests.sqs.clients import MakeTransport, boto3_client
 
+HELD_SECONDS = 300
+"""The visibility timeout of what is not to become visible during a test, however slow the machine is."""
+
 
 class Bench(Protocol):
     """A service, and a transport to it while a scenario runs."""
@@ -26,9 +29,12 @@ class Bench(Protocol):
         """Time as it passes for the scenario."""
 
     def create_queue(
-        self, *, fifo: bool = False, visibility_seconds: int = 30, dead_letters: tuple[str, int] | None = None
+        self, *, fifo: bool = False, visibility_seconds: int = HELD_SECONDS, dead_letters: tuple[str, int] | None = None
     ) -> str:
         """Create a queue under a new name and return its URL; ``dead_letters``: that queue's ARN, receives."""
+
+    def check_no_time_passed_since(self, moment: float) -> None:
+        """Check that something happened at once after a moment of the clock: where time is virtual only."""
 
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
         """Run a scenario to its end."""
@@ -48,7 +54,7 @@ class MemoryBench:
         self._urls: dict[str, str] = {}
 
     def create_queue(
-        self, *, fifo: bool = False, visibility_seconds: int = 30, dead_letters: tuple[str, int] | None = None
+        self, *, fifo: bool = False, visibility_seconds: int = HELD_SECONDS, dead_letters: tuple[str, int] | None = None
     ) -> str:
         settings: dict[str, Any] = {}
         if dead_letters is not None:
@@ -57,6 +63,9 @@ class MemoryBench:
         url = self.sqs.create_queue(new_name(fifo), visibility_seconds=visibility_seconds, **settings)
         self._urls[self.sqs.attributes(url).arn] = url
         return url
+
+    def check_no_time_passed_since(self, moment: float) -> None:
+        assert self.clock.now() == moment
 
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
         async def main() -> None:
@@ -77,7 +86,7 @@ class ServerBench:
         self._admin = boto3_client(endpoint_url)
 
     def create_queue(
-        self, *, fifo: bool = False, visibility_seconds: int = 30, dead_letters: tuple[str, int] | None = None
+        self, *, fifo: bool = False, visibility_seconds: int = HELD_SECONDS, dead_letters: tuple[str, int] | None = None
     ) -> str:
         attributes: dict[Any, str] = {"VisibilityTimeout": str(visibility_seconds)}
         if fifo:
@@ -86,6 +95,9 @@ class ServerBench:
             arn, count = dead_letters
             attributes["RedrivePolicy"] = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": count})
         return self._admin.create_queue(QueueName=new_name(fifo), Attributes=attributes)["QueueUrl"]
+
+    def check_no_time_passed_since(self, moment: float) -> None:
+        """A busy machine may take any time."""
 
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
         async def main() -> None:

@@ -1,4 +1,4 @@
-"""What the tests of SQS access share: a real server process, a scripted one, and transports over both clients."""
+"""What the tests of SQS access share: a scripted server, and transports over both clients."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo.sqs_server import SqsServer, sqs_server
 from tests.sqs.clients import MakeTransport, aiobotocore_transport, boto3_transport
 from tests.sqs.scripted_server import ScriptedServer, scripted_server
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[SqsServer]:
-    with sqs_server() as running:
-        yield running
 
 
 @pytest.fixture

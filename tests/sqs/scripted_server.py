@@ -61,7 +61,7 @@ class ScriptedServer:
     def wait_for(self, operation: str, count: int = 1) -> None:
         """Block until so many requests of an operation arrived; for threads."""
         with self._arrived:
-            assert self._arrived.wait_for(lambda: self.count(operation) >= count, timeout=30)
+            assert self._arrived.wait_for(lambda: self.count(operation) >= count, timeout=120)
 
     def answer(self, operation: str, parameters: dict[str, Any]) -> Answer | Fault:
         with self._arrived:

@@ -57,7 +57,7 @@ def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Aws]]:
         asked: ClassVar[list[tuple[str, str]]] = []
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Asked)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     config = tmp_path / "config"
     config.write_text("[profile shop]\nregion = eu-west-3\naws_access_key_id = SHOP\naws_secret_access_key = secret\n")
