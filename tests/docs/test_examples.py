@@ -82,9 +82,11 @@ def test_the_block_without_an_orchestrator_deletes_what_it_handled(
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     sqs = boto3.client("sqs")
-    queue = sqs.create_queue(QueueName=f"orders-{uuid4()}", Attributes={"VisibilityTimeout": "1"})["QueueUrl"]
+    queue = sqs.create_queue(QueueName=f"orders-{uuid4()}", Attributes={"VisibilityTimeout": "300"})["QueueUrl"]
     sqs.send_message(QueueUrl=queue, MessageBody="an order")
     handled: list[str] = []
     readme_names("with lease(")["work_through"](queue, handled.append)
     assert handled == ["an order"]
-    assert "Messages" not in sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=2)
+    # Neither visible nor in flight: it is gone.
+    counts = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
+    assert (counts["ApproximateNumberOfMessages"], counts["ApproximateNumberOfMessagesNotVisible"]) == ("0", "0")

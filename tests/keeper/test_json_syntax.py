@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sqs_lease.json_syntax import NotJsonError, decode, decode_object
+
+repeatable = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None)
+"""However slow the machine is, and with the same examples each time."""
 
 TOO_LARGE = "a number that no double can hold"
 
@@ -102,6 +105,7 @@ VALUES = st.recursive(
 )
 
 
+@repeatable
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]))
 def test_whatever_python_writes_is_read_as_it_is(value: Any, ascii_only: bool, indent: int | None) -> None:
     assert decode(json.dumps(value, ensure_ascii=ascii_only, indent=indent)) == value
@@ -139,6 +143,7 @@ PIECES = st.sampled_from(
 )
 
 
+@repeatable
 @given(VALUES, st.data())
 @example({"a": 1}, None)
 def test_whatever_python_refuses_is_refused(value: Any, data: Any) -> None:
@@ -153,6 +158,7 @@ def test_whatever_python_refuses_is_refused(value: Any, data: Any) -> None:
             decode(text)
 
 
+@repeatable
 @given(st.lists(PIECES, max_size=12).map("".join))
 def test_whatever_python_refuses_of_mere_pieces_is_refused(text: str) -> None:
     if refused_by_python(text):

@@ -11,7 +11,7 @@ def test_messages_are_visible_until_somebody_receives_them_and_gone_when_they_ar
     queues = LeasedQueues()
     queue = queues.create("orders", "a", "b")
     assert (queue.visible, queue.invisible, queue.deleted) == (["a", "b"], [], 0)
-    (message,) = queues.sqs.receive(queue.url, max_messages=1, visibility_seconds=30)
+    (message,) = queues.sqs.receive(queue.url, max_messages=1, visibility_seconds=600)
     assert (queue.visible, queue.invisible) == (["b"], ["a"])
     queues.sqs.delete(queue.url, [message.receipt])
     assert (queue.visible, queue.invisible, queue.deleted) == (["b"], [], 1)
@@ -29,8 +29,8 @@ def test_a_fifo_queue_keeps_a_group_back_while_one_of_its_messages_is_received()
     queues = LeasedQueues()
     queue = queues.create("orders.fifo", "first", "second", message_group_id="a")
     queue.send("other", message_group_id="b")
-    queues.sqs.receive(queue.url, max_messages=1, visibility_seconds=30)
-    received = queues.sqs.receive(queue.url, max_messages=10, visibility_seconds=30)
+    queues.sqs.receive(queue.url, max_messages=1, visibility_seconds=600)
+    received = queues.sqs.receive(queue.url, max_messages=10, visibility_seconds=600)
     assert [message.body for message in received] == ["other"]
 
 
