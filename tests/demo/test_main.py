@@ -3,70 +3,75 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import re
-import subprocess
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from demo.processes import ROOT
+import pytest
 
-PROGRAM = """
-import sys
-from pathlib import Path
 import demo.__main__ as demo
-demo.LAST = Path(sys.argv.pop(1))
-sys.exit(demo.main())
-"""
+
+Run = Callable[..., int]
 
 
-def command(last: Path, *arguments: str) -> list[str]:
-    """The demo, with its files in a directory of the test."""
-    return [sys.executable, "-c", PROGRAM, str(last), *arguments]
+@pytest.fixture
+def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the demo has its files: in a directory of the test."""
+    monkeypatch.setattr(demo, "LAST", tmp_path / "last")
+    return tmp_path / "last"
 
 
-def test_without_java_it_says_so_before_anything_is_started(tmp_path: Path) -> None:
-    last = tmp_path / "last"
+@pytest.fixture
+def run(last: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Runs the demo in this process."""
 
-    result = subprocess.run(
-        command(last),
-        env={**os.environ, "JAVA_HOME": "/nowhere"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    def run_with(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["demo", *arguments])
+        return demo.main()
 
-    assert result.returncode == 1
-    assert "The demo failed: JAVA_HOME is /nowhere" in result.stderr
-    assert "Java 17 or newer" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+    handlers = {number: signal.getsignal(number) for number in demo.SIGNALS}
+    yield run_with
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_without_java_it_says_so_before_anything_is_started(
+    last: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+
+    assert run() == 1
+
+    printed = capsys.readouterr()
+    assert "The demo failed: JAVA_HOME is /nowhere" in printed.err
+    assert "Java 17 or newer" in printed.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
     assert not last.exists()
 
 
-def test_a_second_demo_is_refused_while_one_runs(tmp_path: Path) -> None:
-    last = tmp_path / "last"
-    with (tmp_path / "lock").open("w") as lock:
+def test_a_second_demo_is_refused_while_one_runs(last: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with last.with_name("lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("4711")
         lock.flush()
 
-        result = subprocess.run(command(last), cwd=ROOT, capture_output=True, text=True, check=False)
+        assert run() == 1
 
-    assert result.returncode == 1
-    assert "another demo of this checkout is running" in result.stderr
-    assert "kill 4711" in result.stderr
+    errors = capsys.readouterr().err
+    assert "another demo of this checkout is running" in errors
+    assert "kill 4711" in errors
     assert not last.exists()
 
 
-def test_an_orchestrator_that_it_does_not_know_is_refused(tmp_path: Path) -> None:
-    last = tmp_path / "last"
+def test_an_orchestrator_that_it_does_not_know_is_refused(
+    last: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("--orchestrator", "cron")
 
-    result = subprocess.run(
-        command(last, "--orchestrator", "cron"), cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-    assert result.returncode == 2
-    assert re.search(r"invalid choice: 'cron' \(choose from '?airflow'?, '?dagster'?\)", result.stderr)
+    assert ended.value.code == 2
+    assert re.search(r"invalid choice: 'cron' \(choose from '?airflow'?, '?dagster'?\)", capsys.readouterr().err)
     assert not last.exists()

@@ -8,20 +8,21 @@ import pytest
 
 from demo.flights import Body
 from demo.queues import MAX_RECEIVE_COUNT, Counts, Queues
-from demo.sqs_server import SqsServer, sqs_server
+from demo.sqs_server import SqsServer
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def server() -> Iterator[SqsServer]:
-    with sqs_server() as running:
-        yield running
+def queues(server: SqsServer) -> Iterator[Queues]:
+    made = Queues(server)
+    yield made
+    client = server.sqs_client()
+    for url in (made.url, made.dead_letter_url):
+        client.delete_queue(QueueUrl=url)
 
 
-def test_published_messages_are_counted_and_told_apart(server: SqsServer) -> None:
-    queues = Queues(server)
-
+def test_published_messages_are_counted_and_told_apart(queues: Queues) -> None:
     published = queues.publish([Body(f"message {number}", is_malformed=number % 5 == 0) for number in range(25)])
 
     assert len(published.flights) == 20
@@ -30,8 +31,9 @@ def test_published_messages_are_counted_and_told_apart(server: SqsServer) -> Non
     assert queues.dead_letters() == 0
 
 
-def test_messages_that_were_given_back_too_often_are_read_from_the_dead_letter_queue(server: SqsServer) -> None:
-    queues = Queues(server)
+def test_messages_that_were_given_back_too_often_are_read_from_the_dead_letter_queue(
+    queues: Queues, server: SqsServer
+) -> None:
     published = queues.publish([Body(f"message {number}", is_malformed=True) for number in range(15)])
     client = server.sqs_client()
     for _ in range(MAX_RECEIVE_COUNT + 1):

@@ -20,7 +20,7 @@ from demo.queues import Counts, Queues
 from demo.runs import BATCH_SIZE, NotDrainedError, RunCounts, drain
 from demo.summary import BatchOutcome
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+WAIT = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
 @dataclass
@@ -63,7 +63,7 @@ def _next(states: list[int]) -> int:
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[ServerProcess]:
-    running = start_process("It", SLEEP, log_path=tmp_path / "log", environment={}, directory=tmp_path)
+    running = start_process("It", WAIT, log_path=tmp_path / "log", environment={}, directory=tmp_path)
     yield running
     running.kill()
 

@@ -5,15 +5,28 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from demo.processes import ROOT
-from tests.demo.test_main import command
 
 pytestmark = pytest.mark.processes
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import demo.__main__ as demo
+demo.LAST = Path(sys.argv.pop(1))
+sys.exit(demo.main())
+"""
+
+
+def command(last: Path, *arguments: str) -> list[str]:
+    """The demo, with its files in a directory of the test."""
+    return [sys.executable, "-c", PROGRAM, str(last), *arguments]
 
 
 @pytest.mark.parametrize(
