@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -16,40 +15,37 @@ from sqs_lease.core.ledger import Ledger
 from tests.simulation import mutants
 from tests.simulation.schedule import failing_seeds, run_schedule
 
-# A minute of two cores that nobody else needs; a machine may be half as fast, and have others to serve.
-pytestmark = pytest.mark.timeout(1200)
-
 SCHEDULES = 1000
-CHUNK = 50
+PART = 250
 MUTANT_SEEDS = 400
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_thousand_schedules_keep_the_invariants() -> None:
-    chunks = [range(start, start + CHUNK) for start in range(0, SCHEDULES, CHUNK)]
-    with ProcessPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-        failed = [seed for seeds in pool.map(failing_seeds, chunks) for seed in seeds]
+@pytest.mark.parametrize("start", range(0, SCHEDULES, PART))
+def test_a_thousand_schedules_keep_the_invariants(start: int) -> None:
+    failed = failing_seeds(range(start, start + PART))
     traces = [str(run_schedule(seed, tracing=True)) for seed in failed[:1]]
     assert not failed, f"seeds {failed}\n" + "\n".join(traces)
 
 
 @pytest.mark.parametrize(
-    ("mutant", "rule"),
+    ("mutant", "rule", "known"),
     [
-        (mutants.ExtendsAfterSettling, "3 nothing is extended after it was settled"),
-        (mutants.ReleasesWhatIsLost, "3 nothing lost is touched"),
-        (mutants.MovesDeadlinesUnconfirmed, "2 what is held stays invisible"),
-        (mutants.GivesUpWithoutAnswer, "2 what is held is not given up"),
-        (mutants.RetriesTooLate, "2 what is held stays invisible"),
-        (mutants.ReleasesTooLate, "3 nothing lost is released"),
+        (mutants.ExtendsAfterSettling, "3 nothing is extended after it was settled", 1),
+        (mutants.ReleasesWhatIsLost, "3 nothing lost is touched", 1),
+        (mutants.MovesDeadlinesUnconfirmed, "2 what is held stays invisible", 8),
+        (mutants.GivesUpWithoutAnswer, "2 what is held is not given up", 2),
+        (mutants.RetriesTooLate, "2 what is held stays invisible", 32),
+        (mutants.ReleasesTooLate, "3 nothing lost is released", 295),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_a_ledger_that_breaks_a_rule_is_noticed(
-    mutant: type[Ledger], rule: str, monkeypatch: pytest.MonkeyPatch
+    mutant: type[Ledger], rule: str, known: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_driver, "Ledger", mutant)
-    results = (run_schedule(seed) for seed in range(MUTANT_SEEDS))
+    # One that noticed it when this was written goes first, which only saves time: any of the others will do.
+    results = (run_schedule(seed) for seed in (known, *range(MUTANT_SEEDS)))
     noticed = (violation.rule for result in results for violation in result.violations)
     assert next((True for broken in noticed if broken == rule), False)
 

@@ -7,11 +7,14 @@ and the network had for it comes all at once when it goes on.
 
 from __future__ import annotations
 
+import math
+from asyncio import Handle, TimerHandle, events
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop
 from typing import Any
 
-from sqs_lease.testing import VirtualClock, VirtualDeadlockError, VirtualLoop
+from sqs_lease.testing import VirtualClock, VirtualDeadlockError, VirtualLivelockError, VirtualLoop
 
 
 class ProcessClock(VirtualClock):
@@ -37,32 +40,54 @@ class ProcessClock(VirtualClock):
 
 
 class WorldLoop(VirtualLoop):
-    """An event loop that hands control back instead of waiting."""
+    """An event loop that hands control back instead of waiting.
 
-    _ready: deque[object]
+    Attributes:
+        idle_until: When it has something to do by itself next, in the world's time; infinite for never.
+    """
+
+    _ready: deque[Handle]
+    _scheduled: list[TimerHandle]
 
     def __init__(self, clock: VirtualClock, world: VirtualClock) -> None:
         super().__init__(clock, most_rounds=20_000)
         self.frozen = False
         self.dead = False
-        self.idle_until: float | None = 0.0
+        self.idle_until = 0.0
         self._world = world
 
-    def select(self, timeout: float | None) -> list[object]:
-        """Nothing is ready: say until when, and stop."""
-        if timeout is not None and timeout <= 0:
-            return super().select(timeout)
-        self._rounds = 0
-        self.idle_until = None if timeout is None else self._world.now() + timeout
-        self.stop()
-        return []
+    def runnable(self, now: float) -> bool:
+        """Whether it has something to do at this time of the world."""
+        return (bool(self._ready) or self.idle_until <= now) and not self.frozen and not self.dead
 
-    @property
-    def runnable(self) -> bool:
-        """Whether it has something to do now."""
-        if self.dead or self.frozen:
-            return False
-        return bool(self._ready) or (self.idle_until is not None and self.idle_until <= self._world.now())
+    def run_until_idle(self) -> None:
+        """Run what is ready and what is due at this moment, and all that becomes ready by it.
+
+        In the order of asyncio's own ``run_forever``, which is made to be entered once: here it would take a fifth
+        of a schedule's time.
+        """
+        now = self.time()
+        ready, scheduled = self._ready, self._scheduled
+        events._set_running_loop(self)
+        try:
+            for _ in range(self._most_rounds):
+                while scheduled and (scheduled[0]._cancelled or scheduled[0].when() <= now):
+                    timer = heappop(scheduled)
+                    if not timer._cancelled:
+                        ready.append(timer)
+                if not ready:
+                    break
+                for _ in range(len(ready)):
+                    handle = ready.popleft()
+                    if not handle._cancelled:
+                        handle._run()
+            else:
+                raise VirtualLivelockError(
+                    f"{self._most_rounds} rounds of callbacks ran at {now:g} s.\n{self._where_tasks_wait()}"
+                )
+        finally:
+            events._set_running_loop(None)
+        self.idle_until = self._world.now() + (scheduled[0].when() - now) if scheduled else math.inf
 
 
 class World:
@@ -100,21 +125,21 @@ class World:
             VirtualDeadlockError: Nothing will ever happen again, before that time.
         """
         while not stop():
+            now = self.clock.now()
             ran = True
             while ran:
                 ran = False
                 for loop in tuple(self.loops):
-                    if loop.runnable:
-                        loop.run_forever()
+                    if loop.runnable(now):
+                        loop.run_until_idle()
                         ran = True
-            times = [loop.idle_until for loop in self.loops if not loop.frozen and loop.idle_until is not None]
-            if not times:
-                raise VirtualDeadlockError(f"nothing will happen any more at {self.clock.now():g} s")
-            now = self.clock.now()
-            if min(times) > until:
+            next_at = min((loop.idle_until for loop in self.loops if not loop.frozen), default=math.inf)
+            if next_at == math.inf:
+                raise VirtualDeadlockError(f"nothing will happen any more at {now:g} s")
+            if next_at > until:
                 self.clock.advance(max(0.0, until - now))
                 return
-            self.clock.advance(min(times) - now)
+            self.clock.advance(next_at - now)
 
     def end(self) -> None:
         """Take everything down without running it."""
