@@ -18,6 +18,7 @@ from dagster._daemon.sensor import SensorLaunchContext, execute_sensor_iteration
 
 from sqs_lease.dagster.sensor_runs import SENSOR_TAG
 from sqs_lease.testing import LeasedQueue, LeasedQueues
+from tests.dagster.instances import stored_instance
 
 MODULE = "tests.dagster.backlog_definitions"
 
@@ -50,7 +51,7 @@ class Daemon:
 def daemon() -> Iterator[Daemon]:
     origin = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name=MODULE), location_name="orders_location")
     with (
-        dg.instance_for_test() as instance,
+        stored_instance() as instance,
         WorkspaceProcessContext(instance, InProcessWorkspaceLoadTarget(origin)) as workspace,
     ):
         yield Daemon(workspace, instance, time())

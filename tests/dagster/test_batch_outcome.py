@@ -96,12 +96,6 @@ class Story:
         return fates
 
 
-@pytest.fixture(scope="module")
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
 @pytest.fixture
 def story(instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
     return Story(instance, tmp_path, monkeypatch)

@@ -101,7 +101,7 @@ def test_a_sensor_starts_runs_of_the_asset_where_it_is_asked_for(leased_queues: 
     made = definitions(component("backlog_sensor: {min_messages: 3, running: true}"))
     sensor = made.get_sensor_def("shop__orders_backlog")
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         context = dg.build_sensor_context(instance, sensor_name=sensor.name, definitions=made)
         assert len(sensor.evaluate_tick(context).run_requests or []) == 1
 

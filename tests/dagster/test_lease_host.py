@@ -19,20 +19,15 @@ from sqs_lease.dagster import batch_settler, lease_host
 from sqs_lease.dagster.leased_batch import leased_batch
 from sqs_lease.dagster.workspace import workspace_path
 from sqs_lease.ownership import OWNER
+from tests.dagster.instances import stored_instance
 from tests.dagster.lease_ground import Ground, end_waiting_for_runs, eventually, kill, tags
 
 Status = dg.DagsterRunStatus
 
 
 @pytest.fixture(scope="module")
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def retrying_instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test({"run_retries": {"enabled": True}}) as made:
+    with stored_instance(run_retries={"enabled": True}) as made:
         yield made
 
 
@@ -115,7 +110,7 @@ def test_nothing_is_held_that_could_not_be_written_down(ground: Ground, monkeypa
 
 def test_messages_that_are_lost_while_a_run_works_are_told_of_once(ground: Ground) -> None:
     ground.queue.send("a", "b")
-    host = ground.host(policy=Fixed(visibility=60, every=0.2))
+    host = ground.host(policy=Fixed(visibility=600, every=0.2))
     request = ground.request(host)
     ground.run(request, Status.STARTED)
     kept = kept_leases.read_leases(BatchFolder(Path(request.uri)))

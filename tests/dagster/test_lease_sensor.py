@@ -31,12 +31,6 @@ def loading() -> None:
     load()
 
 
-@pytest.fixture(scope="module")
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
 @pytest.fixture(autouse=True)
 def _ended_hosts() -> Iterator[None]:
     yield
