@@ -12,6 +12,7 @@ import dagster as dg
 from pydantic import Field
 
 from sqs_lease import by_exception, dead_letter
+from sqs_lease.core.policies import Fixed, RenewalPolicy
 from sqs_lease.dagster import MessageFailed, SqsQueueResource
 from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.leased_batch import RunBatch, leased_batch
@@ -22,6 +23,7 @@ class Work(dg.Config):
     fails: list[str] = Field(default=[], description="Bodies of messages that it fails one by one.")
     names: list[str] = Field(default=[], description="Bodies of messages that it names in a MessageFailed.")
     raises: bool = Field(default=False, description="Whether it raises a ZeroDivisionError.")
+    breaks: bool = Field(default=False, description="Whether it raises an OSError, of which no rule says anything.")
     is_killed: bool = Field(default=False, description="Whether its process is killed.")
     wrong_tries: int = Field(default=9, description="How many of its tries go wrong.")
     fails_at_last: list[str] = Field(default=[], description="Bodies of messages that the tries after those fail.")
@@ -39,6 +41,8 @@ class Work(dg.Config):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.names:
                 raise MessageFailed([ids[body] for body in self.names])
+            if self.breaks:
+                raise OSError("the database is away")
             if self.raises:
                 raise ZeroDivisionError
         else:
@@ -111,13 +115,14 @@ def stored(context: dg.AssetExecutionContext, checked: int) -> None:
         assert len(batch) == checked
 
 
-def executor(wait: float = 0.0) -> dg.ExecutorDefinition:
+def executor(wait: float = 0.0, policy: RenewalPolicy | None = None) -> dg.ExecutorDefinition:
     return sqs_lease_executor(
         SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), region_name="us-east-1"),
         # Only the run worker reads it.
         workspace=os.environ.get("ORDERS_WORKSPACE", "/var/lib/orders"),
         max_messages=10,
         wait=wait,
+        policy=policy,
         on_failure=by_exception({ZeroDivisionError: dead_letter(), MessageFailed: dead_letter()}),
         max_concurrent=2,
     )
@@ -130,6 +135,15 @@ def orders() -> dg.JobDefinition:
         report(check(), load())
 
     return orders
+
+
+def eager() -> dg.JobDefinition:
+    @dg.job(executor_def=executor(policy=Fixed(visibility=600, every=0.2)))
+    def eager() -> None:
+        """The same, and its messages are extended more often than they have to be."""
+        report(check(), load())
+
+    return eager
 
 
 def alone() -> dg.JobDefinition:

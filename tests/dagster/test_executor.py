@@ -1,14 +1,13 @@
-"""One batch over a run of several steps: this process is the run worker, the steps have processes of their own.
+"""One batch over a run of several steps; the queues are in memory, and this process is the run worker.
 
-The queues are in memory: only the run worker reaches them.
+It executes the steps, too: tests/processes/dagster/test_executor_steps.py gives them processes of their own.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -21,77 +20,36 @@ from dagster._core.execution.api import execute_run_iterator
 
 from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.dagster.executor import LeaseExecutor, sqs_lease_executor
-from sqs_lease.dagster.leased_batch import BATCH_TAG
-from sqs_lease.dagster.step_ends import StepEnds
+from sqs_lease.dagster.leased_batch import BATCH_TAG, RunBatch
+from sqs_lease.testing import AuditKind
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
 from tests.dagster import executor_jobs
-
-pytestmark = pytest.mark.processes
-
-# Each step is a process that has all modules loaded already.
-FORK_SERVER = {"start_method": {"forkserver": {"preload_modules": [executor_jobs.__name__]}}}
+from tests.dagster.executor_runs import Runs, failure, numbers, runs_in
+from tests.dagster.lease_ground import eventually
 
 DEADLINE_SECONDS = 60.0
 
 
-class Runs:
-    """Executes jobs in this process.
-
-    Attributes:
-        instance: Dagster's instance.
-        workspace: Where the executor's files are.
-    """
-
-    def __init__(self, instance: dg.DagsterInstance, workspace: Path) -> None:
-        self.instance = instance
-        self.workspace = workspace
-
-    def execute(
-        self, job: Callable[[], dg.JobDefinition], ops: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
-    ) -> dg.JobExecutionResult:
-        """Execute a job, with the configuration of its ops by their names."""
-        config = {
-            "execution": {"config": FORK_SERVER},
-            "ops": {name: {"config": dict(values)} for name, values in (ops or {}).items()},
-        }
-        return dg.execute_job(dg.reconstructable(job), self.instance, run_config=config, **options)
-
-    def told(self, run_id: str) -> list[str]:
-        """What the run's log tells of the lease."""
-        return [
-            entry.user_message if entry.dagster_event is None else entry.dagster_event.message or ""
-            for entry in self.instance.all_logs(run_id)
-        ]
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    # Dagster makes each job once in a process, so all tests have one workspace.
-    workspace = tmp_path_factory.mktemp("workspace")
-    with pytest.MonkeyPatch.context() as patch, dg.instance_for_test() as instance:
-        patch.setenv("ORDERS_WORKSPACE", str(workspace))
-        yield Runs(instance, workspace)
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    with runs_in(tmp_path_factory.mktemp("workspace")) as runs:
+        yield runs
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left(runs: Runs) -> Iterator[None]:
-    yield
-    assert list(runs.workspace.iterdir()) == []
-    assert multiprocessing.active_children() == []
+@pytest.fixture
+def runs(made: Runs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    """Runs whose steps are executed here, one after the other, and not in processes of their own."""
+    here = dg.in_process_executor.executor_creation_fn
+    monkeypatch.setattr(dg.multiprocess_executor, "_executor_creation_fn", here)
+    yield made
+    assert list(made.workspace.iterdir()) == []
 
 
 @pytest.fixture
 def queue(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> LeasedQueue:
     monkeypatch.setenv("ORDERS_QUEUE", "orders")
     return leased_queues.create("orders", visibility_seconds=600)
-
-
-def numbers(result: dg.JobExecutionResult) -> dict[str, Any]:
-    """What the run's log says of the lease in numbers."""
-    engine_events = [event for event in result.all_events if event.is_engine_event]
-    metadata = [event.engine_event_data.metadata for event in engine_events]
-    return {name: value.value for each in metadata for name, value in each.items() if name.startswith("sqs/")}
 
 
 @contextmanager
@@ -104,28 +62,32 @@ def replaced_by_a_file(directory: Path) -> Iterator[None]:
     directory.mkdir()
 
 
-def failure(result: dg.JobExecutionResult) -> str:
-    """Why a run failed that executed no step."""
-    assert not [event for event in result.all_events if event.is_step_start]
-    (failed,) = (event for event in result.all_events if event.is_job_failure)
-    error = failed.job_failure_data.error
-    assert error is not None
-    return str(error.message)
+def extensions(queues: LeasedQueues) -> int:
+    return sum(entry.kind is AuditKind.CHANGED for entry in queues.sqs.trail().entries())
 
 
-def test_a_batch_is_held_through_steps_beside_and_after_one_another_and_deleted_when_all_succeeded(
-    runs: Runs, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_is_held_through_steps_after_one_another_and_deleted_when_all_succeeded(
+    runs: Runs, queue: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ORDERS_QUEUE", "short")
-    queue = leased_queues.create("short", "a", "b", visibility_seconds=4)
-    work = {"seconds": 2.5}
-    result = runs.execute(executor_jobs.orders, {"check": work, "load": work, "report": work})
+    queue.send("a", "b")
+    seen: list[int] = []
+
+    def work_until_extended(work: executor_jobs.Work, context: dg.OpExecutionContext, batch: RunBatch) -> int:
+        assert queue.invisible == ["a", "b"]
+        before = extensions(leased_queues)
+        eventually(lambda: extensions(leased_queues) >= before + len(batch), "the messages are extended")
+        seen.append(before)
+        return len(batch)
+
+    monkeypatch.setattr(executor_jobs.Work, "on", work_until_extended)
+    result = runs.execute(executor_jobs.eager)
     assert result.success
     assert (queue.visible, queue.invisible, queue.deleted) == ([], [], 2)
     told = numbers(result)
     assert (told["sqs/received"], told["sqs/deleted"], told["sqs/lost"]) == (2, 2, 0)
-    # Once each: the steps take longer than the messages are invisible.
-    assert told["sqs/extensions"] >= 2
+    # Once each, in each of three steps.
+    assert told["sqs/extensions"] >= 6
+    assert len(seen) == 3
 
 
 def test_messages_that_any_step_failed_come_back_and_the_others_are_deleted(runs: Runs, queue: LeasedQueue) -> None:
@@ -162,13 +124,6 @@ def test_a_step_that_is_retried_has_the_same_messages_and_its_last_try_counts(ru
     result = runs.execute(executor_jobs.alone, {"load": wrong})
     assert result.success
     assert (queue.visible, queue.dead_letters, queue.deleted) == (["b"], [], 1)
-
-
-def test_messages_of_a_step_that_was_killed_come_back(runs: Runs, queue: LeasedQueue) -> None:
-    queue.send("a", "b")
-    result = runs.execute(executor_jobs.alone, {"load": {"is_killed": True}})
-    assert not result.success
-    assert (queue.visible, queue.deleted) == (["a", "b"], 0)
 
 
 def test_messages_of_a_job_that_does_not_look_at_them_come_back_and_the_log_says_why(
@@ -248,23 +203,6 @@ def test_a_run_that_is_terminated_while_it_waits_for_messages_ends_with_the_poll
     assert "DagsterExecutionInterruptedError" in failure(result)
 
 
-def test_where_dagster_itself_fails_the_steps_are_ended_before_their_messages_are_given_back(
-    runs: Runs, queue: LeasedQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue.send("a")
-
-    def fail(ends: StepEnds, event: dg.DagsterEvent) -> None:
-        if event.is_step_start:
-            assert queue.invisible == ["a"]
-            raise OSError("the database is away")
-
-    monkeypatch.setattr(StepEnds, "see", fail)
-    result = runs.execute(executor_jobs.alone, {"load": {"seconds": 600}})
-    assert not result.success
-    assert multiprocessing.active_children() == []
-    assert queue.visible == ["a"]
-
-
 def test_messages_that_cannot_be_stored_for_the_steps_come_back_and_the_error_says_where(
     runs: Runs, queue: LeasedQueue
 ) -> None:
@@ -280,10 +218,11 @@ def test_messages_that_cannot_be_stored_for_the_steps_come_back_and_the_error_sa
 
 
 def test_a_run_that_leaves_out_a_step_is_refused_and_one_that_repeats_all_leases_again(
-    runs: Runs, queue: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, queue: LeasedQueue
 ) -> None:
     queue.send("a")
-    failed = runs.execute(executor_jobs.orders, {"report": {"is_killed": True}})
+    failed = runs.execute(executor_jobs.orders, {"report": {"breaks": True}})
+    assert not failed.success
     assert queue.visible == ["a"]
 
     refused = runs.execute(
@@ -352,12 +291,12 @@ def test_bad_arguments_are_refused_where_the_executor_is_made(
 
 @pytest.mark.parametrize(("configured", "concurrent"), [(None, 3), (7, 7)])
 def test_the_configuration_of_a_run_says_how_many_steps_run_at_once_or_else_the_executor_does(
-    runs: Runs, configured: int | None, concurrent: int
+    made: Runs, configured: int | None, concurrent: int
 ) -> None:
     definition = sqs_lease_executor(QUEUE, workspace="/orders", max_concurrent=3)
     assert definition.executor_creation_fn is not None
     config: dict[str, object] = {"max_concurrent": configured, "retries": {"enabled": {}}}
     job = dg.reconstructable(executor_jobs.alone)
-    made = definition.executor_creation_fn(dg.InitExecutorContext(job, definition, config, runs.instance))
-    assert isinstance(made, LeaseExecutor)
-    assert made._steps._max_concurrent == concurrent  # type: ignore[attr-defined]
+    executor = definition.executor_creation_fn(dg.InitExecutorContext(job, definition, config, made.instance))
+    assert isinstance(executor, LeaseExecutor)
+    assert executor._steps._max_concurrent == concurrent  # type: ignore[attr-defined]

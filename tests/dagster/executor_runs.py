@@ -1,0 +1,71 @@
+"""Runs of the executor's jobs in this process, and what their logs say of the lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from tests.dagster import executor_jobs
+from tests.dagster.instances import stored_instance
+
+# Each step that has a process is forked from one that has all modules loaded already.
+FORK_SERVER = {"start_method": {"forkserver": {"preload_modules": [executor_jobs.__name__]}}}
+
+
+class Runs:
+    """Executes jobs; this process is the run worker.
+
+    Attributes:
+        instance: Dagster's instance.
+        workspace: Where the executor's files are.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, workspace: Path) -> None:
+        self.instance = instance
+        self.workspace = workspace
+
+    def execute(
+        self, job: Callable[[], dg.JobDefinition], ops: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+    ) -> dg.JobExecutionResult:
+        """Execute a job, with the configuration of its ops by their names."""
+        config = {
+            "execution": {"config": FORK_SERVER},
+            "ops": {name: {"config": dict(values)} for name, values in (ops or {}).items()},
+        }
+        return dg.execute_job(dg.reconstructable(job), self.instance, run_config=config, **options)
+
+    def told(self, run_id: str) -> list[str]:
+        """What the run's log tells of the lease."""
+        return [
+            entry.user_message if entry.dagster_event is None else entry.dagster_event.message or ""
+            for entry in self.instance.all_logs(run_id)
+        ]
+
+
+@contextmanager
+def runs_in(workspace: Path) -> Iterator[Runs]:
+    """Have an instance, and the jobs' workspace in a directory: Dagster makes each job once in a process."""
+    with pytest.MonkeyPatch.context() as patch, stored_instance() as instance:
+        patch.setenv("ORDERS_WORKSPACE", str(workspace))
+        yield Runs(instance, workspace)
+
+
+def numbers(result: dg.JobExecutionResult) -> dict[str, Any]:
+    """What the run's log says of the lease in numbers."""
+    engine_events = [event for event in result.all_events if event.is_engine_event]
+    metadata = [event.engine_event_data.metadata for event in engine_events]
+    return {name: value.value for each in metadata for name, value in each.items() if name.startswith("sqs/")}
+
+
+def failure(result: dg.JobExecutionResult) -> str:
+    """Why a run failed that executed no step."""
+    assert not [event for event in result.all_events if event.is_step_start]
+    (failed,) = (event for event in result.all_events if event.is_job_failure)
+    error = failed.job_failure_data.error
+    assert error is not None
+    return str(error.message)
