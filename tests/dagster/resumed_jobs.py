@@ -6,9 +6,7 @@ import dagster as dg
 
 from sqs_lease.dagster import SqsQueueResource
 
-QUEUE = SqsQueueResource(
-    queue=dg.EnvVar("ORDERS_QUEUE"), endpoint_url=dg.EnvVar("ORDERS_ENDPOINT"), region_name="us-east-1"
-)
+QUEUE = SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"))
 
 
 def _fail_if_told(name: str) -> None:

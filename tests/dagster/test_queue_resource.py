@@ -1,67 +1,39 @@
-"""Leases in assets and ops, on a real SQS server; Dagster runs in this process."""
+"""Leases in assets and ops; the queues are in memory, and Dagster runs in this process.
+
+tests/processes/dagster/test_queue_resource.py has a real SQS server.
+"""
 
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from typing import Any
 
 import dagster as dg
 import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 
-from demo.sqs_server import REGION, SqsServer
 from sqs_lease import dead_letter
 from sqs_lease.dagster import MessageFailed, SqsQueueResource
 from sqs_lease.dagster.step import Context
+from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.resumed_jobs import connected as connected_job
 from tests.dagster.resumed_jobs import independent as independent_job
-
-if TYPE_CHECKING:
-    from types_boto3_sqs import SQSClient
-else:
-    # Dagster reads the annotations of ops and assets, so this module has no postponed ones.
-    SQSClient = Any
-
-pytestmark = pytest.mark.processes
 
 Work = Callable[[Context, SqsQueueResource], Any]
 
 
 @pytest.fixture
-def sqs(server: SqsServer) -> SQSClient:
-    return server.sqs_client()
+def messages(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> LeasedQueue:
+    monkeypatch.setenv("ORDERS_QUEUE", "orders")
+    return leased_queues.create("orders", visibility_seconds=600)
 
 
 @pytest.fixture
-def queue_url(sqs: SQSClient) -> str:
-    return sqs.create_queue(QueueName=f"queue-{uuid4()}", Attributes={"VisibilityTimeout": "600"})["QueueUrl"]
+def queue(messages: LeasedQueue) -> SqsQueueResource:
+    return SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"))
 
 
-@pytest.fixture
-def queue(server: SqsServer, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> SqsQueueResource:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    monkeypatch.setenv("ORDERS_QUEUE", queue_url)
-    return SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), endpoint_url=server.endpoint_url, region_name=REGION)
-
-
-def send(sqs: SQSClient, url: str, *bodies: str) -> None:
-    for body in bodies:
-        sqs.send_message(QueueUrl=url, MessageBody=body)
-
-
-def receive(sqs: SQSClient, url: str) -> list[str]:
-    """The bodies that can be received now."""
-    bodies = []
-    while messages := sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=1).get("Messages"):
-        bodies += [message["Body"] for message in messages]
-    return sorted(bodies)
-
-
-def left(sqs: SQSClient, url: str) -> int:
-    counts = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-    return int(counts["ApproximateNumberOfMessages"]) + int(counts["ApproximateNumberOfMessagesNotVisible"])
+def left(messages: LeasedQueue) -> int:
+    return len(messages.visible) + len(messages.invisible)
 
 
 def asset_over(work: Work, retry_policy: dg.RetryPolicy | None = None) -> dg.AssetsDefinition:
@@ -78,36 +50,34 @@ def numbers(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 
 
 def test_an_asset_that_succeeds_deletes_its_messages_and_its_materialization_has_the_numbers(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+    queue: SqsQueueResource, messages: LeasedQueue
 ) -> None:
-    send(sqs, queue_url, "a", "b", "c")
+    messages.send("a", "b", "c")
 
     def work(context: Context, queue: SqsQueueResource) -> dg.MaterializeResult[Any]:
-        with queue.lease(context, max_messages=2, linger=2) as batch:
+        with queue.lease(context, max_messages=2) as batch:
             return dg.MaterializeResult(metadata={"rows": len(batch)})
 
     result = dg.materialize([asset_over(work)], resources={"queue": queue})
-    assert left(sqs, queue_url) == 1
+    assert left(messages) == 1
     told = numbers(result)
     assert told["rows"] == 2
-    assert told["sqs/queue"] == queue_url
-    assert 0 <= told["sqs/oldest_age_seconds"] < 60
+    assert told["sqs/queue"] == messages.url
+    assert 0 <= told["sqs/oldest_age_seconds"] < 3600
     expected = {"received": 2, "deleted": 2, "failed": 0, "lost": 0, "unsettled": 0, "left_visible": 1}
     assert {name: told[f"sqs/{name}"] for name in expected} == expected
 
 
-def test_a_message_that_failed_comes_back_and_counts_as_failed(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
-) -> None:
-    send(sqs, queue_url, "good", "bad")
+def test_a_message_that_failed_comes_back_and_counts_as_failed(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+    messages.send("good", "bad")
 
     def work(context: Context, queue: SqsQueueResource) -> None:
-        with queue.lease(context, linger=2) as batch:
+        with queue.lease(context) as batch:
             batch.fail([message.message_id for message in batch if message.body == "bad"], "it is bad")
 
     result = dg.materialize([asset_over(work)], resources={"queue": queue})
-    assert receive(sqs, queue_url) == ["bad"]
-    assert left(sqs, queue_url) == 1
+    assert messages.visible == ["bad"]
+    assert left(messages) == 1
     assert (numbers(result)["sqs/failed"], numbers(result)["sqs/deleted"]) == (1, 1)
 
 
@@ -122,27 +92,26 @@ def test_a_message_that_failed_comes_back_and_counts_as_failed(
 )
 def test_an_asset_that_raises_gives_its_messages_back(
     queue: SqsQueueResource,
-    sqs: SQSClient,
-    queue_url: str,
+    messages: LeasedQueue,
     error: Callable[[dict[str, str]], Exception],
     back: list[str],
 ) -> None:
-    send(sqs, queue_url, "good", "bad")
+    messages.send("good", "bad")
 
     def work(context: Context, queue: SqsQueueResource) -> None:
-        with queue.lease(context, linger=2) as batch:
+        with queue.lease(context) as batch:
             raise error({message.body: message.message_id for message in batch})
 
     result = dg.materialize([asset_over(work)], resources={"queue": queue}, raise_on_error=False)
     assert not result.success
-    assert receive(sqs, queue_url) == back
-    assert left(sqs, queue_url) == len(back)
+    assert sorted(messages.visible) == back
+    assert left(messages) == len(back)
 
 
 def test_an_interrupted_asset_gives_all_back_whatever_the_failure_rule(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+    queue: SqsQueueResource, messages: LeasedQueue
 ) -> None:
-    send(sqs, queue_url, "a")
+    messages.send("a")
 
     def work(context: Context, queue: SqsQueueResource) -> None:
         with queue.lease(context, on_failure=dead_letter()):
@@ -150,13 +119,11 @@ def test_an_interrupted_asset_gives_all_back_whatever_the_failure_rule(
 
     with pytest.raises((KeyboardInterrupt, DagsterExecutionInterruptedError)):
         dg.materialize([asset_over(work)], resources={"queue": queue})
-    assert receive(sqs, queue_url) == ["a"]
+    assert messages.visible == ["a"]
 
 
-def test_a_step_that_is_retried_gives_back_and_receives_again(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
-) -> None:
-    send(sqs, queue_url, "a")
+def test_a_step_that_is_retried_gives_back_and_receives_again(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+    messages.send("a")
     counts: list[int] = []
 
     def work(context: Context, queue: SqsQueueResource) -> None:
@@ -168,11 +135,11 @@ def test_a_step_that_is_retried_gives_back_and_receives_again(
     result = dg.materialize([asset_over(work, retry_policy=dg.RetryPolicy(1))], resources={"queue": queue})
     assert result.success
     assert counts == [1, 2]
-    assert left(sqs, queue_url) == 0
+    assert left(messages) == 0
 
 
-def test_the_output_of_an_op_has_the_numbers_too(queue: SqsQueueResource, sqs: SQSClient, queue_url: str) -> None:
-    send(sqs, queue_url, "a")
+def test_the_output_of_an_op_has_the_numbers_too(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+    messages.send("a")
 
     @dg.op
     def load(context: dg.OpExecutionContext, queue: SqsQueueResource) -> int:
@@ -189,17 +156,17 @@ def test_the_output_of_an_op_has_the_numbers_too(queue: SqsQueueResource, sqs: S
 
 
 def test_every_asset_that_a_step_makes_has_the_numbers_and_no_other(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+    queue: SqsQueueResource, messages: LeasedQueue
 ) -> None:
     @dg.multi_asset(specs=[dg.AssetSpec(name, skippable=True) for name in ("first", "second")], can_subset=True)
     def both(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
-        with queue.lease(context, wait=1) as batch:
+        with queue.lease(context, wait=0) as batch:
             assert batch
         for key in context.selected_asset_keys:
             yield dg.MaterializeResult(asset_key=key)
 
     for selection in (["first", "second"], ["second"]):
-        send(sqs, queue_url, "a")
+        messages.send("a")
         result = dg.materialize([both], selection=selection, resources={"queue": queue})
         events = [
             event.step_materialization_data.materialization for event in result.get_asset_materialization_events()
@@ -209,10 +176,8 @@ def test_every_asset_that_a_step_makes_has_the_numbers_and_no_other(
         } == dict.fromkeys(selection, 1)
 
 
-def test_each_partition_that_a_step_makes_has_the_numbers(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
-) -> None:
-    send(sqs, queue_url, "a")
+def test_each_partition_that_a_step_makes_has_the_numbers(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+    messages.send("a")
 
     @dg.asset(partitions_def=dg.StaticPartitionsDefinition(["north", "south"]))
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
@@ -224,8 +189,8 @@ def test_each_partition_that_a_step_makes_has_the_numbers(
     assert (materialization.partition, materialization.metadata["sqs/deleted"].value) == ("south", 1)
 
 
-def test_an_asset_that_checks_itself_has_the_numbers(queue: SqsQueueResource, sqs: SQSClient, queue_url: str) -> None:
-    send(sqs, queue_url, "a")
+def test_an_asset_that_checks_itself_has_the_numbers(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+    messages.send("a")
 
     @dg.asset(check_specs=[dg.AssetCheckSpec("sound", asset="orders")])
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[dg.MaterializeResult[Any]]:
@@ -238,10 +203,8 @@ def test_an_asset_that_checks_itself_has_the_numbers(queue: SqsQueueResource, sq
     assert [each.passed for each in result.get_asset_check_evaluations()] == [True]
 
 
-def test_several_leases_of_one_step_are_counted_together(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
-) -> None:
-    send(sqs, queue_url, "a", "b", "c")
+def test_several_leases_of_one_step_are_counted_together(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+    messages.send("a", "b", "c")
 
     def work(context: Context, queue: SqsQueueResource) -> None:
         while True:
@@ -251,32 +214,30 @@ def test_several_leases_of_one_step_are_counted_together(
 
     told = numbers(dg.materialize([asset_over(work)], resources={"queue": queue}))
     assert (told["sqs/received"], told["sqs/deleted"], told["sqs/left_visible"]) == (3, 3, 0)
-    assert 0 <= told["sqs/oldest_age_seconds"] < 60
-    assert told["sqs/queue"] == queue_url
+    assert 0 <= told["sqs/oldest_age_seconds"] < 3600
+    assert told["sqs/queue"] == messages.url
 
 
 def test_leases_of_several_queues_are_counted_together(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str, server: SqsServer
+    queue: SqsQueueResource, messages: LeasedQueue, leased_queues: LeasedQueues
 ) -> None:
-    other_url = sqs.create_queue(QueueName=f"queue-{uuid4()}")["QueueUrl"]
-    other = SqsQueueResource(queue=other_url, endpoint_url=server.endpoint_url, region_name=REGION)
-    send(sqs, queue_url, "a")
-    send(sqs, other_url, "b")
+    others = leased_queues.create("others", "b")
+    messages.send("a")
 
     @dg.asset
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource, other: SqsQueueResource) -> None:
         with queue.lease(context), other.lease(context):
             pass
 
-    told = numbers(dg.materialize([orders], resources={"queue": queue, "other": other}))
+    told = numbers(dg.materialize([orders], resources={"queue": queue, "other": SqsQueueResource(queue="others")}))
     assert told["sqs/deleted"] == 2
-    assert told["sqs/queue"] == f"{other_url}, {queue_url}"
+    assert told["sqs/queue"] == f"{others.url}, {messages.url}"
 
 
 def test_an_asset_that_yields_within_its_block_is_observed_afterwards(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+    queue: SqsQueueResource, messages: LeasedQueue
 ) -> None:
-    send(sqs, queue_url, "a")
+    messages.send("a")
 
     @dg.asset
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
@@ -290,9 +251,9 @@ def test_an_asset_that_yields_within_its_block_is_observed_afterwards(
 
 
 def test_all_outputs_of_an_op_have_the_numbers_but_those_that_were_yielded_within_the_block(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+    queue: SqsQueueResource, messages: LeasedQueue
 ) -> None:
-    send(sqs, queue_url, "a")
+    messages.send("a")
 
     @dg.op(out={name: dg.Out() for name in ("early", "late", "later")})
     def load(context: dg.OpExecutionContext, queue: SqsQueueResource) -> Any:
@@ -312,7 +273,7 @@ def test_all_outputs_of_an_op_have_the_numbers_but_those_that_were_yielded_withi
         "late": True,
         "later": True,
     }
-    assert left(sqs, queue_url) == 0
+    assert left(messages) == 0
 
 
 class FullDisk(dg.IOManager):
@@ -323,9 +284,9 @@ class FullDisk(dg.IOManager):
 
 
 def test_a_value_that_is_yielded_within_the_block_is_stored_before_the_messages_are_deleted(
-    queue: SqsQueueResource, sqs: SQSClient, queue_url: str
+    queue: SqsQueueResource, messages: LeasedQueue
 ) -> None:
-    send(sqs, queue_url, "a")
+    messages.send("a")
 
     @dg.asset
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
@@ -334,7 +295,7 @@ def test_a_value_that_is_yielded_within_the_block_is_stored_before_the_messages_
 
     resources = {"queue": queue, "io_manager": FullDisk()}
     assert not dg.materialize([orders], resources=resources, raise_on_error=False).success
-    assert receive(sqs, queue_url) == ["a"]
+    assert messages.visible == ["a"]
 
 
 def test_a_queue_without_messages_gives_an_empty_batch(queue: SqsQueueResource) -> None:
@@ -347,8 +308,8 @@ def test_a_queue_without_messages_gives_an_empty_batch(queue: SqsQueueResource) 
     assert "sqs/oldest_age_seconds" not in told
 
 
-def test_a_function_that_is_called_directly_can_lease(queue: SqsQueueResource, sqs: SQSClient, queue_url: str) -> None:
-    send(sqs, queue_url, "a")
+def test_a_function_that_is_called_directly_can_lease(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+    messages.send("a")
     resolved = queue.process_config_and_initialize()
     bodies: list[str] = []
 
@@ -359,7 +320,7 @@ def test_a_function_that_is_called_directly_can_lease(queue: SqsQueueResource, s
 
     load(dg.build_op_context())
     assert bodies == ["a"]
-    assert left(sqs, queue_url) == 0
+    assert left(messages) == 0
 
 
 # Runs that resume others
@@ -384,33 +345,30 @@ def run_and_resume(job: Callable[[], dg.JobDefinition], failing: str, instance: 
 
 
 @pytest.fixture
-def stored(queue: SqsQueueResource, server: SqsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
-    monkeypatch.setenv("ORDERS_ENDPOINT", server.endpoint_url)
-    with dg.instance_for_test() as made:
-        yield made
+def stored(queue: SqsQueueResource, instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    """One that further runs find these runs in."""
+    return instance
 
 
 def test_a_resumed_run_that_leaves_out_a_step_before_it_is_refused_and_told_what_to_set(
-    stored: dg.DagsterInstance, sqs: SQSClient, queue_url: str
+    stored: dg.DagsterInstance, messages: LeasedQueue
 ) -> None:
-    send(sqs, queue_url, "a")
+    messages.send("a")
     (error,) = run_and_resume(connected_job, "load", stored)
     assert "leaves out 'before'" in error
     assert '"dagster/retry_strategy": "ALL_STEPS"' in error
-    assert receive(sqs, queue_url) == ["a"]
+    assert messages.visible == ["a"]
 
 
 def test_a_resumed_run_that_leaves_out_only_steps_beside_it_may_receive(
-    stored: dg.DagsterInstance, sqs: SQSClient, queue_url: str
+    stored: dg.DagsterInstance, messages: LeasedQueue
 ) -> None:
-    send(sqs, queue_url, "a")
+    messages.send("a")
     assert run_and_resume(connected_job, "before", stored) == []
-    assert left(sqs, queue_url) == 0
+    assert left(messages) == 0
 
 
-def test_a_step_may_say_that_its_work_depends_on_no_other(
-    stored: dg.DagsterInstance, sqs: SQSClient, queue_url: str
-) -> None:
-    send(sqs, queue_url, "a")
+def test_a_step_may_say_that_its_work_depends_on_no_other(stored: dg.DagsterInstance, messages: LeasedQueue) -> None:
+    messages.send("a")
     assert run_and_resume(independent_job, "load_by_itself", stored) == []
-    assert left(sqs, queue_url) == 0
+    assert left(messages) == 0
