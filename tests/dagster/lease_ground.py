@@ -69,7 +69,7 @@ class Ground:
             wait_seconds=0,
             linger_seconds=0,
             max_batches=1,
-            run_deadline_seconds=60,
+            run_deadline_seconds=3600,
             look_seconds=0.05,
             fence_seconds=0.2,
         )

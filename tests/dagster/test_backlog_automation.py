@@ -173,8 +173,9 @@ def test_failed_runs_are_followed_by_a_pause_that_doubles(
     time.now += 60
     assert len(automation.report()) == 1
     monkeypatch.setenv("POISON", "1")
-    dg.materialize([eager], instance=instance, raise_on_error=False)
-    time.now = wall()
+    run_id = dg.materialize([eager], instance=instance, raise_on_error=False).run_id
+    (record,) = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
+    time.now = float(record.end_time or 0) + 1
     assert automation.report() == []
     assert "1 failed in a row" in str(automation.said)
 

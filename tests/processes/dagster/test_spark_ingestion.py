@@ -1,0 +1,45 @@
+"""Ingestion by a job from a step whose process is killed; without Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.dagster.test_spark_ingestion import SPEC, until_started
+from tests.ingesting.job_program import JobProgram
+
+pytestmark = [pytest.mark.processes]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> JobProgram:
+    return JobProgram(tmp_path)
+
+
+STEP = """
+import sys
+import dagster as dg
+from sqs_lease.dagster.spark_ingestion import ingest_by_job
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.dagster.leased_batch import RunBatch
+from sqs_lease.manifest import Manifest
+batch = RunBatch(Manifest("b", "orders", (Message(Receipt("m", ""), "body"),)))
+ingest_by_job(dg.build_op_context(), batch, spec={spec!r}, python={python!r})
+"""
+
+
+def test_the_job_of_a_step_that_is_killed_hears_of_it(program: JobProgram) -> None:
+    program.does("STARTED.write_text(str(os.getpid())); sys.stdin.read(); ENDED.write_text('heard')")
+    script = STEP.format(spec=dict(SPEC), python=str(program.path))
+    step = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        job = psutil.Process(until_started(program, lambda: step.poll() is None))
+    finally:
+        step.kill()
+        step.wait()
+    job.wait(120)
+    assert program.ended.read_text() == "heard"
