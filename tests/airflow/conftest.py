@@ -10,9 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from sqs_lease.testing.pytest_plugin import leased_queues
 from tests.airflow.scripted_assets import ScriptedAssets
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 from tests.airflow.watched_queue import WatchedQueue
+
+__all__ = ["leased_queues"]
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Sensors that do not defer: they receive in their own process from a real SQS server, and hand over what they got."""
+"""Sensors that do not defer: they receive in their own process, here from a queue in memory, and hand over the batch.
+
+tests/processes/airflow/test_worker_lease.py has a real SQS server.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Thread
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from airflow.sdk import DAG, PokeReturnValue, task, timezone
@@ -20,17 +22,16 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from demo.sqs_server import SqsServer
-from sqs_lease.airflow import SqsLeaseSensor, aws_connection, sqs_lease
+from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.comms.supervisor import RunOfTask
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.local_run import give_back_what_is_left, receive_locally, settle_locally
+from sqs_lease.airflow.receiving import worker_lease
 from sqs_lease.airflow.receiving.worker_lease import GivenBackError
+from sqs_lease.core.policies import Fixed
 from sqs_lease.core.settlements import discard, release
-from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
+from sqs_lease.testing import AuditKind, LeasedQueue, LeasedQueues, MemoryTransport
 from tests.airflow.scripted_comms import ScriptedComms
-
-pytestmark = pytest.mark.processes
 
 
 class TaskInstance(SimpleNamespace):
@@ -50,31 +51,9 @@ class TaskInstance(SimpleNamespace):
         return timezone.utcnow()
 
 
-class Queue:
-    """A queue of the test's own."""
-
-    def __init__(self, server: SqsServer) -> None:
-        self.sqs: Any = server.sqs_client()
-        self.url = self.sqs.create_queue(QueueName=f"orders-{uuid4()}")["QueueUrl"]
-
-    def send(self, *bodies: str) -> None:
-        for body in bodies:
-            self.sqs.send_message(QueueUrl=self.url, MessageBody=body)
-
-    def visible(self) -> list[str]:
-        answer = self.sqs.receive_message(QueueUrl=self.url, MaxNumberOfMessages=10, VisibilityTimeout=0)
-        return sorted(message["Body"] for message in answer.get("Messages", []))
-
-    def in_flight(self) -> int:
-        names = ["ApproximateNumberOfMessagesNotVisible"]
-        answer = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)
-        return int(answer["Attributes"][names[0]])
-
-
 @pytest.fixture
-def queue(server: SqsServer, monkeypatch: pytest.MonkeyPatch, supervisor: ScriptedComms) -> Queue:
-    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", server.airflow_connection)
-    return Queue(server)
+def queue(leased_queues: LeasedQueues, supervisor: ScriptedComms) -> LeasedQueue:
+    return leased_queues.create("orders")
 
 
 @pytest.fixture
@@ -88,7 +67,7 @@ def load(messages: Any) -> None: ...
 
 
 def sensor(dag: DAG, queue_url: str, **options: Any) -> SqsLeaseSensor:
-    arguments = {"visibility": 2, "timeout": 1, "linger": 0.5, "poke_interval": 0.1, "deferrable": False, **options}
+    arguments = {"visibility": 300, "timeout": 3600, "linger": 0, "poke_interval": 0.1, "deferrable": False, **options}
     with sqs_lease("orders", queue_url=queue_url, **arguments) as orders:
         load(orders)
     made = dag.task_dict["orders"]
@@ -100,7 +79,7 @@ def execute(made: SqsLeaseSensor, task_instance: TaskInstance) -> Any:
     return SqsLeaseSensor.execute.__wrapped__(made, {"ti": task_instance})  # type: ignore[attr-defined]
 
 
-def test_the_messages_are_returned_and_the_lease_is_left_for_the_keeper(dag: DAG, queue: Queue) -> None:
+def test_the_messages_are_returned_and_the_lease_is_left_for_the_keeper(dag: DAG, queue: LeasedQueue) -> None:
     queue.send("a", "b")
     task_instance = TaskInstance()
     messages = execute(sensor(dag, queue.url), task_instance)
@@ -110,109 +89,112 @@ def test_the_messages_are_returned_and_the_lease_is_left_for_the_keeper(dag: DAG
     assert [lease.receipt.message_id for lease in leases] == [message["MessageId"] for message in messages]
 
 
-def test_the_leases_last_for_the_hand_off_although_nobody_extends_them(dag: DAG, queue: Queue) -> None:
+def test_the_leases_last_for_the_hand_off_although_nobody_extends_them(
+    dag: DAG, queue: LeasedQueue, leased_queues: LeasedQueues
+) -> None:
     queue.send("a")
     task_instance = TaskInstance()
-    began_at = time.time()
-    execute(sensor(dag, queue.url, handoff_timeout=300), task_instance)
+    clock = leased_queues.sqs.clock
+    began_at, began = clock.wall(), clock.now()
+    execute(sensor(dag, queue.url, handoff_timeout=3000), task_instance)
     handed = HandedLease.decode(task_instance.pushed[LEASE_KEY])
-    assert began_at + 299 < handed.leases[0].deadline < time.time() + 301
-    assert handed.policy.visibility_seconds == 2
-    Event().wait(2.5)
-    assert queue.visible() == []
+    assert began_at + 2999 < handed.leases[0].deadline < clock.wall() + 3001
+    assert handed.policy.visibility_seconds == 300
+    last = leased_queues.sqs.trail().entries()[-1]
+    assert (last.kind, queue.invisible) == (AuditKind.CHANGED, ["a"])
+    assert last.until is not None
+    assert last.until >= began + 3000
 
 
-def test_leases_that_are_never_to_be_extended_are_not(dag: DAG, queue: Queue) -> None:
+def test_leases_that_are_never_to_be_extended_are_not(
+    dag: DAG, queue: LeasedQueue, leased_queues: LeasedQueues
+) -> None:
     queue.send("a")
     task_instance = TaskInstance()
-    execute(sensor(dag, queue.url, policy="never"), task_instance)
+    execute(sensor(dag, queue.url, policy="never", handoff_timeout=3000), task_instance)
     (lease,) = HandedLease.decode(task_instance.pushed[LEASE_KEY]).leases
-    assert lease.deadline - time.time() <= 2
+    assert lease.deadline - leased_queues.sqs.clock.wall() <= 300
+    assert of_kind(leased_queues, AuditKind.CHANGED) == 0
 
 
-def test_messages_are_extended_while_more_are_waited_for(dag: DAG, queue: Queue) -> None:
+def test_messages_are_extended_while_more_are_waited_for(
+    dag: DAG, queue: LeasedQueue, leased_queues: LeasedQueues
+) -> None:
     queue.send("a")
-    # Extended when a third of the time is left: so long may a busy machine take for it.
-    made = sensor(dag, queue.url, linger=12, visibility=9, timeout=60)
-    receptions: list[str] = []
-    ended = Event()
-
-    def poll() -> None:
-        while not ended.wait(0.2):
-            receptions.extend(queue.visible())
-
-    while_it_waits = Thread(target=poll)
+    # It waits for as long as the test takes to see enough.
+    policy = Fixed(visibility=600, every=0.2)
+    made = sensor(dag, queue.url, linger=120, max_messages=2, policy=policy, visibility=None)
     task_instance = TaskInstance()
-    worker = Thread(target=execute, args=(made, task_instance))
-    worker.start()
-    wait_until(lambda: queue.in_flight() == 1)
-    while_it_waits.start()
-    worker.join()
-    ended.set()
-    while_it_waits.join()
-    assert receptions == []
+    with ThreadPoolExecutor() as threads:
+        executed = threads.submit(execute, made, task_instance)
+        wait_until(lambda: of_kind(leased_queues, AuditKind.CHANGED) >= 3)
+        assert not executed.done()
+        assert (queue.visible, queue.invisible) == ([], ["a"])
+        queue.send("b")
+        assert [message["Body"] for message in executed.result(60)] == ["a", "b"]
     assert LEASE_KEY in task_instance.pushed
+    assert of_kind(leased_queues, AuditKind.EXPIRED, AuditKind.RELEASED) == 0
 
 
-def test_messages_that_airflow_does_not_take_are_visible_again_at_once(dag: DAG, queue: Queue) -> None:
+def test_messages_that_airflow_does_not_take_are_visible_again_at_once(dag: DAG, queue: LeasedQueue) -> None:
     queue.send("a")
     task_instance = TaskInstance()
     task_instance.error = RuntimeError("no XCom today")
     with pytest.raises(RuntimeError, match="no XCom today"):
-        execute(sensor(dag, queue.url, visibility=300), task_instance)
-    assert queue.visible() == ["a"]
+        execute(sensor(dag, queue.url), task_instance)
+    assert queue.visible == ["a"]
 
 
-def test_a_task_that_is_killed_gives_back_what_it_received(dag: DAG, queue: Queue) -> None:
+def test_a_task_that_is_killed_gives_back_what_it_received(dag: DAG, queue: LeasedQueue) -> None:
     queue.send("a")
-    made = sensor(dag, queue.url, visibility=300, linger=60, timeout=300)
+    made = sensor(dag, queue.url, linger=120, max_messages=2)
     with ThreadPoolExecutor() as threads:
         executed = threads.submit(execute, made, TaskInstance())
-        wait_until(lambda: queue.in_flight() == 1)
+        wait_until(lambda: queue.invisible == ["a"])
         made.on_kill()
-        wait_until(lambda: queue.visible() == ["a"])
+        wait_until(lambda: queue.visible == ["a"])
         assert isinstance(executed.exception(60), GivenBackError)
 
 
 def test_a_task_that_is_killed_gives_back_what_was_on_its_way_and_receives_no_more(
-    dag: DAG, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    dag: DAG, queue: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received, killed = Event(), Event()
 
-    class LateAnswers(AiobotocoreTransport):
+    class LateAnswers(MemoryTransport):
         async def receive(self, *arguments: Any, **options: Any) -> Any:
             answer = await super().receive(*arguments, **options)
             received.set()
             await asyncio.to_thread(killed.wait, 60)
             return answer
 
-    monkeypatch.setattr(aws_connection, "AiobotocoreTransport", LateAnswers)
+    monkeypatch.setattr(worker_lease, "make_transport", lambda connection: LateAnswers(leased_queues.sqs))
     queue.send("a")
-    made = sensor(dag, queue.url, visibility=300, linger=60, timeout=300)
+    made = sensor(dag, queue.url, linger=120, max_messages=2)
     with ThreadPoolExecutor() as threads:
         executed = threads.submit(execute, made, TaskInstance())
         assert received.wait(60)
-        assert queue.in_flight() == 1
+        assert queue.invisible == ["a"]
         made.on_kill()
         killed.set()
         assert isinstance(executed.exception(60), GivenBackError)
-    assert queue.visible() == ["a"]
+    assert queue.visible == ["a"]
     with pytest.raises(AirflowFailException, match="was killed"):
         execute(made, TaskInstance())
 
 
-def test_an_empty_queue_is_looked_at_until_the_time_is_up(dag: DAG, queue: Queue) -> None:
+def test_an_empty_queue_is_looked_at_until_the_time_is_up(dag: DAG, queue: LeasedQueue) -> None:
     with pytest.raises(AirflowSensorTimeout):
-        execute(sensor(dag, queue.url), TaskInstance())
+        execute(sensor(dag, queue.url, timeout=1), TaskInstance())
 
 
-def test_with_soft_fail_only_the_time_out_is_a_reason_to_skip(dag: DAG, queue: Queue) -> None:
+def test_with_soft_fail_only_the_time_out_is_a_reason_to_skip(dag: DAG, queue: LeasedQueue) -> None:
     with pytest.raises(AirflowSkipException):
-        execute(sensor(dag, queue.url, soft_fail=True), TaskInstance())
+        execute(sensor(dag, queue.url, timeout=1, soft_fail=True), TaskInstance())
 
 
 @pytest.mark.parametrize("soft_fail", [False, True])
-def test_a_queue_that_does_not_exist_fails_the_task_for_good(dag: DAG, queue: Queue, soft_fail: bool) -> None:
+def test_a_queue_that_does_not_exist_fails_the_task_for_good(dag: DAG, queue: LeasedQueue, soft_fail: bool) -> None:
     with pytest.raises(
         AirflowFailException, match=r"task 'orders' of DAG 'shop': .*no-such-queue.*Check its name"
     ) as e:
@@ -220,7 +202,7 @@ def test_a_queue_that_does_not_exist_fails_the_task_for_good(dag: DAG, queue: Qu
     assert type(e.value) is AirflowFailException
 
 
-def test_in_reschedule_mode_the_worker_is_free_between_two_looks(dag: DAG, queue: Queue) -> None:
+def test_in_reschedule_mode_the_worker_is_free_between_two_looks(dag: DAG, queue: LeasedQueue) -> None:
     made = sensor(dag, queue.url, mode="reschedule", timeout=3600)
     made.timeout = 1  # one look, and not the twenty seconds of it
     looked = made.poke({"ti": TaskInstance()})
@@ -231,7 +213,7 @@ def test_in_reschedule_mode_the_worker_is_free_between_two_looks(dag: DAG, queue
         execute(made, TaskInstance())
 
 
-def test_what_does_not_match_is_settled_by_the_rule(dag: DAG, queue: Queue) -> None:
+def test_what_does_not_match_is_settled_by_the_rule(dag: DAG, queue: LeasedQueue) -> None:
     queue.send("wanted", "unwanted")
     made = sensor(
         dag,
@@ -239,25 +221,23 @@ def test_what_does_not_match_is_settled_by_the_rule(dag: DAG, queue: Queue) -> N
         message_filtering="literal",
         message_filtering_match_values=["wanted"],
         unmatched=discard(),
-        visibility=30,
     )
     looked = made.poke({"ti": TaskInstance()})
     assert isinstance(looked, PokeReturnValue)
     assert [message["Body"] for message in looked.xcom_value or ()] == ["wanted"]
-    assert queue.in_flight() == 1
-    assert queue.visible() == []
+    assert (queue.visible, queue.invisible, queue.deleted) == ([], ["wanted"], 1)
 
 
 # In dag.test(); test_dag_test.py runs it as a whole
 
 
-def test_what_a_dag_test_does_not_settle_is_given_back_when_its_process_ends(dag: DAG, queue: Queue) -> None:
+def test_what_a_dag_test_does_not_settle_is_given_back_when_its_process_ends(dag: DAG, queue: LeasedQueue) -> None:
     queue.send("a")
-    received = receive_locally(sensor(dag, queue.url, visibility=300)._options(), 5)
+    received = receive_locally(sensor(dag, queue.url)._options(), 60)
     assert received is not None
-    assert queue.visible() == []
+    assert queue.visible == []
     give_back_what_is_left()
-    assert queue.visible() == ["a"]
+    assert queue.visible == ["a"]
 
 
 def test_a_keeper_in_dag_test_says_when_its_process_holds_no_such_batch() -> None:
@@ -265,8 +245,13 @@ def test_a_keeper_in_dag_test_says_when_its_process_holds_no_such_batch() -> Non
         settle_locally(RunOfTask("shop", "run", "keep"), "unknown", [], release(), ordered=True)
 
 
+def of_kind(queues: LeasedQueues, *kinds: AuditKind) -> int:
+    """How often such things happened to messages."""
+    return sum(entry.kind in kinds for entry in queues.sqs.trail().entries())
+
+
 def wait_until(condition: Any, seconds: float = 60.0) -> None:
     ends_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends_at, "it did not come to that"
-        Event().wait(0.1)
+        Event().wait(0.02)
