@@ -260,7 +260,7 @@ def test_what_was_received_is_released_when_the_trigger_ends_while_it_is_sorted(
 
         def matches(message: Message) -> bool:
             loop.call_soon_threadsafe(sorting.set)
-            return gate.wait(10)
+            return gate.wait(60)
 
         monkeypatch.setattr(MessageFilter, "matcher", lambda self: matches)
         trigger = receive_trigger("orders", world.clock, filter=only("a"), max_messages=3)

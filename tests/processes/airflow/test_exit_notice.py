@@ -10,6 +10,8 @@ import pytest
 
 from sqs_lease.airflow.failures.exit_notice import LATER_SECONDS
 
+pytestmark = [pytest.mark.processes]
+
 TASK = """
 import os, subprocess, sys, time
 from sqs_lease.airflow.failures.exit_notice import start_companion
