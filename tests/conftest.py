@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -14,6 +16,24 @@ def pytest_configure() -> None:
     # A shell's job in the background ignores SIGINT, and so would all that these tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONGEST_WAIT_SECONDS: Final = 1.0
+"""For how long a test may wait by the clock; what takes longer is awaited, in small steps."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_long_waits() -> Iterator[None]:
+    """Have `time.sleep` refuse to wait for long, in tests and in what they test."""
+    sleep = time.sleep
+
+    def sleep_briefly(seconds: float) -> None:
+        assert seconds <= LONGEST_WAIT_SECONDS, f"a test must not sleep for {seconds} s: await what it waits for"
+        sleep(seconds)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(time, "sleep", sleep_briefly)
+        yield
 
 
 @pytest.fixture(scope="session")
