@@ -5,22 +5,23 @@ a part pays for the imports that it needs (Airflow, Dagster, Spark) once, and a 
 alone.
 
 A run that is interrupted (SIGINT or SIGTERM) interrupts its commands, waits until they have stopped their servers, and
-leaves what did not end out of the outcomes.
+leaves what did not end out of the outcomes. When the run itself is killed, a guard beside each command ends that too.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree as ET
+
+from demo.processes import ROOT, ServerProcess, start_process
+from demo.sessions import send_signal
 
 STOP_SECONDS: Final = 60.0
 """How long an interrupted command may take to stop its servers, before it is killed."""
@@ -101,7 +102,7 @@ class CommandRun:
         self._at_once = at_once
         self._ended = ended
         self._lock = threading.Lock()
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, ServerProcess] = {}
         self._is_stopped = False
         self.outcomes: list[Outcome] = []
 
@@ -139,14 +140,15 @@ class CommandRun:
             began_at = time.monotonic()
             # For the processor time, which Popen.wait() does not tell.
             _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            counts = _counts(report) if command.is_pytest else {}
+            process.popen.returncode = os.waitstatus_to_exitcode(status)
+            seconds = time.monotonic() - began_at
+            process.kill()
             outcome = Outcome(
                 command.name,
-                process.returncode,
-                seconds=time.monotonic() - began_at,
+                process.popen.returncode,
+                seconds=seconds,
                 processor_seconds=usage.ru_utime + usage.ru_stime,
-                **counts,
+                **(_counts(report) if command.is_pytest else {}),
             )
             with self._lock:
                 del self._running[command.name]
@@ -154,21 +156,18 @@ class CommandRun:
                     self.outcomes.append(outcome)
                     self._ended(outcome)
 
-    def _start(self, command: Command) -> tuple[subprocess.Popen[bytes], Path]:
+    def _start(self, command: Command) -> tuple[ServerProcess, Path]:
         log = self.log_of(command.name)
         report = log.with_suffix(".xml")
-        report.unlink(missing_ok=True)
-        arguments = [*command.arguments, *([f"--junitxml={report}"] if command.is_pytest else [])]
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                arguments,
-                env={**os.environ, **command.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                # So that an interruption reaches all that it started, and the terminal's does not reach it twice.
-                process_group=0,
-            )
+        for earlier in (log, report):
+            earlier.unlink(missing_ok=True)
+        process = start_process(
+            command.name,
+            [*command.arguments, *([f"--junitxml={report}"] if command.is_pytest else [])],
+            log_path=log,
+            environment={**os.environ, **command.environment},
+            directory=ROOT,
+        )
         self._running[command.name] = process
         return process, report
 
@@ -176,15 +175,14 @@ class CommandRun:
         with self._lock:
             self._is_stopped = True
             running = list(self._running.values())
-        for process in running:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGINT)
+        send_signal([process.pid for process in running], signal.SIGINT)
         deadline = time.monotonic() + STOP_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        for process in running:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        try:
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            # Also when somebody interrupts this, for whom it takes too long.
+            send_signal([pid for process in running for pid in process.session_pids()], signal.SIGKILL)
         for thread in threads:
             thread.join()
 

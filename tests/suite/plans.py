@@ -117,7 +117,8 @@ def pytest_over(
     name: str, paths: Iterable[str], *, options: Sequence[str] = (), environment: dict[str, str] | None = None
 ) -> Command:
     """The command that runs pytest over some files."""
-    arguments = (sys.executable, "-m", "pytest", "--durations=15", *options, *paths)
+    # Hypothesis tries the same examples each time then, and has no deadline for them: no luck, and no stop watch.
+    arguments = (sys.executable, "-m", "pytest", "--hypothesis-profile=ci", "--durations=15", *options, *paths)
     return Command(name, arguments, is_pytest=True, environment=environment or {})
 
 
