@@ -16,7 +16,7 @@ from tests.simulation import mutants
 from tests.simulation.schedule import failing_seeds, run_schedule
 
 SCHEDULES = 1000
-PART = 250
+PART = 50
 MUTANT_SEEDS = 400
 ROOT = Path(__file__).parents[2]
 

@@ -10,6 +10,7 @@ leaves what did not end out of the outcomes. When the run itself is killed, a gu
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -92,19 +93,32 @@ class CommandRun:
         directory: Where the logs go; made when it is missing.
         at_once: How many commands run at the same time.
         ended: Called with each outcome, one at a time, when its command ended.
+        until: When no more commands begin, in seconds of the monotonic clock.
+
+    Attributes:
+        outcomes: The outcomes of the commands that ended, in that order.
+        left_out: The commands that did not begin in time.
     """
 
     def __init__(
-        self, commands: Sequence[Command], directory: Path, at_once: int, ended: Callable[[Outcome], None]
+        self,
+        commands: Sequence[Command],
+        directory: Path,
+        at_once: int,
+        ended: Callable[[Outcome], None],
+        *,
+        until: float = math.inf,
     ) -> None:
         self._waiting = list(commands)
         self._directory = directory
         self._at_once = at_once
         self._ended = ended
+        self._until = until
         self._lock = threading.Lock()
         self._running: dict[str, ServerProcess] = {}
         self._is_stopped = False
         self.outcomes: list[Outcome] = []
+        self.left_out: list[Command] = []
 
     def run(self) -> None:
         """Run all commands, and return when the last one ended.
@@ -133,6 +147,9 @@ class CommandRun:
     def _work(self) -> None:
         while True:
             with self._lock:
+                if time.monotonic() > self._until:
+                    self.left_out += self._waiting
+                    self._waiting.clear()
                 if self._is_stopped or not self._waiting:
                     return
                 command = self._waiting.pop(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +86,15 @@ def test_commands_begin_in_their_order(tmp_path: Path) -> None:
     commands = [python(name, f"open({str(place)!r}, 'a').write({name!r})") for name in "cab"]
     run_all(tmp_path, *commands, at_once=1)
     assert place.read_text() == "cab"
+
+
+def test_commands_that_have_not_begun_when_the_time_is_up_are_left_out(tmp_path: Path) -> None:
+    first, second = python("first", ""), python("second", "")
+    now = time.monotonic()
+    run = CommandRun([first, second], tmp_path / "logs", 1, lambda _: None, until=now)
+    run.run()
+    assert run.outcomes == []
+    assert run.left_out == [first, second]
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])

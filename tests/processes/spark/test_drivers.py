@@ -75,7 +75,13 @@ class OtherDriver:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.driver"],
                 cwd=self._directory,
-                env={**os.environ, "PYTHONPATH": f"{ROOT / 'providers'}{os.pathsep}{ROOT}"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": f"{ROOT / 'providers'}{os.pathsep}{ROOT}",
+                    # Who is killed leaves files.
+                    "JDK_JAVA_OPTIONS": f'-XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={self._directory}"',
+                    "TMPDIR": str(self._directory),
+                },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
