@@ -1,7 +1,6 @@
 # The commands of this project. Each one sets up what it needs: see `make help`.
 
 PYTHON_ENVIRONMENT := .venv/bin
-SOURCES := providers dags dagster_defs demo benchmarks tests
 SEEDS ?= 10000
 
 .PHONY: help setup demo demo-dagster test check test-processes chaos lint format simulate benchmark requirements clean
@@ -31,13 +30,13 @@ chaos: setup ## the same in full: 20 keepers and Airflow's default settings, all
 	@$(PYTHON_ENVIRONMENT)/python -m tests.suite processes --full $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again)
 
 lint: setup ## ruff and the type checker
-	@$(PYTHON_ENVIRONMENT)/ruff check $(SOURCES)
-	@$(PYTHON_ENVIRONMENT)/ruff format --check $(SOURCES)
+	@$(PYTHON_ENVIRONMENT)/ruff check
+	@$(PYTHON_ENVIRONMENT)/ruff format --check
 	@$(PYTHON_ENVIRONMENT)/mypy
 
 format: setup ## format the code and repair what ruff can repair
-	@$(PYTHON_ENVIRONMENT)/ruff format $(SOURCES)
-	@$(PYTHON_ENVIRONMENT)/ruff check --fix $(SOURCES)
+	@$(PYTHON_ENVIRONMENT)/ruff format
+	@$(PYTHON_ENVIRONMENT)/ruff check --fix
 
 simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
 	@$(PYTHON_ENVIRONMENT)/python -m tests.simulation --seeds $(SEEDS)

@@ -14,8 +14,6 @@ from tests.suite.time_limit import VARIABLE
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-SOURCES: Final = ("providers", "dags", "dagster_defs", "demo", "benchmarks", "tests")
-
 PROCESSES: Final = Path("tests", "processes")
 """What only `make test-processes` runs: a directory for each host, and others for what belongs to none."""
 
@@ -44,8 +42,8 @@ Each part is one process, which imports what it needs (Airflow, Dagster, Spark) 
 def static_checks() -> Iterator[Command]:
     """Format and types."""
     tools = Path(sys.executable).parent
-    yield Command("format", (str(tools / "ruff"), "format", "--check", *SOURCES))
-    yield Command("lint", (str(tools / "ruff"), "check", *SOURCES))
+    yield Command("format", (str(tools / "ruff"), "format", "--check"))
+    yield Command("lint", (str(tools / "ruff"), "check"))
     yield Command("types", (str(tools / "mypy"),))
 
 
