@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -81,15 +82,24 @@ def changed_since_main(root: Path = ROOT) -> list[Path]:
     On the main branch itself: what differs from `origin/main` where there is one, else what is not committed.
     """
 
-    def lines_of(*arguments: str) -> list[str]:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-
-    known = {line.strip("* ") for line in lines_of("branch", "--all", "--format=%(refname:short)")}
+    known = {line.strip("* ") for line in git(root, "branch", "--all", "--format=%(refname:short)")}
     main = next((branch for branch in ("origin/main", "main") if branch in known), "HEAD")
-    (base,) = lines_of("merge-base", "HEAD", main)
-    changed = {*lines_of("diff", "--name-only", base), *lines_of("ls-files", "--others", "--exclude-standard")}
+    (base,) = git(root, "merge-base", "HEAD", main)
+    changed = {*git(root, "diff", "--name-only", base), *git(root, "ls-files", "--others", "--exclude-standard")}
     return [Path(line) for line in sorted(changed)]
+
+
+def git(root: Path, *arguments: str) -> list[str]:
+    """Run git on a checkout, and return the lines that it prints.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    # In a hook, git names its own checkout by variables, which go before the directory.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(root), "-c", "core.quotePath=off", *arguments]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.splitlines()
 
 
 def quick_check(files: Sequence[Path], until: float) -> list[Command]:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-from tests.suite import plans
-from tests.suite.plans import HOSTS, PARTS, PROCESSES, ROOT, on_processes, quick_check, whole_test
+import pytest
+
+from tests.suite.plans import (
+    HOSTS,
+    PARTS,
+    PROCESSES,
+    ROOT,
+    changed_since_main,
+    git,
+    on_processes,
+    quick_check,
+    whole_test,
+)
 
 TEST_FILES = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")]
 
@@ -46,21 +56,26 @@ def test_a_check_of_one_file_runs_the_tests_that_are_nearest_to_it_and_no_real_p
     assert not [command for command in commands.values() if str(PROCESSES) in " ".join(command.arguments)]
 
 
-def test_what_changed_since_main_is_what_was_committed_changed_or_made(tmp_path: Path) -> None:
-    def git(*arguments: str) -> None:
-        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
-
-    git("init", "--initial-branch=main")
-    git("config", "user.email", "somebody@example.org")
-    git("config", "user.name", "Somebody")
+def test_what_changed_since_main_is_what_was_committed_changed_or_made_also_in_a_hook_of_another_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another checkout" / ".git"))
+    root = tmp_path / "this one"
+    root.mkdir()
     for name in ("same.py", "committed.py", "changed.py"):
-        (tmp_path / name).write_text("")
-    git("add", ".")
-    git("commit", "--message=All")
-    git("checkout", "-b", "work")
-    (tmp_path / "committed.py").write_text("1")
-    git("commit", "--all", "--message=One")
-    (tmp_path / "changed.py").write_text("1")
-    (tmp_path / "made.py").write_text("")
+        (root / name).write_text("")
+    git(root, "init", "--initial-branch=main")
+    git(root, "config", "core.hooksPath", str(tmp_path / "no hooks"))
+    commit(root, "All")
+    git(root, "checkout", "--quiet", "-b", "work")
+    (root / "committed.py").write_text("1")
+    commit(root, "One")
+    (root / "changed.py").write_text("1")
+    (root / "made für alle.py").write_text("")
 
-    assert plans.changed_since_main(tmp_path) == [Path("changed.py"), Path("committed.py"), Path("made.py")]
+    assert changed_since_main(root) == [Path("changed.py"), Path("committed.py"), Path("made für alle.py")]
+
+
+def commit(root: Path, message: str) -> None:
+    git(root, "add", ".")
+    git(root, "-c", "user.name=Somebody", "-c", "user.email=somebody@example.org", "commit", f"--message={message}")
