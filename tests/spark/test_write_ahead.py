@@ -223,7 +223,7 @@ batches = st.frozensets(st.integers(0, MESSAGES - 1), min_size=1)
 events = st.sampled_from([Event.NOTHING] * 8 + [Event.KILL, Event.FAIL, Event.OTHER_DRIVER, Event.OTHER_DRIVER])
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not FULL_FORM)
 @given(
     runs=st.lists(batches, min_size=1, max_size=5),
     script=st.lists(st.tuples(events, batches), min_size=10, max_size=80),

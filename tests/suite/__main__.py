@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import math
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -24,27 +27,34 @@ RUNS: Final = plans.ROOT / ".test-runs"
 CHECK_SECONDS: Final = 45.0
 """After this time `make check` begins no more tests, so that it takes less than a minute."""
 
-INTERRUPTED: Final = 130
+CORES: Final = min(4, len(os.sched_getaffinity(0)))
+"""How many commands run at the same time by default: real processes of hosts need more than a core each."""
+
+FAILED, CANNOT_RUN, INTERRUPTED = 1, 2, 130
+
+
+class CannotRunError(RuntimeError):
+    """The run cannot begin; the message says why, and what to do."""
 
 
 def main() -> int:
-    """Run what the arguments say; 0 when all is good, 1 when something failed, 130 when the run was cut off."""
+    """Run what the arguments say.
+
+    Returns:
+        0 when all is good, 1 when something failed, 2 when nothing could run, 130 when the run was cut off.
+    """
     options = _options()
-    if options.what == "test":
-        return _run("test", plans.whole_test(), at_once=options.at_once or 3)
-    if options.what == "check":
-        files = [Path(os.path.relpath(path, plans.ROOT)) for path in options.paths] or plans.changed_since_main()
-        until = time.monotonic() + CHECK_SECONDS
-        commands = plans.quick_check(files, until)
-        return _run("check", commands, at_once=options.at_once or os.cpu_count() or 2, until=until)
-    name = "chaos" if options.full else "processes"
-    if options.full:
-        os.environ["SQS_LEASE_CHAOS"] = "1"
-    results = KeptResults(RUNS / name / "results.json", fingerprint(plans.ROOT))
-    if options.again:
-        results.forget()
-    commands = plans.on_processes(options.host, full=options.full)
-    return _run(name, commands, at_once=options.at_once or os.cpu_count() or 2, results=results)
+    try:
+        match options.what:
+            case "test":
+                return _test(options)
+            case "check":
+                return _check(options)
+            case _:
+                return _processes(options)
+    except CannotRunError as error:
+        print(error, file=sys.stderr)
+        return CANNOT_RUN
 
 
 def _options() -> argparse.Namespace:
@@ -53,23 +63,82 @@ def _options() -> argparse.Namespace:
     kinds = parser.add_subparsers(dest="what", required=True)
     kinds.add_parser("test", help="format, types, what is deterministic, and a short run of each host")
     check = kinds.add_parser("check", help="format, types, and the deterministic tests of what changed since main")
-    check.add_argument("paths", nargs="*", help="files to test instead of those that changed")
+    check.add_argument("paths", nargs="*", type=Path, help="files to test instead of those that changed")
     processes = kinds.add_parser("processes", help="the tests on real processes; continues a run that was cut off")
     processes.add_argument("--host", action="append", choices=plans.HOSTS, default=[], help="all when not given")
-    processes.add_argument("--full", action="store_true", help="the long forms: all moments, engines and databases")
+    processes.add_argument("--full", action="store_true", help="the long forms: all databases, sizes and settings")
     processes.add_argument("--again", action="store_true", help="run also what passed on these sources before")
     return parser.parse_args()
 
 
-def _run(
+def _test(options: argparse.Namespace) -> int:
+    os.environ.pop(plans.FULL_FORM_VARIABLE, None)
+    # One more than there are cores: two of the commands wait most of the time.
+    return run("test", plans.whole_test(), at_once=options.at_once or CORES + 1)
+
+
+def _check(options: argparse.Namespace) -> int:
+    until = time.monotonic() + CHECK_SECONDS
+    try:
+        files = plans.files_below(options.paths) if options.paths else plans.changed_since_main()
+    except FileNotFoundError as error:
+        raise CannotRunError(str(error)) from error
+    except subprocess.CalledProcessError as error:
+        raise CannotRunError('git cannot tell what changed. Name what to check: make check FILES="a b".') from error
+    tests, untested = plans.nearest_tests(files)
+    print(f"{len(files)} files changed, {len(tests)} test files belong to them.")
+    if untested:
+        print(f"No test of make check belongs to {', '.join(map(str, untested))}: see make test, make test-processes.")
+    return run("check", plans.quick_check(tests, until), at_once=options.at_once or CORES, until=until)
+
+
+def _processes(options: argparse.Namespace) -> int:
+    name = "chaos" if options.full else "processes"
+    os.environ[plans.FULL_FORM_VARIABLE] = str(int(options.full))
+    commands = plans.on_processes(options.host, full=options.full)
+    results = KeptResults(RUNS / name / "results.json", lambda: fingerprint(plans.ROOT))
+    if options.again:
+        results.forget()
+    return run(name, commands, at_once=options.at_once or CORES, results=results)
+
+
+def run(
     kind: str,
     commands: Sequence[Command],
     *,
     at_once: int,
     until: float = math.inf,
     results: KeptResults | None = None,
+    runs: Path = RUNS,
 ) -> int:
-    """Run commands, print a line for each and a table in the end."""
+    """Run commands, print a line for each, and a table in the end.
+
+    Args:
+        kind: What the run is called; it has a directory of that name for its logs.
+        commands: What to run.
+        at_once: How many run at the same time.
+        until: When no more begin, in seconds of the monotonic clock.
+        results: Where outcomes are kept, and which commands need not run again.
+        runs: Where the directories of runs are.
+
+    Returns:
+        0 when all is good, 1 when something failed, 130 when the run was cut off.
+
+    Raises:
+        CannotRunError: Another run of this kind is under way.
+    """
+    with _alone(runs / kind):
+        return _run(kind, commands, at_once, until, results, runs / kind)
+
+
+def _run(
+    kind: str,
+    commands: Sequence[Command],
+    at_once: int,
+    until: float,
+    results: KeptResults | None,
+    directory: Path,
+) -> int:
     began_at = time.monotonic()
     earlier = [results.good[command.name] for command in commands if results and command.name in results.good]
     left = [command for command in commands if command.name not in {outcome.name for outcome in earlier}]
@@ -77,34 +146,55 @@ def _run(
         print(f"{len(earlier)} of {len(commands)} passed before on these sources. Left: {_names(left)}")
 
     def ended(outcome: Outcome) -> None:
-        number = len(earlier) + len(run.outcomes)
+        number = len(earlier) + len(under_way.outcomes)
         print(f"[{number:>2}/{len(commands)}] {_line(outcome)}", flush=True)
-        if results is not None:
-            results.keep(outcome)
-        log = run.log_of(outcome.name)
+        if results is not None and not results.keep(outcome):
+            print("        The sources changed meanwhile: the next run does this again.")
+        log = under_way.log_of(outcome.name)
+        said = log.read_text(errors="replace")
         if not outcome.is_good:
-            print(log.read_text(errors="replace"), flush=True)
-            print(f"-- {outcome.name}: {outcome.in_words}; its log is {log.relative_to(plans.ROOT)}", flush=True)
-        elif kind == "check" and (said := [line for line in log.read_text().splitlines() if LEFT_OUT in line]):
-            print(f"        {said[0]}; make test runs all.")
+            print(said, flush=True)
+            print(f"-- {outcome.name}: {outcome.in_words}; its log is {log}", flush=True)
+        elif kind == "check":
+            for line in said.splitlines():
+                if LEFT_OUT in line:
+                    print(f"        {line}; make test runs all.")
 
-    run = CommandRun(left, RUNS / kind, at_once, ended, until=until)
+    under_way = CommandRun(left, directory, at_once, ended, until=until)
     try:
-        run.run()
+        under_way.run()
     except KeyboardInterrupt:
-        done = {outcome.name for outcome in run.outcomes}
-        _print_table([*earlier, *run.outcomes])
-        print(f"Cut off. Left: {_names([command for command in left if command.name not in done])}")
+        good = {outcome.name for outcome in under_way.outcomes if outcome.is_good}
+        _print_table([*earlier, *under_way.outcomes])
+        print(f"Cut off. Left: {_names([command for command in left if command.name not in good])}")
         return INTERRUPTED
-    outcomes = [*earlier, *run.outcomes]
+    outcomes = [*earlier, *under_way.outcomes]
     _print_table(outcomes)
-    if run.left_out:
-        print(f"Left out, as the time was up: {_names(run.left_out)}; make test runs all.")
+    if under_way.left_out:
+        print(f"Left out, as the time was up: {_names(under_way.left_out)}; make test runs all.")
     bad = [outcome.name for outcome in outcomes if not outcome.is_good]
     print(f"{time.monotonic() - began_at:.0f} s. " + (f"Failed: {', '.join(bad)}" if bad else "All good."))
     tests = [sum(getattr(outcome, what) for outcome in outcomes) for what in ("passed", "failed", "skipped")]
     print("{} passed, {} failed, {} skipped".format(*tests))
-    return 1 if bad else 0
+    return FAILED if bad else 0
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keep other runs of the same kind from the directory, until the block ends."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise CannotRunError(
+                f"Another run of this kind is under way in this checkout (pid {lock.read()}). Wait for its end."
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
 
 
 def _line(outcome: Outcome) -> str:
@@ -126,4 +216,6 @@ def _names(commands: Sequence[Command]) -> str:
 
 
 if __name__ == "__main__":
+    # What tests print may be in any alphabet, the terminal's encoding may not.
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(main())

@@ -9,7 +9,8 @@ import it. Further than to the nearest tests nothing is followed: nearly everyth
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -33,24 +34,16 @@ class SourceTree:
         self.reached = cache(self._reached)
         self.modules = cache(self._modules)
 
-    def tests_of(self, changed: Iterable[Path], candidates: Sequence[Path]) -> list[Path]:
-        """The test files that belong to files that changed.
+    def tests_of(self, file: Path, candidates: Sequence[Path]) -> set[Path]:
+        """The test files that are nearest to a file that changed.
 
         Args:
-            changed: The files, relative to the checkout; some may be gone.
+            file: The file, relative to the checkout; it may be gone.
             candidates: The test files to choose from, relative to the checkout.
-
-        Returns:
-            The chosen ones: first those in a directory that is named like one of a changed file, then the others.
         """
-        files = list(changed)
-        chosen = {test for file in files for test in self._nearest(file, candidates)}
-        parts = {part for file in files for part in file.parent.parts} - {"providers", "sqs_lease", "tests"}
-        return sorted(chosen, key=lambda test: (parts.isdisjoint(test.parent.parts), test))
-
-    def _nearest(self, file: Path, candidates: Sequence[Path]) -> set[Path]:
         if file.suffix != ".py":
-            return {test for test in candidates if any(file.name in self._text(near) for near in self.near(test))}
+            name = re.compile(rf"(?<![\w.-]){re.escape(file.name)}(?![\w-])")
+            return {test for test in candidates if any(name.search(self._text(near)) for near in self.near(test))}
         seen, level = {file}, {file}
         while level:
             if found := {test for test in candidates if not level.isdisjoint(self.reached(test))}:
@@ -117,7 +110,11 @@ class SourceTree:
 
 def _imported(source: str) -> Iterator[tuple[str, str | None]]:
     """The modules that a source imports (None), and the names that it imports from modules."""
-    for node in ast.walk(ast.parse(source)):
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return  # Format, lint and types say where.
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, None

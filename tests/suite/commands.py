@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -39,12 +40,14 @@ class Command:
         name: What it is called in lines and tables, and its log by its name.
         arguments: The program and its arguments.
         is_pytest: Whether it is pytest, which says how many tests passed.
+        may_be_empty: Whether pytest may find no test.
         environment: What it has in its environment besides that of the run.
     """
 
     name: str
     arguments: Sequence[str]
     is_pytest: bool = False
+    may_be_empty: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -54,12 +57,13 @@ class Outcome:
 
     Attributes:
         name: The command's name.
-        exit_code: Its exit code; negative: the signal that ended it.
+        exit_code: Its exit code; negative: the signal that ended it. 0 for a pytest that found no test, and may.
         passed: How many tests passed.
         failed: How many tests failed, or could not be set up.
         skipped: How many tests were skipped.
         seconds: How long it took.
         processor_seconds: How much processor time it took, with all the processes that it waited for.
+        has_report: Whether pytest lived to write its report; without one, nobody knows what it ran.
     """
 
     name: str
@@ -69,19 +73,26 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     processor_seconds: float = 0.0
+    has_report: bool = True
 
     @property
     def is_good(self) -> bool:
-        """Whether it did what it should; to find no test is no failure of the tests."""
-        return self.exit_code in {0, NO_TESTS} and not self.failed
+        """Whether it did what it should."""
+        return not self.exit_code and not self.failed and self.has_report
 
     @property
     def in_words(self) -> str:
         """Its result in a few words, for example `12 passed, 1 skipped`."""
         counts = ((self.passed, "passed"), (self.failed, "failed"), (self.skipped, "skipped"))
         words = [f"{count} {what}" for count, what in counts if count]
-        if not self.is_good and not self.failed:
-            words.append(f"ended with {self.exit_code}" if self.exit_code > 0 else f"ended by signal {-self.exit_code}")
+        if self.exit_code < 0:
+            words.append(f"ended by signal {-self.exit_code}")
+        elif self.exit_code == NO_TESTS:
+            words.append("found no test")
+        elif self.exit_code and not self.failed:
+            words.append(f"ended with {self.exit_code}")
+        elif not self.has_report:
+            words.append("ended without a report")
         return ", ".join(words) or "good"
 
 
@@ -125,19 +136,21 @@ class CommandRun:
 
         Raises:
             KeyboardInterrupt: The run was interrupted; its commands have ended.
+            Exception: The run itself failed, for example as no log can be written; its commands have ended.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
-        threads = [threading.Thread(target=self._work) for _ in range(self._at_once)]
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        pool = ThreadPoolExecutor(self._at_once)
+        workers: list[Future[None]] = []
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        except KeyboardInterrupt:
-            self._stop(threads)
+            workers += [pool.submit(self._work) for _ in range(self._at_once)]
+            for worker in wait(workers, return_when=FIRST_EXCEPTION).done:
+                worker.result()
+        except BaseException:
+            self._stop(workers)
             raise
         finally:
+            pool.shutdown()
             signal.signal(signal.SIGTERM, before)
 
     def log_of(self, name: str) -> Path:
@@ -160,12 +173,15 @@ class CommandRun:
             process.popen.returncode = os.waitstatus_to_exitcode(status)
             seconds = time.monotonic() - began_at
             process.kill()
+            counts = _counts(report) if command.is_pytest else {}
+            is_empty = command.may_be_empty and process.popen.returncode == NO_TESTS
             outcome = Outcome(
                 command.name,
-                process.popen.returncode,
+                0 if is_empty else process.popen.returncode,
                 seconds=seconds,
                 processor_seconds=usage.ru_utime + usage.ru_stime,
-                **(_counts(report) if command.is_pytest else {}),
+                has_report=counts is not None,
+                **(counts or {}),
             )
             with self._lock:
                 del self._running[command.name]
@@ -188,27 +204,23 @@ class CommandRun:
         self._running[command.name] = process
         return process, report
 
-    def _stop(self, threads: Sequence[threading.Thread]) -> None:
-        with self._lock:
-            self._is_stopped = True
-            running = list(self._running.values())
-        send_signal([process.pid for process in running], signal.SIGINT)
-        deadline = time.monotonic() + STOP_SECONDS
+    def _stop(self, workers: Sequence[Future[None]]) -> None:
+        self._is_stopped = True
         try:
-            for thread in threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
+            send_signal([process.pid for process in list(self._running.values())], signal.SIGINT)
+            wait(workers, timeout=STOP_SECONDS)
         finally:
             # Also when somebody interrupts this, for whom it takes too long.
+            running = list(self._running.values())
             send_signal([pid for process in running for pid in process.session_pids()], signal.SIGKILL)
-        for thread in threads:
-            thread.join()
 
 
-def _counts(report: Path) -> dict[str, int]:
-    """The counts of pytest's report in JUnit's form; nothing where it ended before it wrote one."""
-    if not report.exists():
-        return {}
-    suites = list(ET.parse(report).getroot().iter("testsuite"))
+def _counts(report: Path) -> dict[str, int] | None:
+    """The counts of pytest's report in JUnit's form; None where it has not lived to write it whole."""
+    try:
+        suites = list(ET.parse(report).getroot().iter("testsuite"))
+    except (FileNotFoundError, ET.ParseError):
+        return None
 
     def total(*names: str) -> int:
         return sum(int(suite.get(name, "0")) for suite in suites for name in names)

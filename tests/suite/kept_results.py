@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -26,12 +27,13 @@ class KeptResults:
 
     Args:
         file: The file; made when it is missing.
-        fingerprint: That of the sources; outcomes with another one are not read.
+        sources: Gives the fingerprint of the sources; outcomes with another one are not read, nor kept.
     """
 
-    def __init__(self, file: Path, fingerprint: str) -> None:
+    def __init__(self, file: Path, sources: Callable[[], str]) -> None:
         self._file = file
-        self._fingerprint = fingerprint
+        self._sources = sources
+        self._fingerprint = sources()
         self._outcomes = self._read()
 
     @property
@@ -39,8 +41,14 @@ class KeptResults:
         """The outcomes that need not be found out again, by the name of the command."""
         return {name: outcome for name, outcome in self._outcomes.items() if outcome.is_good}
 
-    def keep(self, outcome: Outcome) -> None:
-        """Keep an outcome, in the place of an earlier one of the same command."""
+    def keep(self, outcome: Outcome) -> bool:
+        """Keep an outcome, in the place of an earlier one of the same command.
+
+        Returns:
+            Whether it is kept: not when the sources are others than at the beginning of the run.
+        """
+        if self._sources() != self._fingerprint:
+            return False
         self._outcomes[outcome.name] = outcome
         self._file.parent.mkdir(parents=True, exist_ok=True)
         kept = {
@@ -50,6 +58,7 @@ class KeptResults:
         written = self._file.with_suffix(".new")
         written.write_text(json.dumps(kept, indent=1))
         written.rename(self._file)
+        return True
 
     def forget(self) -> None:
         """Begin anew."""
@@ -59,20 +68,23 @@ class KeptResults:
     def _read(self) -> dict[str, Outcome]:
         if not self._file.exists():
             return {}
-        kept = json.loads(self._file.read_text())
+        try:
+            kept = json.loads(self._file.read_text())
+        except json.JSONDecodeError:
+            return {}
         if kept["fingerprint"] != self._fingerprint:
             return {}
         return {values["name"]: Outcome(**values) for values in kept["outcomes"]}
 
 
 def fingerprint(root: Path, names: Sequence[str] = SOURCES) -> str:
-    """A digest of all sources: names and contents, compiled files left out.
+    """A digest of all sources, by names and contents, without compiled files; and of Python's version.
 
     Args:
         root: The checkout.
         names: The files and directories below it that count.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(sys.version.encode())
     for name in names:
         path = root / name
         files = sorted(path.rglob("*")) if path.is_dir() else [path]

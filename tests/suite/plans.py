@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,12 @@ PROCESSES: Final = Path("tests", "processes")
 
 LONG_IN_FULL_FORM: Final = "tests/spark/test_write_ahead.py"
 """What looks for counterexamples, for longer in the full form; it needs no Spark."""
+
+SAME_EXAMPLES: Final = ("--hypothesis-profile=ci",)
+"""Hypothesis tries the same examples each time, and has no deadline for them: no luck, and no stop watch."""
+
+FULL_FORM_VARIABLE: Final = "SQS_LEASE_CHAOS"
+"""The environment variable that `tests/form.py` reads."""
 
 HOSTS: Final = ("airflow", "dagster", "spark")
 
@@ -51,7 +58,7 @@ def static_checks() -> Iterator[Command]:
 def whole_test() -> list[Command]:
     """What `make test` runs."""
     format_, lint, types = static_checks()
-    parts = [pytest_over(name, paths) for name, paths in PARTS.items()]
+    parts = [pytest_over(name, paths, options=SAME_EXAMPLES) for name, paths in PARTS.items()]
     return [format_, lint, *parts[:2], types, *parts[2:]]
 
 
@@ -73,7 +80,8 @@ def on_processes(hosts: Sequence[str] = (), *, full: bool = False) -> list[Comma
     if full and (not hosts or "spark" in hosts):
         paths["spark/write_ahead"] = LONG_IN_FULL_FORM
     # The figures of the full form are log lines.
-    return [pytest_over(name, (path,), options=("--log-cli-level=INFO",)) for name, path in paths.items()]
+    options = ("--log-cli-level=INFO", *(() if full else SAME_EXAMPLES))
+    return [pytest_over(name, (path,), options=options) for name, path in paths.items()]
 
 
 def changed_since_main(root: Path = ROOT) -> list[Path]:
@@ -102,32 +110,65 @@ def git(root: Path, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def quick_check(files: Sequence[Path], until: float) -> list[Command]:
-    """What `make check` runs: format, types, and the deterministic tests that belong to some files.
+def files_below(paths: Sequence[Path], root: Path = ROOT) -> list[Path]:
+    """The files that paths stand for, relative to the checkout; a directory stands for all below it.
+
+    Raises:
+        FileNotFoundError: There is no such file in the checkout.
+    """
+    found = []
+    for path in paths:
+        absolute = path.resolve()
+        if not absolute.exists() or not absolute.is_relative_to(root):
+            raise FileNotFoundError(f"{path} is not a file or directory of this checkout.")
+        files = sorted(absolute.rglob("*")) if absolute.is_dir() else [absolute]
+        found += [file.relative_to(root) for file in files if file.is_file() and "__pycache__" not in file.parts]
+    return found
+
+
+def nearest_tests(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The deterministic tests that belong to some files.
 
     Args:
         files: The files that changed, relative to the checkout.
+
+    Returns:
+        The test files, first those in a directory that is named like one of a changed file; and those of the files
+        that have none.
+    """
+    tree, candidates = SourceTree(ROOT), _deterministic_tests()
+    tests = {file: tree.tests_of(file, candidates) for file in files}
+    parts = {part for file in files for part in file.parent.parts} - {"providers", "sqs_lease", "tests"}
+    ordered = sorted(set().union(*tests.values()), key=lambda test: (parts.isdisjoint(test.parent.parts), test))
+    return ordered, [file for file, found in tests.items() if not found]
+
+
+def quick_check(tests: Sequence[Path], until: float) -> list[Command]:
+    """What `make check` runs: format, types, and some test files.
+
+    Args:
+        tests: The test files, see :func:`nearest_tests`.
         until: When no more tests begin, in seconds of the monotonic clock.
     """
-    tests = SourceTree(ROOT).tests_of(files, _deterministic_tests())
     parts: dict[str, list[str]] = {}
     for test in tests:
         parts.setdefault(_part_of(test), []).append(str(test))
-    options = ("-m", "not processes", "-p", "tests.suite.time_limit")
+    options = (*SAME_EXAMPLES, "-m", "not processes", "-p", "tests.suite.time_limit")
     environment = {VARIABLE: str(until), "PYTHONPATH": str(ROOT)}
     return [
         *static_checks(),
-        *(pytest_over(part, paths, options=options, environment=environment) for part, paths in parts.items()),
+        # All tests of a file may be on real servers.
+        *(
+            replace(pytest_over(part, paths, options=options), may_be_empty=True, environment=environment)
+            for part, paths in parts.items()
+        ),
     ]
 
 
-def pytest_over(
-    name: str, paths: Iterable[str], *, options: Sequence[str] = (), environment: dict[str, str] | None = None
-) -> Command:
+def pytest_over(name: str, paths: Iterable[str], *, options: Sequence[str] = ()) -> Command:
     """The command that runs pytest over some files."""
-    # Hypothesis tries the same examples each time then, and has no deadline for them: no luck, and no stop watch.
-    arguments = (sys.executable, "-m", "pytest", "--hypothesis-profile=ci", "--durations=15", *options, *paths)
-    return Command(name, arguments, is_pytest=True, environment=environment or {})
+    arguments = (sys.executable, "-m", "pytest", "--durations=15", *options, *paths)
+    return Command(name, arguments, is_pytest=True)
 
 
 def _deterministic_tests() -> list[Path]:

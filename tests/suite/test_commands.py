@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.suite.commands import Command, CommandRun, Outcome
@@ -71,9 +70,36 @@ def test_the_outcome_of_pytest_counts_its_tests_and_an_error_as_a_failure(tmp_pa
     assert outcome.processor_seconds > 0
 
 
-@pytest.mark.parametrize(("exit_code", "is_good"), [(0, True), (5, True), (1, False), (2, False), (-9, False)])
-def test_a_run_without_tests_is_good_and_one_that_was_killed_is_not(exit_code: int, is_good: bool) -> None:
-    assert Outcome("some", exit_code).is_good is is_good
+def test_pytest_that_finds_no_test_is_good_only_where_it_may(tmp_path: Path) -> None:
+    file = tmp_path / "test_none.py"
+    file.touch()
+    arguments = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file))
+    may = Command("may", arguments, is_pytest=True, may_be_empty=True)
+
+    outcomes = run_all(tmp_path, may, Command("must", arguments, is_pytest=True)).outcomes
+
+    assert {outcome.name: (outcome.is_good, outcome.in_words) for outcome in outcomes} == {
+        "may": (True, "good"),
+        "must": (False, "found no test"),
+    }
+
+
+def test_pytest_that_ends_in_the_middle_is_not_good_whatever_it_says(tmp_path: Path) -> None:
+    file = tmp_path / "test_ends.py"
+    file.write_text("import os\ndef test_ends(): os._exit(0)\ndef test_fails(): assert False\n")
+    arguments = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file))
+
+    (outcome,) = run_all(tmp_path, Command("ends", arguments, is_pytest=True)).outcomes
+
+    assert (outcome.exit_code, outcome.is_good, outcome.in_words) == (0, False, "ended without a report")
+
+
+def test_an_error_of_the_run_itself_ends_it_and_is_raised(tmp_path: Path) -> None:
+    def refuse(outcome: Outcome) -> None:
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        run_all(tmp_path, python("first", ""), python("second", ""), at_once=1, ended=refuse)
 
 
 def test_a_command_that_was_killed_is_told_from_one_that_ended(tmp_path: Path) -> None:
@@ -98,15 +124,30 @@ def test_commands_that_have_not_begun_when_the_time_is_up_are_left_out(tmp_path:
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends_its_commands_and_has_no_outcome_of_them(tmp_path: Path, by: signal.Signals) -> None:
-    waiting = tmp_path / "waiting"
-    waits = f"import os, signal; open({str(waiting)!r}, 'w').write(str(os.getpid())); signal.pause()"
+@pytest.mark.parametrize("at_once", [2, 3])
+def test_an_interrupted_run_lets_its_commands_end_in_order_and_has_no_outcome_of_them(
+    tmp_path: Path, by: signal.Signals, at_once: int
+) -> None:
+    waiting, tidied = tmp_path / "waiting", tmp_path / "tidied"
+    waits = f"""
+import pathlib, signal, time
+try:
+    pathlib.Path({str(waiting)!r}).touch()
+    signal.pause()
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    pathlib.Path({str(tidied)!r}).touch()
+"""
     # It ends when the other one has begun to wait.
     first = f"import os, time\nwhile not os.path.exists({str(waiting)!r}): time.sleep(0.01)"
-    commands = [python("first", first), python("waits", waits), python("never", "")]
-    run = CommandRun(commands, tmp_path / "logs", 2, lambda _: os.kill(os.getpid(), by))
+    run = CommandRun(
+        [python("first", first), python("waits", waits)],
+        tmp_path / "logs",
+        at_once,
+        lambda _: os.kill(os.getpid(), by),
+    )
     with pytest.raises(KeyboardInterrupt):
         run.run()
 
-    assert "waits" not in {outcome.name for outcome in run.outcomes}
-    assert not psutil.pid_exists(int(waiting.read_text()))
+    assert tidied.exists()
+    assert [outcome.name for outcome in run.outcomes] == ["first"]

@@ -12,31 +12,43 @@ BAD = Outcome("airflow/shapes", 1, passed=3, failed=1)
 
 
 def test_what_passed_is_known_to_the_next_run_and_what_failed_is_not(tmp_path: Path) -> None:
-    first = KeptResults(tmp_path / "kept" / "results.json", "these sources")
+    first = KeptResults(tmp_path / "kept" / "results.json", lambda: "these sources")
     first.keep(GOOD)
     first.keep(BAD)
 
-    assert KeptResults(tmp_path / "kept" / "results.json", "these sources").good == {GOOD.name: GOOD}
+    assert KeptResults(tmp_path / "kept" / "results.json", lambda: "these sources").good == {GOOD.name: GOOD}
 
 
 def test_the_newest_outcome_of_a_command_counts(tmp_path: Path) -> None:
-    results = KeptResults(tmp_path / "results.json", "these sources")
+    results = KeptResults(tmp_path / "results.json", lambda: "these sources")
     results.keep(GOOD)
     results.keep(Outcome(GOOD.name, 1, failed=1))
     assert results.good == {}
 
 
 def test_results_on_other_sources_do_not_count(tmp_path: Path) -> None:
-    KeptResults(tmp_path / "results.json", "these sources").keep(GOOD)
-    assert KeptResults(tmp_path / "results.json", "other sources").good == {}
+    KeptResults(tmp_path / "results.json", lambda: "these sources").keep(GOOD)
+    assert KeptResults(tmp_path / "results.json", lambda: "other sources").good == {}
+
+
+def test_a_result_is_not_kept_when_the_sources_changed_meanwhile(tmp_path: Path) -> None:
+    sources = ["before", "after"]
+    results = KeptResults(tmp_path / "results.json", lambda: sources.pop(0))
+    assert not results.keep(GOOD)
+    assert KeptResults(tmp_path / "results.json", lambda: "before").good == {}
+
+
+def test_a_file_that_was_half_written_counts_as_none(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"fingerprint": "these')
+    assert KeptResults(tmp_path / "results.json", lambda: "these sources").good == {}
 
 
 def test_results_can_be_forgotten(tmp_path: Path) -> None:
-    results = KeptResults(tmp_path / "results.json", "these sources")
+    results = KeptResults(tmp_path / "results.json", lambda: "these sources")
     results.keep(GOOD)
     results.forget()
     assert results.good == {}
-    assert KeptResults(tmp_path / "results.json", "these sources").good == {}
+    assert KeptResults(tmp_path / "results.json", lambda: "these sources").good == {}
 
 
 def test_a_fingerprint_tells_contents_and_names_of_sources_apart_and_ignores_compiled_files(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from tests.suite.plans import (
     PROCESSES,
     ROOT,
     changed_since_main,
+    files_below,
     git,
     on_processes,
     quick_check,
+    nearest_tests,
     whole_test,
 )
 
@@ -49,11 +51,25 @@ def test_each_host_has_tests_on_real_processes_of_its_own() -> None:
 
 
 def test_a_check_of_one_file_runs_the_tests_that_are_nearest_to_it_and_no_real_processes() -> None:
-    commands = {command.name: command for command in quick_check([Path("providers/sqs_lease/core/ledger.py")], 0.0)}
+    tests, untested = nearest_tests([Path("providers/sqs_lease/core/ledger.py"), Path("gone.py")])
+    assert (tests[0].parent, untested) == (Path("tests/core"), [Path("gone.py")])
+    commands = {command.name: command for command in quick_check(tests, 0.0)}
     assert {"format", "lint", "types", "core"} <= commands.keys()
     assert "tests/core/test_ledger.py" in commands["core"].arguments
     assert not [argument for command in commands.values() for argument in command.arguments if "skeletons" in argument]
     assert not [command for command in commands.values() if str(PROCESSES) in " ".join(command.arguments)]
+
+
+def test_a_directory_stands_for_the_files_below_it() -> None:
+    files = files_below([ROOT / "tests" / "suite"])
+    assert Path("tests/suite/plans.py") in files
+    assert {file.suffix for file in files} == {".py"}
+
+
+@pytest.mark.parametrize("path", ["tests/core/test_leger.py", "/etc/hostname"])
+def test_what_is_no_file_of_the_checkout_is_refused(path: str) -> None:
+    with pytest.raises(FileNotFoundError, match="not a file or directory of this checkout"):
+        files_below([Path(path)])
 
 
 def test_what_changed_since_main_is_what_was_committed_changed_or_made_also_in_a_hook_of_another_checkout(
