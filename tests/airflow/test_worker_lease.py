@@ -131,7 +131,7 @@ def test_messages_are_extended_while_more_are_waited_for(
         assert not executed.done()
         assert (queue.visible, queue.invisible) == ([], ["a"])
         queue.send("b")
-        assert [message["Body"] for message in executed.result(60)] == ["a", "b"]
+        assert [message["Body"] for message in executed.result(600)] == ["a", "b"]
     assert LEASE_KEY in task_instance.pushed
     assert of_kind(leased_queues, AuditKind.EXPIRED, AuditKind.RELEASED) == 0
 
@@ -153,7 +153,7 @@ def test_a_task_that_is_killed_gives_back_what_it_received(dag: DAG, queue: Leas
         wait_until(lambda: queue.invisible == ["a"])
         made.on_kill()
         wait_until(lambda: queue.visible == ["a"])
-        assert isinstance(executed.exception(60), GivenBackError)
+        assert isinstance(executed.exception(600), GivenBackError)
 
 
 def test_a_task_that_is_killed_gives_back_what_was_on_its_way_and_receives_no_more(
@@ -165,7 +165,7 @@ def test_a_task_that_is_killed_gives_back_what_was_on_its_way_and_receives_no_mo
         async def receive(self, *arguments: Any, **options: Any) -> Any:
             answer = await super().receive(*arguments, **options)
             received.set()
-            await asyncio.to_thread(killed.wait, 60)
+            await asyncio.to_thread(killed.wait, 600)
             return answer
 
     monkeypatch.setattr(worker_lease, "make_transport", lambda connection: LateAnswers(leased_queues.sqs))
@@ -173,11 +173,11 @@ def test_a_task_that_is_killed_gives_back_what_was_on_its_way_and_receives_no_mo
     made = sensor(dag, queue.url, linger=120, max_messages=2)
     with ThreadPoolExecutor() as threads:
         executed = threads.submit(execute, made, TaskInstance())
-        assert received.wait(60)
+        assert received.wait(600)
         assert queue.invisible == ["a"]
         made.on_kill()
         killed.set()
-        assert isinstance(executed.exception(60), GivenBackError)
+        assert isinstance(executed.exception(600), GivenBackError)
     assert queue.visible == ["a"]
     with pytest.raises(AirflowFailException, match="was killed"):
         execute(made, TaskInstance())
@@ -250,7 +250,7 @@ def of_kind(queues: LeasedQueues, *kinds: AuditKind) -> int:
     return sum(entry.kind in kinds for entry in queues.sqs.trail().entries())
 
 
-def wait_until(condition: Any, seconds: float = 60.0) -> None:
+def wait_until(condition: Any, seconds: float = 600.0) -> None:
     ends_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends_at, "it did not come to that"

@@ -14,9 +14,9 @@ from tests.suite.plans import (
     changed_since_main,
     files_below,
     git,
+    nearest_tests,
     on_processes,
     quick_check,
-    nearest_tests,
     whole_test,
 )
 

@@ -19,7 +19,7 @@ from sqs_lease.core.verdicts import Verdict
 from sqs_lease.sqs.errors import QueueNotFoundError
 from tests.testing.grounds import HELD_SECONDS, Ground, MemoryGround, MinistackGround
 
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 600
 """How long something is awaited that is to happen after a second at most."""
 
 
