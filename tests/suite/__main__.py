@@ -73,8 +73,8 @@ def _options() -> argparse.Namespace:
 
 def _test(options: argparse.Namespace) -> int:
     os.environ.pop(plans.FULL_FORM_VARIABLE, None)
-    # One more than there are cores: two of the commands wait most of the time.
-    return run("test", plans.whole_test(), at_once=options.at_once or CORES + 1)
+    # Two more than there are cores: two of the commands wait most of the time.
+    return run("test", plans.whole_test(), at_once=options.at_once or CORES + 2)
 
 
 def _check(options: argparse.Namespace) -> int:
