@@ -27,7 +27,8 @@ RUNS: Final = plans.ROOT / ".test-runs"
 CHECK_SECONDS: Final = 45.0
 """After this time `make check` begins no more tests, so that it takes less than a minute."""
 
-CORES: Final = min(4, len(os.sched_getaffinity(0)))
+# Where the system tells (Linux does), only those that this process may use.
+CORES: Final = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 """How many commands run at the same time by default: real processes of hosts need more than a core each."""
 
 FAILED, CANNOT_RUN, INTERRUPTED = 1, 2, 130
