@@ -10,6 +10,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from sqs_lease.dagster.leased_batch import BATCH_TAG
+from sqs_lease.testing.leased_queues import LeasedQueue
 from tests.dagster import executor_jobs
 from tests.dagster.instances import stored_instance
 
@@ -69,3 +71,26 @@ def failure(result: dg.JobExecutionResult) -> str:
     error = failed.job_failure_data.error
     assert error is not None
     return str(error.message)
+
+
+def check_that_only_a_whole_repetition_may_lease(runs: Runs, queue: LeasedQueue, failed: dg.JobExecutionResult) -> None:
+    """A run from the failure on is refused; one that repeats all steps leases the message again, and deletes it."""
+    refused = runs.execute(
+        executor_jobs.orders,
+        reexecution_options=dg.ReexecutionOptions.from_failure(failed.run_id, runs.instance),
+    )
+    assert "leaves out 'check', 'load'" in failure(refused)
+    assert '"dagster/retry_strategy": "ALL_STEPS"' in failure(refused)
+    assert queue.visible == ["a"]
+
+    run = runs.instance.get_run_by_id(failed.run_id)
+    assert run is not None
+    repeated = runs.execute(
+        executor_jobs.orders,
+        {"report": {"receive_count": 2}, "check": {"receive_count": 2}, "load": {"receive_count": 2}},
+        reexecution_options=dg.ReexecutionOptions(failed.run_id),
+        # As the web server and the daemon do, which pass on the tags.
+        tags={BATCH_TAG: run.tags[BATCH_TAG]},
+    )
+    assert repeated.success
+    assert (queue.visible, queue.deleted) == ([], 1)

@@ -25,7 +25,13 @@ from sqs_lease.testing import AuditKind
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
 from tests.dagster import executor_jobs
-from tests.dagster.executor_runs import Runs, failure, numbers, runs_in
+from tests.dagster.executor_runs import (
+    Runs,
+    check_that_only_a_whole_repetition_may_lease,
+    failure,
+    numbers,
+    runs_in,
+)
 from tests.dagster.lease_ground import eventually
 
 DEADLINE_SECONDS = 600.0
@@ -225,25 +231,7 @@ def test_a_run_that_leaves_out_a_step_is_refused_and_one_that_repeats_all_leases
     assert not failed.success
     assert queue.visible == ["a"]
 
-    refused = runs.execute(
-        executor_jobs.orders,
-        reexecution_options=dg.ReexecutionOptions.from_failure(failed.run_id, runs.instance),
-    )
-    assert "leaves out 'check', 'load'" in failure(refused)
-    assert '"dagster/retry_strategy": "ALL_STEPS"' in failure(refused)
-    assert queue.visible == ["a"]
-
-    run = runs.instance.get_run_by_id(failed.run_id)
-    assert run is not None
-    repeated = runs.execute(
-        executor_jobs.orders,
-        {"report": {"receive_count": 2}, "check": {"receive_count": 2}, "load": {"receive_count": 2}},
-        reexecution_options=dg.ReexecutionOptions(failed.run_id),
-        # As the web server and the daemon do, which pass on the tags.
-        tags={BATCH_TAG: run.tags[BATCH_TAG]},
-    )
-    assert repeated.success
-    assert (queue.visible, queue.deleted) == ([], 1)
+    check_that_only_a_whole_repetition_may_lease(runs, queue, failed)
 
 
 def test_a_run_worker_that_goes_on_with_another_ones_run_is_refused(runs: Runs, queue: LeasedQueue) -> None:

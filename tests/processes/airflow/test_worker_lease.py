@@ -10,16 +10,18 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from demo.sqs_server import SqsServer
-from sqs_lease.airflow import SqsLeaseSensor, aws_connection, sqs_lease
+from sqs_lease.airflow import aws_connection
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.receiving.worker_lease import GivenBackError
 from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
-from tests.airflow.test_worker_lease import TaskInstance, execute, wait_until
+from tests.airflow.test_worker_lease import TaskInstance, dag, execute, sensor, wait_until
+
+__all__ = ["dag"]
 
 pytestmark = [pytest.mark.processes]
 
@@ -50,25 +52,6 @@ def queue(server: SqsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]
     monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", server.airflow_connection)
     with supervised_by(ScriptedComms()):
         yield Queue(server)
-
-
-@pytest.fixture
-def dag() -> Iterator[DAG]:
-    with DAG("shop", schedule=None) as opened:
-        yield opened
-
-
-@task
-def load(messages: Any) -> None: ...
-
-
-def sensor(dag: DAG, queue_url: str, **options: Any) -> SqsLeaseSensor:
-    arguments = {"visibility": 300, "timeout": 60, "linger": 0, "poke_interval": 0.1, "deferrable": False, **options}
-    with sqs_lease("orders", queue_url=queue_url, **arguments) as orders:
-        load(orders)
-    made = dag.task_dict["orders"]
-    assert isinstance(made, SqsLeaseSensor)
-    return made
 
 
 def test_the_messages_are_returned_and_the_lease_is_left_for_the_keeper(dag: DAG, queue: Queue) -> None:

@@ -11,12 +11,16 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster.leased_batch import BATCH_TAG
 from sqs_lease.dagster.step_ends import StepEnds
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from tests.dagster import executor_jobs
 from tests.dagster.evidence import VISIBILITY_SECONDS
-from tests.dagster.executor_runs import Runs, failure, numbers, runs_in
+from tests.dagster.executor_runs import (
+    Runs,
+    check_that_only_a_whole_repetition_may_lease,
+    numbers,
+    runs_in,
+)
 
 pytestmark = [pytest.mark.processes]
 
@@ -102,22 +106,4 @@ def test_a_run_that_leaves_out_a_step_is_refused_and_one_that_repeats_all_leases
     failed = runs.execute(executor_jobs.orders, {"report": {"is_killed": True}})
     assert queue.visible == ["a"]
 
-    refused = runs.execute(
-        executor_jobs.orders,
-        reexecution_options=dg.ReexecutionOptions.from_failure(failed.run_id, runs.instance),
-    )
-    assert "leaves out 'check', 'load'" in failure(refused)
-    assert '"dagster/retry_strategy": "ALL_STEPS"' in failure(refused)
-    assert queue.visible == ["a"]
-
-    run = runs.instance.get_run_by_id(failed.run_id)
-    assert run is not None
-    repeated = runs.execute(
-        executor_jobs.orders,
-        {"report": {"receive_count": 2}, "check": {"receive_count": 2}, "load": {"receive_count": 2}},
-        reexecution_options=dg.ReexecutionOptions(failed.run_id),
-        # As the web server and the daemon do, which pass on the tags.
-        tags={BATCH_TAG: run.tags[BATCH_TAG]},
-    )
-    assert repeated.success
-    assert (queue.visible, queue.deleted) == ([], 1)
+    check_that_only_a_whole_repetition_may_lease(runs, queue, failed)
