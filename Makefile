@@ -26,7 +26,7 @@ check: setup ## in a minute: format, types and the deterministic tests of what c
 test-processes: setup ## the tests on real processes, or those of HOST=airflow|dagster|spark; goes on where it was cut off
 	@$(PYTHON_ENVIRONMENT)/python -m tests.suite processes $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again)
 
-chaos: setup ## the same in full: 20 keepers and Airflow's default settings, all databases, engines and moments of death
+chaos: setup ## the same in full: 20 keepers at Airflow's default settings, Dagster on PostgreSQL too, more examples
 	@$(PYTHON_ENVIRONMENT)/python -m tests.suite processes --full $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again)
 
 lint: setup ## ruff and the type checker

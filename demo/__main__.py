@@ -8,7 +8,6 @@ figures add up, with 1 when they do not or something failed, and with 130 when i
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import shutil
 import signal
@@ -30,6 +29,7 @@ from demo.dagster_api import DagsterApiError
 from demo.dagster_runs import dagster_runs
 from demo.dagster_stack import DagsterSetupError
 from demo.flights import bodies
+from demo.lock import LockedError, locked
 from demo.processes import ROOT, ProcessFailedError
 from demo.queues import VISIBILITY_SECONDS, PublishError, Queues
 from demo.runs import RUN_SECONDS, NotDrainedError, Runs, Work, drain
@@ -187,19 +187,13 @@ def _wait_to_be_stopped(name: str, url: str) -> None:
 
 @contextmanager
 def _only_one() -> Iterator[None]:
-    LAST.parent.mkdir(exist_ok=True)
-    with (LAST.parent / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise AnotherDemoError(
-                f"another demo of this checkout is running. Wait for its end, or stop it: kill {lock.read()}"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
+    try:
+        with locked(LAST.parent / "lock"):
+            yield
+    except LockedError as error:
+        raise AnotherDemoError(
+            f"another demo of this checkout is running. Wait for its end, or stop it: kill {error.pid}"
+        ) from None
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

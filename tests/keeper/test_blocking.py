@@ -58,8 +58,8 @@ def send(sqs: SQSClient, queue: str, count: int) -> None:
 def receive(sqs: SQSClient, queue: str, count: int) -> list[str]:
     """So many messages, and all that are visible beside them."""
     bodies: list[str] = []
-    for _ in range(6):
-        answer = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=20, MaxNumberOfMessages=10)
+    for _ in range(600):
+        answer = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=1, MaxNumberOfMessages=10)
         bodies += [message["Body"] for message in answer.get("Messages", [])]
         if len(bodies) >= count:
             break

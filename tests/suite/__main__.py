@@ -5,17 +5,16 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from demo.lock import LockedError, locked
 from tests.suite import plans
 from tests.suite.commands import Command, CommandRun, Outcome
 from tests.suite.kept_results import KeptResults, fingerprint
@@ -128,8 +127,13 @@ def run(
     Raises:
         CannotRunError: Another run of this kind is under way.
     """
-    with _alone(runs / kind):
-        return _run(kind, commands, at_once, until, results, runs / kind)
+    try:
+        with locked(runs / kind / "lock"):
+            return _run(kind, commands, at_once, until, results, runs / kind)
+    except LockedError as error:
+        raise CannotRunError(
+            f"Another run of this kind is under way in this checkout (pid {error.pid}). Wait for its end."
+        ) from None
 
 
 def _run(
@@ -178,24 +182,6 @@ def _run(
     tests = [sum(getattr(outcome, what) for outcome in outcomes) for what in ("passed", "failed", "skipped")]
     print("{} passed, {} failed, {} skipped".format(*tests))
     return FAILED if bad else 0
-
-
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Keep other runs of the same kind from the directory, until the block ends."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise CannotRunError(
-                f"Another run of this kind is under way in this checkout (pid {lock.read()}). Wait for its end."
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
 
 
 def _line(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""How large the failover tests are: a short form for every test run, and the full form at Airflow's default settings.
+"""How large the failover tests are: in a short form, and in the full form at Airflow's default settings.
 
 ``SQS_LEASE_CHAOS=1`` (``make chaos``) selects the full form. The short form has the same scenarios with fewer keepers,
 and with a triggerer that counts as dead after 20 s instead of 30 s: not less, because on a loaded machine its first
