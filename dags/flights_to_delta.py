@@ -10,6 +10,7 @@ name of the queue, `flights_table`: a directory that all workers reach) and the 
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,6 +24,9 @@ FLIGHT = """
     origin STRING NOT NULL, dest STRING NOT NULL, distance INT, air_time INT,
     sched_dep_time INT, dep_time INT, dep_delay INT, sched_arr_time INT, arr_time INT, arr_delay INT
 """
+
+VISIBILITY_SECONDS = int(os.environ.get("FLIGHTS_VISIBILITY_SECONDS", "0")) or None
+"""For demonstrations."""
 
 
 @dag(
@@ -64,9 +68,9 @@ def flights_to_delta() -> None:
         linger=5,
         timeout=5,
         soft_fail=True,
-        # So short that the demo extends leases all the time, and warned about, because it is too short for another
-        # triggerer to take over. Leave it out: the default survives that.
-        visibility=30,
+        # Leave it out. The demo sets one of 30 s, to extend leases all the time; Airflow warns of that, because it is
+        # too short for another triggerer to take over in time. The default outlasts a takeover.
+        visibility=VISIBILITY_SECONDS,
     ) as messages:
         load(messages, table="{{ var.value.flights_table }}")
 

@@ -5,8 +5,8 @@ are deleted when they are in the table. Those that are no orders go to a table o
 deleted too, so that nobody has to look into the queue. (Without `rejects` they go back to the queue.)
 
 The worker needs `pip install "sqs-lease[airflow,manifest,spark]"` and Java 17. Spark may also be in an environment of
-its own (`python="/opt/spark/bin/python"`), on a cluster (`spark="spark://..."`) or behind Spark Connect
-(`spark="sc://..."`).
+its own (`python="/opt/spark/bin/python"`); the variable `spark_master` puts it on a cluster (`spark://...`) or behind
+Spark Connect (`sc://...`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def json_to_delta() -> None:
                 "rejects": {"kind": "delta", "path": f"{DIRECTORY}/rejected_orders"},
                 "workspace": f"{DIRECTORY}/batches",
             },
+            spark="{{ var.value.get('spark_master', 'local[2]') }}",
             retries=2,
             retry_delay=timedelta(seconds=30),
         )

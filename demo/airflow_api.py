@@ -46,15 +46,17 @@ class TriggererJob:
 
 
 class AirflowApi:
-    """The client; authentication is the simple auth manager's, with everybody an administrator.
+    """The client; authentication is the simple auth manager's.
 
     Args:
         base_url: The API server's address, for example `http://127.0.0.1:8080`.
+        token: What :func:`log_in` gave; `None` where everybody is an administrator.
     """
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, token: str | None = None) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         # `trust_env=False`: a proxy that the environment names must not be asked for the loopback address.
-        self._client = httpx.Client(base_url=base_url, timeout=120.0, trust_env=False)
+        self._client = httpx.Client(base_url=base_url, timeout=120.0, trust_env=False, headers=headers)
 
     def __enter__(self) -> AirflowApi:
         return self
@@ -234,6 +236,24 @@ class AirflowApi:
         if response.is_error and response.status_code not in allowed:
             raise AirflowApiError(f"Airflow answered {response.status_code} to {method} {path}: {response.text}")
         return response
+
+
+def log_in(base_url: str, user: str, password: str) -> str:
+    """A token for :class:`AirflowApi`, valid for a day.
+
+    Args:
+        base_url: The API server's address.
+        user: A user of the simple auth manager.
+        password: His password.
+
+    Raises:
+        AirflowApiError: Airflow does not take them.
+    """
+    answer = httpx.post(f"{base_url}/auth/token", json={"username": user, "password": password}, trust_env=False)
+    if answer.is_error:
+        raise AirflowApiError(f"Airflow does not let {user} in: {answer.status_code} {answer.text}")
+    token: str = answer.json()["access_token"]
+    return token
 
 
 def _was_rolled_back(response: httpx.Response) -> bool:

@@ -32,14 +32,14 @@ def flights() -> Iterator[dict[str, int | str | None]]:
 
 
 def bodies(count: int) -> list[Body]:
-    """Message bodies: one for each flight, and every malformed one of :func:`malformed`, evenly among them.
+    """Message bodies: one for each flight, and malformed ones of :func:`malformed`, evenly among them.
 
     Args:
-        count: How many in all.
+        count: How many in all. Every malformed one is among them, but at most one message in ten is malformed.
     """
-    broken = malformed(next(flights()))
+    broken = malformed(next(flights()))[: count // 10]
     good = [Body(json.dumps(flight), is_malformed=False) for flight in islice(flights(), count - len(broken))]
-    distance = count // len(broken)
+    distance = count // max(1, len(broken))
     for number, text in enumerate(broken):
         good.insert(number * distance + distance // 2, Body(text, is_malformed=True))
     return good

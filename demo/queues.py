@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from demo.flights import Body
-from demo.sqs_server import SqsServer
-
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+    from types_boto3_sqs.literals import QueueAttributeNameType
+    from types_boto3_sqs.type_defs import SendMessageBatchRequestEntryTypeDef
+
+    from demo.flights import Body
+    from demo.sqs_server import SqsServer
 
 VISIBILITY_SECONDS = 30
 """The work queue's visibility timeout: shorter than the work on any batch."""
@@ -58,15 +60,9 @@ class Queues:
 
     def __init__(self, server: SqsServer) -> None:
         self._client: SQSClient = server.sqs_client()
-        self.dead_letter_url = self._client.create_queue(QueueName="flights-dead-letter")["QueueUrl"]
-        arn = self._client.get_queue_attributes(QueueUrl=self.dead_letter_url, AttributeNames=["QueueArn"])[
-            "Attributes"
-        ]["QueueArn"]
-        redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": MAX_RECEIVE_COUNT}
-        self.url = self._client.create_queue(
-            QueueName="flights",
-            Attributes={"VisibilityTimeout": str(VISIBILITY_SECONDS), "RedrivePolicy": json.dumps(redrive)},
-        )["QueueUrl"]
+        self.url, self.dead_letter_url = create_with_dead_letters(
+            self._client, "flights", visibility_seconds=VISIBILITY_SECONDS, max_receive_count=MAX_RECEIVE_COUNT
+        )
 
     def publish(self, bodies: Sequence[Body]) -> Published:
         """Send one message for each body to the work queue.
@@ -74,27 +70,22 @@ class Queues:
         Raises:
             PublishError: The service refused some.
         """
+        entries: list[SendMessageBatchRequestEntryTypeDef] = [
+            {"Id": str(number), "MessageBody": body.text} for number, body in enumerate(bodies)
+        ]
         flights: set[str] = set()
         malformed: set[str] = set()
-        for some in _in_batches(bodies):
-            answer = self._client.send_message_batch(
-                QueueUrl=self.url,
-                Entries=[{"Id": str(number), "MessageBody": body.text} for number, body in enumerate(some)],
-            )
-            if refused := answer.get("Failed"):
-                raise PublishError(f"{self.url} refused {len(refused)} messages: {refused[0].get('Message')}")
-            for entry in answer["Successful"]:
-                kind = malformed if some[int(entry["Id"])].is_malformed else flights
-                kind.add(entry["MessageId"])
+        for message_id, body in zip(send(self._client, self.url, entries), bodies, strict=True):
+            (malformed if body.is_malformed else flights).add(message_id)
         return Published(frozenset(flights), frozenset(malformed))
 
     def counts(self) -> Counts:
         """What the work queue holds now."""
-        return self._counts(self.url)
+        return counts(self._client, self.url)
 
     def dead_letters(self) -> int:
         """How many messages the dead-letter queue holds now."""
-        return self._counts(self.dead_letter_url).total
+        return counts(self._client, self.dead_letter_url).total
 
     def receive_dead_letters(self) -> frozenset[str]:
         """The ids of the messages in the dead-letter queue; they stay there, and are visible again at once."""
@@ -113,22 +104,70 @@ class Queues:
             )
         return frozenset(handles)
 
-    def _counts(self, url: str) -> Counts:
-        attributes = self._client.get_queue_attributes(
-            QueueUrl=url,
-            AttributeNames=[
-                "ApproximateNumberOfMessages",
-                "ApproximateNumberOfMessagesNotVisible",
-                "ApproximateNumberOfMessagesDelayed",
-            ],
-        )["Attributes"]
-        return Counts(
-            visible=int(attributes["ApproximateNumberOfMessages"]),
-            in_flight=int(attributes["ApproximateNumberOfMessagesNotVisible"]),
-            delayed=int(attributes["ApproximateNumberOfMessagesDelayed"]),
-        )
+
+def create_with_dead_letters(
+    client: SQSClient, name: str, *, visibility_seconds: int, max_receive_count: int
+) -> tuple[str, str]:
+    """Make a queue and its dead-letter queue, or find them as they were made so before.
+
+    Args:
+        client: With which to make them.
+        name: The queue's name; one that ends in `.fifo` makes both FIFO queues.
+        visibility_seconds: The queue's visibility timeout.
+        max_receive_count: How often a message is delivered before the service moves it to the dead-letter queue.
+
+    Returns:
+        The URLs of both.
+    """
+    suffix = ".fifo" if name.endswith(".fifo") else ""
+    fifo: dict[QueueAttributeNameType, str] = {"FifoQueue": "true"} if suffix else {}
+    dead_letter_url = client.create_queue(
+        QueueName=f"{name.removesuffix(suffix)}-dead-letter{suffix}", Attributes=fifo
+    )["QueueUrl"]
+    arn = client.get_queue_attributes(QueueUrl=dead_letter_url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": max_receive_count}
+    url = client.create_queue(
+        QueueName=name,
+        Attributes={**fifo, "VisibilityTimeout": str(visibility_seconds), "RedrivePolicy": json.dumps(redrive)},
+    )["QueueUrl"]
+    return url, dead_letter_url
 
 
-def _in_batches(bodies: Sequence[Body]) -> Iterator[Sequence[Body]]:
-    for start in range(0, len(bodies), BATCH_ENTRIES):
-        yield bodies[start : start + BATCH_ENTRIES]
+def send(client: SQSClient, url: str, entries: Sequence[SendMessageBatchRequestEntryTypeDef]) -> list[str]:
+    """Send messages, ten a call.
+
+    Args:
+        client: With which to send them.
+        url: The queue.
+        entries: The messages, in the shape of SendMessageBatch; each has an `Id` of its own.
+
+    Returns:
+        The ids that the service gave to them, in the same order.
+
+    Raises:
+        PublishError: The service refused some.
+    """
+    ids: dict[str, str] = {}
+    for start in range(0, len(entries), BATCH_ENTRIES):
+        answer = client.send_message_batch(QueueUrl=url, Entries=entries[start : start + BATCH_ENTRIES])
+        if refused := answer.get("Failed"):
+            raise PublishError(f"{url} refused {len(refused)} messages: {refused[0].get('Message')}")
+        ids |= {entry["Id"]: entry["MessageId"] for entry in answer["Successful"]}
+    return [ids[entry["Id"]] for entry in entries]
+
+
+def counts(client: SQSClient, url: str) -> Counts:
+    """What a queue holds now, by its own account, which is approximate on AWS."""
+    attributes = client.get_queue_attributes(
+        QueueUrl=url,
+        AttributeNames=[
+            "ApproximateNumberOfMessages",
+            "ApproximateNumberOfMessagesNotVisible",
+            "ApproximateNumberOfMessagesDelayed",
+        ],
+    )["Attributes"]
+    return Counts(
+        visible=int(attributes["ApproximateNumberOfMessages"]),
+        in_flight=int(attributes["ApproximateNumberOfMessagesNotVisible"]),
+        delayed=int(attributes["ApproximateNumberOfMessagesDelayed"]),
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from itertools import islice, pairwise
 
+import pytest
+
 from demo.flights import bodies, flights, malformed
 
 REQUIRED = {"time_hour": str, "carrier": str, "flight": int, "origin": str, "dest": str}
@@ -36,6 +38,14 @@ def test_there_are_as_many_messages_as_asked_for_each_a_flight_or_malformed() ->
 
     assert len(made) == 500
     assert [is_a_flight(body.text) for body in made] == [not body.is_malformed for body in made]
+
+
+@pytest.mark.parametrize(("count", "broken"), [(1, 0), (9, 0), (10, 1), (55, 5)])
+def test_of_few_messages_one_in_ten_is_malformed(count: int, broken: int) -> None:
+    made = bodies(count)
+
+    assert len(made) == count
+    assert sum(body.is_malformed for body in made) == broken
 
 
 def test_malformed_messages_are_spread_over_all_of_them() -> None:
