@@ -39,7 +39,14 @@ PARTS: Final = {
     "dagster": ("tests/dagster",),
     "core": ("tests/core", "tests/keeper", "tests/sqs", "tests/testing"),
     "spark on real processes": ("tests/skeletons/test_spark.py",),
-    "everything else": ("tests/architecture", "tests/benchmarks", "tests/demo", "tests/docs", "tests/suite"),
+    "everything else": (
+        "tests/architecture",
+        "tests/benchmarks",
+        "tests/demo",
+        "tests/docker",
+        "tests/docs",
+        "tests/suite",
+    ),
 }
 """The parts of `make test` in the order in which they begin: what takes longest comes first.
 
