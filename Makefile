@@ -3,7 +3,11 @@
 PYTHON_ENVIRONMENT := .venv/bin
 SEEDS ?= 10000
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos lint format simulate benchmark requirements clean
+# The image has the versions that the tests run with.
+COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
+	--universal -p 3.11 --generate-hashes --no-annotate --no-header
+
+.PHONY: help setup demo demo-dagster test check test-processes chaos docker-check lint format simulate benchmark requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +32,9 @@ test-processes: setup ## the tests on real processes, or those of HOST=airflow|d
 
 chaos: setup ## the same in full: 20 keepers at Airflow's default settings, Dagster on PostgreSQL too, more examples
 	@$(PYTHON_ENVIRONMENT)/python -m tests.suite processes --full $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again)
+
+docker-check: setup ## build the image of docker/ and run all of compose.yaml from it, without a Docker daemon; as root
+	@$(PYTHON_ENVIRONMENT)/python -m tests.docker.check
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check
@@ -54,6 +61,12 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/ministack.txt
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet pyproject.toml requirements/table-formats.in --extra spark \
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/table-formats.txt
+	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/airflow.in --extra airflow --extra manifest \
+		-o docker/requirements/airflow.txt
+	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/dagster.in --extra dagster -o docker/requirements/dagster.txt
+	@$(COMPILE_FOR_DOCKER) pyproject.toml --extra spark --extra postgres -o docker/requirements/spark.txt
+	@$(COMPILE_FOR_DOCKER) docker/requirements/build.in -o docker/requirements/build.txt
+	@$(COMPILE_FOR_DOCKER) --no-deps docker/requirements/examples.in -o docker/requirements/examples.txt
 
 clean: ## remove the environments, the demo's files and all caches
-	rm -rf .venv .ministack .table-formats .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs
+	rm -rf .venv .ministack .table-formats .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check

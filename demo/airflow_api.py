@@ -146,6 +146,12 @@ class AirflowApi:
             for task in answer["task_instances"]
         ]
 
+    def triggerer_of(self, dag_id: str, run_id: str, task_id: str) -> str | None:
+        """The host of the triggerer that has a deferred task, `None` while none has it."""
+        found = self._get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}")
+        host: str | None = (found["triggerer_job"] or {}).get("hostname")
+        return host
+
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
         """The value that a task left under a key, in JSON's types; `None` when there is none."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"

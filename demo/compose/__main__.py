@@ -66,9 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("queues")
     publishing = commands.add_parser("publish")
     publishing.add_argument("count", type=_count, help="how many messages each queue gets")
-    publishing.add_argument(
-        "queues", nargs="*", choices=QUEUES, metavar="QUEUE", help=f"default: {' and '.join(FLIGHTS)}"
-    )
+    publishing.add_argument("queues", nargs="*", type=_queue, metavar="QUEUE", help=f"default: {' and '.join(FLIGHTS)}")
     commands.add_parser("look").add_argument("lake", type=Path)
     return parser
 
@@ -78,6 +76,12 @@ def _count(text: str) -> int:
     if not 1 <= count <= MOST_MESSAGES:
         raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_MESSAGES}")
     return count
+
+
+def _queue(name: str) -> str:
+    if name not in QUEUES:
+        raise argparse.ArgumentTypeError(f"{name} is none of the queues {', '.join(QUEUES)}")
+    return name
 
 
 if __name__ == "__main__":

@@ -1,0 +1,116 @@
+"""Runs the check: `make docker-check`. It exits with 1 when something is not as docker/README.md says."""
+
+# ruff: noqa: T201 - what it prints is for people
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from demo.airflow_api import AirflowApiError
+from demo.dagster_api import DagsterApiError
+from demo.processes import ROOT, ProcessFailedError
+from tests.docker.check.containers import ServiceError
+from tests.docker.check.images import BASE_IMAGE, KEPT, Images
+from tests.docker.check.scenario import CheckError, use
+from tests.docker.check.stack import LAST, stack
+from tests.docker.check.warnings import secrets_in_logs, warnings_in_logs
+from tests.docker.compose_model import LoaderMissingError, load
+
+PROGRAMS = ("buildah", "debootstrap", "go", "ip", "nsenter", "setpriv", "unshare")
+"""What the check runs, beside what `make setup` installs."""
+
+EXTRAS = ("airflow", "dagster", "spark")
+BUILD_TOOLS = ("pip", "pip3", "uv", "gcc", "g++", "make", "git", "curl", "javac")
+
+CLUSTER = "spark://spark-master:7077"
+
+
+def main() -> int:
+    """Run the check.
+
+    Returns:
+        The exit code.
+    """
+    began = time.monotonic()
+
+    def show(line: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - began), 60)
+        print(f"  {minutes:2}:{seconds:02}  {line}", flush=True)
+
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        print(
+            f"docker-check needs {', '.join(missing)}, and to be root. On Debian: "
+            "apt install buildah debootstrap iproute2 util-linux; and Go 1.24 or newer.",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        images = Images()
+        _build(images, show)
+        services = load({"SPARK_MASTER": CLUSTER, "DAGS_DIRECTORY": str(LAST / "dags")})
+        with stack(services, images, show) as running:
+            memory = running.containers.memory
+            try:
+                use(running, show)
+                running.down()
+            finally:
+                for name, used in sorted(memory.items()):
+                    killed = ", which killed processes" if used.kills else ""
+                    show(f"memory of {name}: {used.most >> 20} of {used.limit >> 20} MiB{killed}")
+        if killed := [name for name, used in memory.items() if used.kills]:
+            raise CheckError(f"The memory limit killed processes of {', '.join(killed)}.")
+        if found := secrets_in_logs(LAST):
+            raise CheckError(f"Secrets stand in the logs of {', '.join(found)}.")
+    except (
+        *(AirflowApiError, CheckError, DagsterApiError, LoaderMissingError, ProcessFailedError, ServiceError),
+        subprocess.CalledProcessError,
+    ) as error:
+        print(
+            f"docker-check failed: {error}\nAll logs are in {LAST / 'logs'} and {KEPT / 'build.log'}.", file=sys.stderr
+        )
+        return 1
+    lines = warnings_in_logs(LAST / "logs")
+    (LAST / "warnings.txt").write_text("".join(f"{line}\n" for line in lines))
+    show(f"{len(lines)} kinds of warnings in the logs: {(LAST / 'warnings.txt').relative_to(ROOT)}")
+    show("all is as docker/README.md says; nothing of it runs any more")
+    return 0
+
+
+def _build(images: Images, show: Callable[[str], None]) -> None:
+    """Build the image for each extra and for all, and the emulator; then each again without a network."""
+    log = KEPT / "build.log"
+    log.unlink(missing_ok=True)
+    images.make_base()
+    base = images.size_bytes(BASE_IMAGE)
+    show(f"the base: Debian with Python, {base / 1e6:.0f} MB")
+    version = "0.1.0"
+    wanted: dict[str, tuple[dict[str, str], str | None]] = {
+        f"sqs-lease-{extra}:{version}": ({"EXTRAS": extra}, None) for extra in EXTRAS
+    }
+    wanted |= {f"sqs-lease:{version}": ({}, None), f"sqs-lease-emulator:{version}": ({}, "emulator")}
+    for tag, (arguments, target) in wanted.items():
+        images.build(tag, log, arguments=arguments, target=target)
+        size = images.size_bytes(tag)
+        began = time.monotonic()
+        images.build(tag, log, arguments=arguments, target=target, offline=True)
+        show(
+            f"built {tag}: {size / 1e6:.0f} MB, {(size - base) / 1e6:.0f} of them on the base; "
+            f"again without a network in {time.monotonic() - began:.0f} s"
+        )
+        if tools := images.programs(tag, BUILD_TOOLS):
+            raise CheckError(f"{tag} has build tools: {', '.join(tools)}.")
+    for extra in EXTRAS:
+        packages = images.packages(f"sqs-lease-{extra}:{version}")
+        others = {"airflow": "apache-airflow", "dagster": "dagster", "spark": "pyspark"}
+        found = [name for name, package in others.items() if package in packages]
+        if found != [extra]:
+            raise CheckError(f"The image for {extra} has {', '.join(found) or 'none of the three'}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

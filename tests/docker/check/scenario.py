@@ -1,0 +1,186 @@
+"""What docker/README.md tells a user to do, done: both orchestrators, a killed triggerer, and every example."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from deltalake import DeltaTable
+
+from demo.airflow_api import AirflowApi
+from demo.dagster_api import DagsterApi
+from demo.flights import bodies
+from demo.processes import ROOT
+from sqs_lease.spark.columns import MESSAGE_ID
+from tests.docker.check.stack import LAST, Stack
+
+MESSAGES: Final = 3000
+FEW_MESSAGES: Final = 20
+
+FLIGHTS_DAG: Final = "flights_to_delta"
+LONG_WORK_SECONDS: Final = 240
+"""Longer than the visibility timeout with which Airflow receives: without a keeper, messages would come back."""
+
+DAGS: Final[Mapping[str, tuple[str, str]]] = {
+    "orders_in_one_batch": ("orders-in-one-batch", "success"),
+    "json_to_delta": ("json-to-delta", "success"),
+    "queue_to_postgres": ("queue-to-postgres", "success"),
+    "orders_one_by_one": ("orders-one-by-one", "failed"),
+    "orders_with_partial_failures": ("orders-with-partial-failures", "failed"),
+    "orders_with_backoff": ("orders-with-backoff", "failed"),
+    "bookings_in_order": ("bookings-in-order.fifo", "failed"),
+}
+"""The examples on Airflow: their queues, and how their runs end on messages some of which cannot be worked on."""
+
+EVENT_DAG: Final = ("orders_that_start_runs", "orders-that-start-runs")
+"""The one that messages start."""
+
+JOBS: Final = {"bookings_in_order": "dagster-bookings.fifo", "orders_in_steps": "dagster-orders"}
+"""The jobs on Dagster that are started by hand, and their queues."""
+
+
+class CheckError(RuntimeError):
+    """Something is not as docker/README.md says."""
+
+
+def use(stack: Stack, show: Callable[[str], None]) -> None:
+    """Do it all.
+
+    Raises:
+        CheckError: Something came out otherwise.
+    """
+    shutil.copytree(ROOT / "dags", LAST / "dags", ignore=shutil.ignore_patterns("__pycache__"))
+    began = time.monotonic()
+    stack.up(["airflow"])
+    with stack.airflow() as airflow:
+        _run_the_dag_of_the_readme(stack, airflow)
+        show(f"the README's DAG has worked, {time.monotonic() - began:.0f} s after `up`")
+        stack.up(["airflow", "dagster", "spark"])
+        _flights_on_both(stack, airflow)
+        show(f"{MESSAGES} messages are in the tables of Airflow and of Dagster")
+        with stack.dagster() as dagster:
+            _failover_and_examples(stack, airflow, dagster, show)
+    for line in stack.command("look").splitlines():
+        show(line)
+    flights = sum(not body.is_malformed for body in bodies(MESSAGES))
+    more = sum(not body.is_malformed for body in bodies(MESSAGES // 6))
+    _require_table(stack, "airflow/flights", flights + more)
+    _require_table(stack, "dagster/flights", flights)
+
+
+def _run_the_dag_of_the_readme(stack: Stack, airflow: AirflowApi) -> None:
+    """Put the first DAG of the README into the DAG files as it stands there, and run it."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    if code is None or "def orders()" not in code[1]:
+        raise CheckError("The README does not begin with its DAG `orders` any more.")
+    (LAST / "dags" / "orders.py").write_text(code[1])
+    stack.publish(FEW_MESSAGES, "orders")
+    stack.wait("airflow-dag-processor", lambda: airflow.has_dag("orders"), "done with the README's DAG")
+    _require_state("orders", stack.wait_for_run(airflow, "orders", airflow.trigger("orders")), "success")
+    if left := stack.counts("orders").total:
+        raise CheckError(f"The README's DAG left {left} messages.")
+
+
+def _flights_on_both(stack: Stack, airflow: AirflowApi) -> None:
+    stack.publish(MESSAGES)
+    for _ in range(2):
+        stack.execute("airflow-scheduler", "airflow", "dags", "trigger", FLIGHTS_DAG)
+    runs = airflow.run_states(FLIGHTS_DAG)
+    for run_id in runs:
+        _require_state(FLIGHTS_DAG, stack.wait_for_run(airflow, FLIGHTS_DAG, run_id), "success")
+    wanted = sum(not body.is_malformed for body in bodies(MESSAGES))
+    stack.wait(
+        "dagster-daemon", lambda: len(_message_ids(stack, "dagster/flights")) >= wanted, "done with the flights", 600.0
+    )
+
+
+def _failover_and_examples(stack: Stack, airflow: AirflowApi, dagster: DagsterApi, show: Callable[[str], None]) -> None:
+    """Kill the triggerer that keeps a batch, and let the examples run until the work on it has ended."""
+    for queue, _ in (*DAGS.values(), (EVENT_DAG[1], "")):
+        stack.publish(FEW_MESSAGES, queue)
+    for queue in (*JOBS.values(), "dagster-customers", "dagster-deliveries"):
+        stack.publish(FEW_MESSAGES, queue)
+    stack.publish(MESSAGES // 6, "flights")
+    run_id = airflow.trigger(FLIGHTS_DAG, {"run_seconds": LONG_WORK_SECONDS})
+    holder = ""
+
+    def is_kept() -> bool:
+        nonlocal holder
+        holder = airflow.triggerer_of(FLIGHTS_DAG, run_id, "flights_keeper") or ""
+        states = {task.task_id: task.state for task in airflow.task_states(FLIGHTS_DAG, run_id)}
+        return bool(holder) and states.get("load") == "running"
+
+    stack.wait("airflow-scheduler", is_kept, "at work on the flights")
+    stack.containers.kill(holder)
+    killed = time.monotonic()
+    show(f"killed {holder}, which kept the messages")
+    runs = {dag_id: airflow.trigger(dag_id) for dag_id in DAGS}
+    jobs = {job: dagster.launch(job) for job in JOBS} | {"customers": dagster.materialize("customers")}
+    dagster.start_sensor("deliveries_lease")
+    (stack.containers.volume("lake") / "dagster" / "carrier").mkdir(exist_ok=True, mode=0o777)
+    (stack.containers.volume("lake") / "dagster" / "carrier").chmod(0o777)
+    taken_over = _poll_while_it_works(stack, airflow, run_id, holder)
+    show(
+        f"another triggerer had them {taken_over - killed:.0f} s later; "
+        f"nobody else was given one while the work lasted, {LONG_WORK_SECONDS} s"
+    )
+    _require_state(FLIGHTS_DAG, stack.wait_for_run(airflow, FLIGHTS_DAG, run_id), "success")
+    report = airflow.xcom(FLIGHTS_DAG, run_id, "flights_keeper", "lease_report")
+    if report["lost"] or report["late"]:
+        raise CheckError(f"The keeper lost messages: {report}.")
+    stack.containers.start(stack.services[holder])
+    for dag_id, (_, wanted) in DAGS.items():
+        _require_state(dag_id, stack.wait_for_run(airflow, dag_id, runs[dag_id]), wanted)
+    event_dag, event_queue = EVENT_DAG
+    stack.wait(
+        "airflow-scheduler", lambda: "success" in airflow.run_states(event_dag).values(), f"done with {event_dag}"
+    )
+    stack.wait("airflow-scheduler", lambda: stack.counts(event_queue).total == 0, f"done with {event_queue}")
+    show(f"the examples on Airflow did what they do: {', '.join((*DAGS, event_dag))}")
+    for job, job_run in jobs.items():
+        _require_state(job, stack.wait_for_job(dagster, job_run), "SUCCESS")
+    stack.wait("dagster-daemon", lambda: stack.counts("dagster-deliveries").total == 0, "done with the deliveries")
+    show(f"the examples on Dagster did what they do: {', '.join((*jobs, 'deliveries'))}")
+    stack.containers.await_health(stack.services[holder], 300.0)
+
+
+def _poll_while_it_works(stack: Stack, airflow: AirflowApi, run_id: str, killed: str) -> float:
+    """Ask the queue for messages until the work on them has ended; nobody may be given one.
+
+    Returns:
+        When another triggerer had the keeper.
+    """
+    sqs = stack.sqs()
+    url = sqs.get_queue_url(QueueName="flights")["QueueUrl"]
+    taken_over = 0.0
+    while True:
+        answer = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=1, VisibilityTimeout=0)
+        states = {task.task_id: task.state for task in airflow.task_states(FLIGHTS_DAG, run_id)}
+        if states["load"] not in ("running", "up_for_retry", "scheduled", "queued"):
+            return taken_over or time.monotonic()
+        if answer.get("Messages"):
+            raise CheckError("A second consumer was given messages on which the flights' DAG still worked.")
+        if not taken_over and airflow.triggerer_of(FLIGHTS_DAG, run_id, "flights_keeper") not in (None, killed):
+            taken_over = time.monotonic()
+
+
+def _message_ids(stack: Stack, table: str) -> list[str]:
+    path = stack.containers.volume("lake") / table
+    if not (path / "_delta_log").exists():
+        return []
+    ids: list[str] = DeltaTable(path).to_pyarrow_table(columns=[MESSAGE_ID])[MESSAGE_ID].to_pylist()
+    return ids
+
+
+def _require_table(stack: Stack, table: str, rows: int) -> None:
+    ids = _message_ids(stack, table)
+    if (len(ids), len(set(ids))) != (rows, rows):
+        raise CheckError(f"{table} has {len(ids)} rows of {len(set(ids))} messages, not {rows} of {rows}.")
+
+
+def _require_state(what: str, state: str, wanted: str) -> None:
+    if state != wanted:
+        raise CheckError(f"The run of {what} ended as {state}, not {wanted}.")
