@@ -39,6 +39,10 @@ def table_lines(lake: Path) -> Iterator[str]:
 
     yield f"{'table':32}{'rows':>10}{'messages':>11}{'twice':>9}"
     for log in sorted(lake.rglob("_delta_log")):
-        rows = DeltaTable(str(log.parent)).to_pyarrow_table(columns=[MESSAGE_ID])[MESSAGE_ID]
+        table = DeltaTable(str(log.parent))
+        # The sinks keep tables of their own beside them.
+        if MESSAGE_ID not in {column.name for column in table.schema().fields}:
+            continue
+        rows = table.to_pyarrow_table(columns=[MESSAGE_ID])[MESSAGE_ID]
         messages = len(rows.unique())
         yield f"{log.parent.relative_to(lake)!s:32}{len(rows):>10}{messages:>11}{len(rows) - messages:>9}"

@@ -66,6 +66,9 @@ def main() -> int:
             raise CheckError(f"The memory limit killed processes of {', '.join(killed)}.")
         if found := secrets_in_logs(LAST):
             raise CheckError(f"Secrets stand in the logs of {', '.join(found)}.")
+    except KeyboardInterrupt:
+        print("Interrupted. Everything that was started has been stopped.", file=sys.stderr)
+        return 130
     except (
         *(AirflowApiError, CheckError, DagsterApiError, LoaderMissingError, ProcessFailedError, ServiceError),
         subprocess.CalledProcessError,

@@ -34,6 +34,9 @@ class Images:
             *("--storage-driver", driver),
         )
 
+        # What a check that was killed has left.
+        self.call("rm", "--all")
+
     def command(self, *arguments: str) -> list[str]:
         """A command line of buildah on this store."""
         return ["buildah", *self._options, *arguments]
