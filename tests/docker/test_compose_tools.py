@@ -211,25 +211,26 @@ def test_a_command_line_that_is_wrong_is_refused_with_what_is_wrong(
 
 
 @pytest.fixture(scope="module")
-def made_queues(server: SqsServer) -> Iterator[SQSClient]:
-    """All queues of the examples on a real server, which boto3 finds by the environment as in compose.yaml."""
+def made_queues(server: SqsServer) -> Iterator[list[str]]:
+    """The URLs of all queues of the examples on a real server, which boto3 finds by the environment."""
     client = server.sqs_client()
     with pytest.MonkeyPatch.context() as patched:
         use(patched, server.environment)
         assert main(["queues"]) == 0
-        yield client
-    for name in QUEUES:
-        for queue in (name, dead_letters_of(name)):
-            client.delete_queue(QueueUrl=client.get_queue_url(QueueName=queue)["QueueUrl"])
+        names = (queue for name in QUEUES for queue in (name, dead_letters_of(name)))
+        urls = [client.get_queue_url(QueueName=name)["QueueUrl"] for name in names]
+        yield urls
+    for url in urls:
+        client.delete_queue(QueueUrl=url)
 
 
 @pytest.fixture
-def client(made_queues: SQSClient) -> Iterator[SQSClient]:
+def client(server: SqsServer, made_queues: list[str]) -> Iterator[SQSClient]:
     """A client of the server; the queues are empty for each test."""
-    yield made_queues
-    for name in QUEUES:
-        for queue in (name, dead_letters_of(name)):
-            made_queues.purge_queue(QueueUrl=made_queues.get_queue_url(QueueName=queue)["QueueUrl"])
+    made = server.sqs_client()
+    yield made
+    for url in made_queues:
+        made.purge_queue(QueueUrl=url)
 
 
 def use(patched: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
