@@ -361,6 +361,7 @@ def test_a_look_counts_the_rows_of_each_table_and_the_messages_that_they_come_fr
     append(tmp_path / "airflow" / "orders", ["a", "b"])
     append(tmp_path / "airflow" / "orders", ["c"])
     append(tmp_path / "dagster" / "customers", ["a", "b", "b", "b", "a"])
+    write_deltalake(str(tmp_path / "somebody" / "else"), pa.table({"order_id": [1]}))
     (tmp_path / "airflow" / "orders_files").mkdir()
 
     assert looked_at(tmp_path, capsys) == {"airflow/orders": [3, 3, 0], "dagster/customers": [5, 2, 3]}
