@@ -24,10 +24,16 @@ def make_secrets(directory: Path) -> list[str]:
     Returns:
         The names of the files that were made.
     """
-    database_password = _once(directory / "postgres-password", lambda: secrets.token_urlsafe(24))
+    pgpass, password = directory / "pgpass", directory / "postgres-password"
+    # The server knows the password since it made its data: whichever of the two files is left says which it is.
+    if pgpass.exists():
+        database_password = pgpass.read_text().strip().rpartition(":")[2]
+    else:
+        database_password = password.read_text() if password.exists() else secrets.token_urlsafe(24)
     contents: Mapping[str, Callable[[], str]] = {
         # The format of libpq, which psycopg and asyncpg read, too: host:port:database:user:password
-        "pgpass": lambda: f"{DATABASE_HOST}:5432:*:{DATABASE_USER}:{database_password}\n",
+        pgpass.name: lambda: f"{DATABASE_HOST}:5432:*:{DATABASE_USER}:{database_password}\n",
+        password.name: lambda: database_password,
         "airflow-fernet-key": lambda: base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
         "airflow-jwt-secret": lambda: secrets.token_hex(64),
         "airflow-api-secret-key": lambda: secrets.token_hex(32),
@@ -35,14 +41,12 @@ def make_secrets(directory: Path) -> list[str]:
     }
     missing = [name for name in contents if not (directory / name).exists()]
     for name in missing:
-        _once(directory / name, contents[name])
+        _write(directory / name, contents[name]())
     return missing
 
 
-def _once(path: Path, make: Callable[[], str]) -> str:
-    if not path.exists():
-        unfinished = path.with_name(f"{path.name}.unfinished")
-        unfinished.touch(mode=0o600)
-        unfinished.write_text(make())
-        unfinished.replace(path)
-    return path.read_text()
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.touch(mode=0o600)
+    unfinished.write_text(text)
+    unfinished.replace(path)

@@ -62,8 +62,8 @@ def main() -> int:
                 for name, used in sorted(memory.items()):
                     killed = ", which killed processes" if used.kills else ""
                     show(f"memory of {name}: {used.most >> 20} of {used.limit >> 20} MiB{killed}")
-        if killed := [name for name, used in memory.items() if used.kills]:
-            raise CheckError(f"The memory limit killed processes of {', '.join(killed)}.")
+        if too_small := [name for name, used in memory.items() if used.kills]:
+            raise CheckError(f"The memory limit killed processes of {', '.join(too_small)}.")
         if found := secrets_in_logs(LAST):
             raise CheckError(f"Secrets stand in the logs of {', '.join(found)}.")
     except KeyboardInterrupt:
