@@ -241,6 +241,15 @@ def test_a_service_waits_for_what_starts_with_it_until_that_is_healthy_or_has_en
         assert set(service.get("profiles", PROFILES)) <= set(before.get("profiles", service.get("profiles", PROFILES)))
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_ends_is_waited_for_by_something_because_up_would_take_it_for_failed(profile: str) -> None:
+    # That is how `docker compose up --wait` tells what is to end from what is to run.
+    started = in_profile(profile)
+    ending = {name for name, service in started.items() if not is_server(service)}
+    assert ending
+    assert ending <= {before for service in started.values() for before in service.get("depends_on", ())}
+
+
 @each_service
 def test_nothing_starts_before_the_secrets_that_it_reads_are_made(name: str) -> None:
     def before(service: str) -> set[str]:
