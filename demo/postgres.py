@@ -85,7 +85,7 @@ def postgres_server(archive: Path | None = None) -> Iterator[PostgresServer]:
         directory = Path(temporary)
         installation, user = _programs(), None
         if os.geteuid() == 0:
-            installation, user = _copy_programs(directory), "nobody"
+            installation, user = copy_programs(directory), "nobody"
             directory.chmod(0o755)
         data = directory / "data"
         data.mkdir(mode=0o700)
@@ -138,8 +138,18 @@ def _programs() -> Path:
     return Path(package.origin).parent / "pginstall18"
 
 
-def _copy_programs(directory: Path) -> Path:
-    """Copy the programs and the libraries that the wheel has beside its package, which they find by their place."""
+def copy_programs(directory: Path) -> Path:
+    """Copy the programs and the libraries that the wheel has beside its package, which they find by their place.
+
+    Args:
+        directory: Where to, for example one that `nobody` may read.
+
+    Returns:
+        The directory with PostgreSQL's `bin`, `lib` and `share`.
+
+    Raises:
+        PostgresSetupError: The wheel is not installed.
+    """
     source = _programs()
     package = source.parent
     libraries = package.with_name(f"{package.name}.libs")

@@ -67,7 +67,6 @@ class Service:
     ports: Sequence[int]
     """The ports of the container that are published."""
     profiles: frozenset[str]
-    build: Mapping[str, Any] | None
     stop_grace_seconds: float
 
 
@@ -147,7 +146,6 @@ def _service(name: str, found: Mapping[str, Any]) -> Service:
         memory_bytes=_bytes(found["mem_limit"]),
         ports=[port["target"] for port in found.get("ports", ())],
         profiles=frozenset(found.get("profiles", ())),
-        build=found.get("build"),
         stop_grace_seconds=_seconds(found.get("stop_grace_period", "10s")),
     )
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 
 from demo.airflow_api import AirflowApiError
 from demo.dagster_api import DagsterApiError
@@ -23,7 +24,9 @@ from tests.docker.compose_model import LoaderMissingError, load
 PROGRAMS = ("buildah", "debootstrap", "go", "ip", "nsenter", "setpriv", "unshare")
 """What the check runs, beside what `make setup` installs."""
 
-EXTRAS = ("airflow", "dagster", "spark")
+EXTRAS = {"airflow": "apache-airflow", "dagster": "dagster", "spark": "pyspark"}
+"""The extras of the image, and the package that an image without it must not have."""
+
 BUILD_TOOLS = ("pip", "pip3", "uv", "gcc", "g++", "make", "git", "curl", "javac")
 
 CLUSTER = "spark://spark-master:7077"
@@ -91,11 +94,11 @@ def _build(images: Images, show: Callable[[str], None]) -> None:
     images.make_base()
     base = images.size_bytes(BASE_IMAGE)
     show(f"the base: Debian with Python, {base / 1e6:.0f} MB")
-    version = "0.1.0"
+    tag_of_version = version("sqs-lease")
     wanted: dict[str, tuple[dict[str, str], str | None]] = {
-        f"sqs-lease-{extra}:{version}": ({"EXTRAS": extra}, None) for extra in EXTRAS
+        f"sqs-lease-{extra}:{tag_of_version}": ({"EXTRAS": extra}, None) for extra in EXTRAS
     }
-    wanted |= {f"sqs-lease:{version}": ({}, None), f"sqs-lease-emulator:{version}": ({}, "emulator")}
+    wanted |= {f"sqs-lease:{tag_of_version}": ({}, None), f"sqs-lease-emulator:{tag_of_version}": ({}, "emulator")}
     for tag, (arguments, target) in wanted.items():
         images.build(tag, log, arguments=arguments, target=target)
         size = images.size_bytes(tag)
@@ -108,9 +111,8 @@ def _build(images: Images, show: Callable[[str], None]) -> None:
         if tools := images.programs(tag, BUILD_TOOLS):
             raise CheckError(f"{tag} has build tools: {', '.join(tools)}.")
     for extra in EXTRAS:
-        packages = images.packages(f"sqs-lease-{extra}:{version}")
-        others = {"airflow": "apache-airflow", "dagster": "dagster", "spark": "pyspark"}
-        found = [name for name, package in others.items() if package in packages]
+        packages = images.packages(f"sqs-lease-{extra}:{tag_of_version}")
+        found = [name for name, package in EXTRAS.items() if package in packages]
         if found != [extra]:
             raise CheckError(f"The image for {extra} has {', '.join(found) or 'none of the three'}.")
 

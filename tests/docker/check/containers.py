@@ -240,7 +240,7 @@ class Containers:
     @staticmethod
     def _first_processes(process: ServerProcess) -> list[int]:
         """The processes that a container began with: what `docker stop` sends its signal to."""
-        inside = {pid for pid in process.session_pids() if _root(pid) not in ("/", "")}
+        inside = {pid for pid in process.session_pids() if _root(pid) not in ("/", "") and not _is_buildah(pid)}
         return [pid for pid in inside if _parent(pid) not in inside]
 
     def _measure(self) -> None:
@@ -259,6 +259,14 @@ def _root(pid: int) -> str:
         return str(Path(f"/proc/{pid}/root").readlink())
     except OSError:
         return ""
+
+
+def _is_buildah(pid: int) -> bool:
+    """Whether a process is buildah itself, which enters the container and waits there for the end of the command."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"buildah")
+    except OSError:
+        return True
 
 
 def _parent(pid: int) -> int:

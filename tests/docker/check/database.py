@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from demo.postgres import _copy_programs
+from demo.postgres import copy_programs
 from demo.processes import ServerProcess, start_process
 from tests.docker.check.network import Network
 from tests.docker.compose_model import Service
@@ -33,7 +33,7 @@ class Database:
     def __init__(self, service: Service, hosts: Network, directory: Path, volumes: Path) -> None:
         self._service, self._hosts, self._directory = service, hosts, directory
         directory.mkdir(parents=True)
-        self._programs = _copy_programs(directory) / "bin"
+        self._programs = copy_programs(directory) / "bin"
         self._volumes = volumes
 
     def start(self, log: Path) -> ServerProcess:

@@ -112,22 +112,21 @@ class Images:
 
     def packages(self, image: str) -> Sequence[str]:
         """The Python packages in the environment of an image."""
-        container = self.call("from", "--pull-never", image)
         code = "import importlib.metadata as m; print(*sorted(d.name.lower() for d in m.distributions()))"
-        try:
-            return self.call("run", "--isolation", "chroot", container, "--", "python", "-c", code).split()
-        finally:
-            self.call("rm", container)
+        return self._run(image, "python", "-c", code).split()
 
     def programs(self, image: str, names: Sequence[str]) -> list[str]:
         """Those of some programs that are on an image's path."""
+        found = self._run(image, "sh", "-c", 'for name in "$@"; do command -v "$name"; done; true', "sh", *names)
+        return [Path(path).name for path in found.splitlines()]
+
+    def _run(self, image: str, *command: str) -> str:
+        """Run a command in a container that is removed then, and return what it prints."""
         container = self.call("from", "--pull-never", image)
-        script = 'for name in "$@"; do command -v "$name"; done; true'
         try:
-            found = self.call("run", "--isolation", "chroot", container, "--", "sh", "-c", script, "sh", *names)
+            return self.call("run", "--isolation", "chroot", container, "--", *command)
         finally:
             self.call("rm", container)
-        return [Path(path).name for path in found.splitlines()]
 
 
 def _has_overlay() -> bool:
