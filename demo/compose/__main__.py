@@ -23,8 +23,8 @@ from demo.compose.queues import FLIGHTS, QUEUES, create_queues, publish
 from demo.compose.secrets import make_secrets
 from demo.queues import PublishError
 
-MOST_MESSAGES = 300_000
-"""There are not many more flights."""
+MOST_MESSAGES = 50_000
+"""The SQS server has them in memory, and writes them to its disk within the time that it has to stop."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,10 +72,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if not 1 <= count <= MOST_MESSAGES:
-        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_MESSAGES}")
-    return count
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MOST_MESSAGES):
+        raise argparse.ArgumentTypeError(f"{text} is no number from 1 to {MOST_MESSAGES}")
+    return int(text)
 
 
 def _queue(name: str) -> str:

@@ -55,6 +55,8 @@ class Service:
     """One service of the stack."""
 
     name: str
+    hostname: str | None
+    """What it calls itself; `None` is the id of its container."""
     image: str
     command: Sequence[str] | None
     """With its entry point before it; `None` is the image's own."""
@@ -129,6 +131,7 @@ def _service(name: str, found: Mapping[str, Any]) -> Service:
     entrypoint, command = found.get("entrypoint"), found.get("command")
     return Service(
         name=name,
+        hostname=found.get("hostname"),
         image=found["image"],
         command=None if command is None and entrypoint is None else [*(entrypoint or ()), *(command or ())],
         environment={key: str(value) for key, value in found.get("environment", {}).items()},

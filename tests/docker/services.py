@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,7 +54,17 @@ def health_check_of(service: Mapping[str, Any]) -> list[str]:
 
 def mounts_of(service: Mapping[str, Any]) -> dict[str, str]:
     """The volumes, and files and directories of the checkout, by the paths that a service finds them at."""
-    return {target: source for source, target in (mount.split(":")[:2] for mount in service.get("volumes", ()))}
+    return {target: source for source, target, _ in mounts_with_modes_of(service)}
+
+
+def mounts_with_modes_of(service: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """The source and the target of each mount of a service, and whether it is read-only."""
+    for mount in service.get("volumes", ()):
+        if isinstance(mount, str):
+            source, target, *modes = mount.split(":")
+            yield source, target, "ro" in ",".join(modes).split(",")
+        else:
+            yield mount["source"], mount["target"], mount.get("read_only", False)
 
 
 def is_path(source: str) -> bool:

@@ -33,6 +33,7 @@ from tests.docker.services import (
     is_path,
     is_server,
     mounts_of,
+    mounts_with_modes_of,
     ports_of,
 )
 
@@ -180,11 +181,40 @@ def test_the_volumes_are_those_that_services_use() -> None:
 
 @each_service
 def test_what_a_service_finds_of_the_checkout_is_there_and_is_not_written_to(name: str) -> None:
-    for mount in SERVICES[name].get("volumes", ()):
-        source, *_, mode = mount.split(":")
+    for source, _, is_read_only in mounts_with_modes_of(SERVICES[name]):
         if is_path(source):
             assert (DOCKER / source).exists()
-            assert mode == "ro"
+            assert is_read_only
+
+
+def test_secrets_are_written_by_what_makes_them_and_by_airflows_users_only() -> None:
+    writing = {
+        name
+        for name, service in SERVICES.items()
+        for source, _, is_read_only in mounts_with_modes_of(service)
+        if source == "secrets" and not is_read_only
+    }
+    assert writing == {"secrets", "airflow-api-server"}
+
+
+def test_what_services_get_of_the_checkout_may_be_read_where_selinux_is_on() -> None:
+    paths = [
+        mount
+        for service in SERVICES.values()
+        for mount in service.get("volumes", ())
+        if is_path(mount if isinstance(mount, str) else mount["source"])
+    ]
+    assert paths
+    assert [
+        mount
+        for mount in paths
+        if (mount.split(",")[-1] if isinstance(mount, str) else mount["bind"]["selinux"]) != "z"
+    ] == []
+
+
+@pytest.mark.parametrize("name", ["triggerer-1", "triggerer-2"])
+def test_airflow_knows_a_triggerer_by_the_name_of_its_service(name: str) -> None:
+    assert SERVICES[name]["hostname"] == name
 
 
 @each_service

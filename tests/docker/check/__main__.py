@@ -4,22 +4,29 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
+
+import httpx
+from botocore.exceptions import BotoCoreError, ClientError
 
 from demo.airflow_api import AirflowApiError
 from demo.dagster_api import DagsterApiError
+from demo.lock import LockedError, locked
 from demo.processes import ROOT, ProcessFailedError
-from tests.docker.check.containers import ServiceError
+from tests.docker.check.containers import ServiceError, limits_memory
 from tests.docker.check.images import BASE_IMAGE, KEPT, Images
 from tests.docker.check.scenario import CheckError, use
 from tests.docker.check.stack import LAST, stack
 from tests.docker.check.warnings import secrets_in_logs, warnings_in_logs
-from tests.docker.compose_model import LoaderMissingError, load
+from tests.docker.compose_model import LoaderMissingError, Service, load
 
 PROGRAMS = ("buildah", "debootstrap", "go", "ip", "nsenter", "setpriv", "unshare")
 """What the check runs, beside what `make setup` installs."""
@@ -28,6 +35,22 @@ EXTRAS = {"airflow": "apache-airflow", "dagster": "dagster", "spark": "pyspark"}
 """The extras of the image, and the package that an image without it must not have."""
 
 BUILD_TOOLS = ("pip", "pip3", "uv", "gcc", "g++", "make", "git", "curl", "javac")
+
+LOCK = Path("/run/lock/sqs-lease-docker-check")
+
+EXPECTED_ERRORS = (
+    AirflowApiError,
+    BotoCoreError,
+    CheckError,
+    ClientError,
+    DagsterApiError,
+    httpx.HTTPError,
+    LoaderMissingError,
+    ProcessFailedError,
+    ServiceError,
+    subprocess.CalledProcessError,
+)
+"""Errors whose message says all that one can act on; others are shown with their traceback."""
 
 CLUSTER = "spark://spark-master:7077"
 
@@ -44,47 +67,69 @@ def main() -> int:
         minutes, seconds = divmod(int(time.monotonic() - began), 60)
         print(f"  {minutes:2}:{seconds:02}  {line}", flush=True)
 
+    if os.geteuid() != 0:
+        print("docker-check must be run as root: it makes network namespaces, and enters images.", file=sys.stderr)
+        return 1
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         print(
-            f"docker-check needs {', '.join(missing)}, and to be root. On Debian: "
+            f"docker-check needs {', '.join(missing)}. On Debian: "
             "apt install buildah debootstrap iproute2 util-linux; and Go 1.24 or newer.",
             file=sys.stderr,
         )
         return 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        images = Images()
-        _build(images, show)
-        services = load({"SPARK_MASTER": CLUSTER, "DAGS_DIRECTORY": str(LAST / "dags")})
-        with stack(services, images, show) as running:
-            memory = running.containers.memory
-            try:
-                use(running, show)
-                running.down()
-            finally:
-                for name, used in sorted(memory.items()):
-                    killed = ", which killed processes" if used.kills else ""
-                    show(f"memory of {name}: {used.most >> 20} of {used.limit >> 20} MiB{killed}")
-        if too_small := [name for name, used in memory.items() if used.kills]:
-            raise CheckError(f"The memory limit killed processes of {', '.join(too_small)}.")
-        if found := secrets_in_logs(LAST):
-            raise CheckError(f"Secrets stand in the logs of {', '.join(found)}.")
+        with locked(LOCK):
+            _check(show)
     except KeyboardInterrupt:
         print("Interrupted. Everything that was started has been stopped.", file=sys.stderr)
         return 130
-    except (
-        *(AirflowApiError, CheckError, DagsterApiError, LoaderMissingError, ProcessFailedError, ServiceError),
-        subprocess.CalledProcessError,
-    ) as error:
+    except LockedError as error:
+        print(
+            f"Another docker-check runs on this machine, with pid {error.pid}: they would share names.", file=sys.stderr
+        )
+        return 1
+    except EXPECTED_ERRORS as error:
         print(
             f"docker-check failed: {error}\nAll logs are in {LAST / 'logs'} and {KEPT / 'build.log'}.", file=sys.stderr
         )
         return 1
+    return 0
+
+
+def _check(show: Callable[[str], None]) -> None:
+    images = Images()
+    _build(images, show)
+    services = _services()
+    with stack(services, images, show) as running:
+        memory = running.containers.memory
+        try:
+            use(running, show)
+            running.down()
+        finally:
+            for name, used in sorted(memory.items()):
+                killed = ", which killed processes" if used.kills else ""
+                show(f"memory of {name}: {used.most >> 20} of {used.limit >> 20} MiB{killed}")
+    if too_small := [name for name, used in memory.items() if used.kills]:
+        raise CheckError(f"The memory limit killed processes of {', '.join(too_small)}.")
+    if found := secrets_in_logs(LAST):
+        raise CheckError(f"Secrets stand in the logs of {', '.join(found)}.")
     lines = warnings_in_logs(LAST / "logs")
     (LAST / "warnings.txt").write_text("".join(f"{line}\n" for line in lines))
     show(f"{len(lines)} kinds of warnings in the logs: {(LAST / 'warnings.txt').relative_to(ROOT)}")
+    if not limits_memory():
+        show("the memory limits were not tried: there are no cgroups of version 1 here")
     show("all is as docker/README.md says; nothing of it runs any more")
-    return 0
+
+
+def _services() -> dict[str, Service]:
+    """The services; Airflow's Spark is in its tasks, as in .env, and Dagster's on the cluster: both are tried."""
+    settings = {"DAGS_DIRECTORY": str(LAST / "dags")}
+    on_cluster = load({**settings, "SPARK_MASTER": CLUSTER})
+    return {
+        name: on_cluster[name] if "dagster" in service.profiles else service for name, service in load(settings).items()
+    }
 
 
 def _build(images: Images, show: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,10 @@ from tests.docker.check.network import Network
 from tests.docker.compose_model import Service
 
 CGROUP: Final = Path("/sys/fs/cgroup/memory/sqs-lease-check")
-"""Where memory is limited: cgroups of version 1. Elsewhere the memory is limited by nothing, and the check says so."""
+"""Where memory is limited: cgroups of version 1. Elsewhere it is limited by nothing, see :func:`limits_memory`."""
+
+RUN_SECONDS: Final = 600.0
+"""How long a service may take that ends by itself."""
 
 # Its pid is in the cgroup before it becomes the container.
 _ENTER: Final = 'if [ -n "$1" ]; then echo $$ > "$1/cgroup.procs"; fi && shift && exec "$@"'
@@ -78,7 +81,7 @@ class Containers:
             self._containers[name] = self._images.call("from", "--pull-never", f"localhost/{service.image}")
             self._images.call("mount", self._containers[name])
             self.memory[name] = Memory(service.memory_bytes)
-            if self._limits_memory():
+            if limits_memory():
                 group = CGROUP / name
                 group.mkdir(parents=True, exist_ok=True)
                 (group / "memory.limit_in_bytes").write_text(str(service.memory_bytes))
@@ -104,15 +107,19 @@ class Containers:
             What it printed.
 
         Raises:
-            ServiceError: Its exit code was not 0.
+            ServiceError: Its exit code was not 0, or it did not end.
         """
         own = list(service.command or ())
+        log = self.logs / f"{service.name}.log"
+        before = log.stat().st_size if log.exists() else 0
         process = self.start(service, [*own[:entrypoint], *arguments] if arguments else own)
-        log = process.log_path
-        before = log.stat().st_size
-        code = process.popen.wait()
-        self.processes.pop(service.name).kill()
-        output = log.read_bytes()[before:].decode(errors="replace") if before else log.read_text(errors="replace")
+        try:
+            code = process.popen.wait(RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ServiceError(str(process.failure(f"did not end within {RUN_SECONDS:.0f} s"))) from None
+        finally:
+            self.processes.pop(service.name).kill()
+        output = log.read_bytes()[before:].decode(errors="replace")
         if code != 0:
             raise ServiceError(f"{service.name} ended with exit code {code}:\n{output}")
         return output
@@ -187,13 +194,14 @@ class Containers:
         """End what still runs, and remove the containers; volumes and logs stay."""
         self._ended.set()
         self._measuring.join()
-        for process in self.processes.values():
-            process.kill()
-        for container in self._containers.values():
-            self._images.call("rm", container)
-        for name in self.memory:
-            with suppress(OSError):
-                (CGROUP / name).rmdir()
+        # One after the other, whatever any of them raises.
+        with ExitStack() as ending:
+            for name in self.memory:
+                ending.callback(_remove_group, CGROUP / name)
+            for container in self._containers.values():
+                ending.callback(self._images.call, "rm", container)
+            for process in self.processes.values():
+                ending.callback(process.kill)
 
     def volume(self, name: str) -> Path:
         """The directory of a volume on this machine."""
@@ -201,17 +209,18 @@ class Containers:
 
     def _command(self, service: Service, command: Sequence[str] | None) -> list[str]:
         container = self._containers[service.name]
-        environment = {**service.environment, "HOSTNAME": service.name}
+        hostname = self._hosts.hostnames[service.name]
+        environment = {**service.environment, "HOSTNAME": hostname}
         options = [part for name, value in environment.items() for part in ("--env", f"{name}={value}")]
         for mount in service.mounts:
             source = self._volume(container, mount.source, mount.target) if mount.is_volume else Path(mount.source)
             options += ["--volume", f"{source}:{mount.target}{':ro' if mount.is_read_only else ''}"]
-        group = CGROUP / service.name if self._limits_memory() else ""
+        group = CGROUP / service.name if limits_memory() else ""
         return [
             *("/usr/bin/nsenter", f"--net={self._hosts.namespace(service.name)}"),
             *("sh", "-c", _ENTER, "sh", str(group), "setpriv", "--no-new-privs"),
             *self._images.command("run", "--isolation", "chroot", "--cap-drop", "all"),
-            *("--hostname", service.name, "--no-hosts"),
+            *("--hostname", hostname, "--no-hosts"),
             *("--volume", f"{self._hosts.hosts_file}:/etc/hosts:ro"),
             *(*options, container, "--", *(command or self._own_command(container))),
         ]
@@ -234,10 +243,6 @@ class Containers:
         return directory
 
     @staticmethod
-    def _limits_memory() -> bool:
-        return CGROUP.parent.is_dir()
-
-    @staticmethod
     def _first_processes(process: ServerProcess) -> list[int]:
         """The processes that a container began with: what `docker stop` sends its signal to."""
         inside = {pid for pid in process.session_pids() if _root(pid) not in ("/", "") and not _is_buildah(pid)}
@@ -252,6 +257,16 @@ class Containers:
                     memory.most = max(memory.most, used)
                     control = (CGROUP / name / "memory.oom_control").read_text().split()
                     memory.kills = int(control[control.index("oom_kill") + 1])
+
+
+def limits_memory() -> bool:
+    """Whether the limits of compose.yaml are enforced on this machine."""
+    return CGROUP.parent.is_dir()
+
+
+def _remove_group(group: Path) -> None:
+    with suppress(OSError):
+        group.rmdir()
 
 
 def _root(pid: int) -> str:

@@ -6,8 +6,9 @@ ports that compose.yaml gives them, two of them on the same one, and find one an
 
 from __future__ import annotations
 
+import secrets
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ class Network:
 
     addresses: dict[str, str]
     """The address of each host by its name; this machine reaches them, too."""
+    hostnames: dict[str, str]
+    """What each host calls itself, by the same name; others find it by both."""
     hosts_file: Path
     """The names for the hosts, in the format of /etc/hosts."""
 
@@ -31,18 +34,22 @@ class Network:
 
 
 @contextmanager
-def network(names: Sequence[str], directory: Path) -> Iterator[Network]:
+def network(names: Mapping[str, str | None], directory: Path) -> Iterator[Network]:
     """Make the hosts, until the block ends.
 
     Args:
-        names: Their names.
+        names: Their names, and what they call themselves; `None` is an id, as Docker gives it to a container.
         directory: Where the file with the names goes.
     """
     _remove()
     subnet = _free_subnet()
     addresses = {name: f"{subnet}.{number}" for number, name in enumerate(names, start=2)}
+    hostnames = {name: hostname or secrets.token_hex(6) for name, hostname in names.items()}
     hosts = directory / "hosts"
-    hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items()))
+    hosts.write_text(
+        "127.0.0.1 localhost\n"
+        + "".join(f"{address} {name} {hostnames[name]}\n" for name, address in addresses.items())
+    )
     try:
         _ip("link", "add", BRIDGE, "type", "bridge")
         _ip("addr", "add", f"{subnet}.1/24", "dev", BRIDGE)
@@ -55,7 +62,7 @@ def network(names: Sequence[str], directory: Path) -> Iterator[Network]:
             _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
             for inner in ("lo", "eth0"):
                 _ip("-n", namespace, "link", "set", inner, "up")
-        yield Network(addresses, hosts)
+        yield Network(addresses, hostnames, hosts)
     finally:
         _remove()
 

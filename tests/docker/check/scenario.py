@@ -42,6 +42,10 @@ JOBS: Final = {"bookings_in_order": "dagster-bookings.fifo", "orders_in_steps": 
 """The jobs on Dagster that are started by hand, and their queues."""
 
 
+CARRIER: Final = "/var/lib/sqs-lease/lake/dagster/carrier"
+"""Where deliveries go: their job fails until it is there."""
+
+
 class CheckError(RuntimeError):
     """Something is not as docker/README.md says."""
 
@@ -119,9 +123,8 @@ def _failover_and_examples(stack: Stack, airflow: AirflowApi, dagster: DagsterAp
     show(f"killed {holder}, which kept the messages")
     runs = {dag_id: airflow.trigger(dag_id) for dag_id in DAGS}
     jobs = {job: dagster.launch(job) for job in JOBS} | {"customers": dagster.materialize("customers")}
+    stack.execute("dagster-code-server", "mkdir", "-p", CARRIER)
     dagster.start_sensor("deliveries_lease")
-    (stack.containers.volume("lake") / "dagster" / "carrier").mkdir(exist_ok=True, mode=0o777)
-    (stack.containers.volume("lake") / "dagster" / "carrier").chmod(0o777)
     taken_over = _poll_while_it_works(stack, airflow, run_id, holder)
     show(
         f"another triggerer had them {taken_over - killed:.0f} s later; "
@@ -131,7 +134,6 @@ def _failover_and_examples(stack: Stack, airflow: AirflowApi, dagster: DagsterAp
     report = airflow.xcom(FLIGHTS_DAG, run_id, "flights_keeper", "lease_report")
     if report["lost"] or report["late"]:
         raise CheckError(f"The keeper lost messages: {report}.")
-    stack.containers.start(stack.services[holder])
     for dag_id, (_, wanted) in DAGS.items():
         _require_state(dag_id, stack.wait_for_run(airflow, dag_id, runs[dag_id]), wanted)
     event_dag, event_queue = EVENT_DAG
@@ -150,6 +152,8 @@ def _failover_and_examples(stack: Stack, airflow: AirflowApi, dagster: DagsterAp
 def _poll_while_it_works(stack: Stack, airflow: AirflowApi, run_id: str, killed: str) -> float:
     """Ask the queue for messages until the work on them has ended; nobody may be given one.
 
+    The triggerer that was killed is started again as soon as another one has the keeper.
+
     Returns:
         When another triggerer had the keeper.
     """
@@ -165,6 +169,7 @@ def _poll_while_it_works(stack: Stack, airflow: AirflowApi, run_id: str, killed:
             raise CheckError("A second consumer was given messages on which the flights' DAG still worked.")
         if not taken_over and airflow.triggerer_of(FLIGHTS_DAG, run_id, "flights_keeper") not in (None, killed):
             taken_over = time.monotonic()
+            stack.containers.start(stack.services[killed])
 
 
 def _message_ids(stack: Stack, table: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -16,7 +17,7 @@ from demo.compose.secrets import AIRFLOW_USER
 from demo.dagster_api import DagsterApi
 from demo.processes import wait_until
 from demo.queues import Counts, counts
-from tests.docker.check.containers import Containers
+from tests.docker.check.containers import Containers, ServiceError
 from tests.docker.check.database import Database
 from tests.docker.check.images import KEPT, Images
 from tests.docker.check.network import Network, network
@@ -89,11 +90,15 @@ class Stack:
         """`docker compose exec`.
 
         Raises:
-            RuntimeError: Its exit code was not 0.
+            tests.docker.check.containers.ServiceError: Its exit code was not 0, or it took too long.
         """
-        done = self.containers.execute(self.services[name], command, seconds)
+        what = f"{' '.join(command)} in {name}"
+        try:
+            done = self.containers.execute(self.services[name], command, seconds)
+        except subprocess.TimeoutExpired:
+            raise ServiceError(f"{what} did not end within {seconds:.0f} s.") from None
         if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)} in {name} ended with exit code {done.returncode}:\n{done.stdout}")
+            raise ServiceError(f"{what} ended with exit code {done.returncode}:\n{done.stdout}")
         return done.stdout
 
     def url(self, name: str) -> str:
@@ -170,7 +175,7 @@ def stack(services: Mapping[str, Service], images: Images, show: Callable[[str],
     for directory in (LAST, KEPT / "postgres"):
         shutil.rmtree(directory, ignore_errors=True)
     LAST.mkdir()
-    with network(list(services), LAST) as hosts:
+    with network({name: service.hostname for name, service in services.items()}, LAST) as hosts:
         containers = Containers(images, hosts, LAST)
         try:
             yield Stack(services, containers, hosts, show)
