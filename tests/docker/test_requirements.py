@@ -107,6 +107,16 @@ def missing_in(path: Path, wanted: Requirement) -> bool:
     return version is None or not wanted.specifier.contains(version, prereleases=True)
 
 
+def test_the_versions_on_the_page_are_those_that_the_tests_run_with() -> None:
+    page = (REQUIREMENTS.parent / "README.md").read_text()
+    here = pins_here(DEVELOPMENT)
+    assert set(re.findall(r"apache/airflow:([\d.]+)", page)) == {here["apache-airflow"]}
+    assert dict(re.findall(r"\b(dagster[a-z-]*)==([\d.]+)", page)) == {
+        name: here[name] for name in ("dagster", "dagster-postgres")
+    }
+    assert set(re.findall(r"sqs_lease-([\d.]+)-py3", page)) == {PYPROJECT["project"]["version"]}
+
+
 @each_file
 def test_every_line_pins_one_version_of_a_package_by_its_hashes(path: Path) -> None:
     assert lines_of(path)
