@@ -46,9 +46,10 @@ def network(names: Mapping[str, str | None], directory: Path) -> Iterator[Networ
     addresses = {name: f"{subnet}.{number}" for number, name in enumerate(names, start=2)}
     hostnames = {name: hostname or secrets.token_hex(6) for name, hostname in names.items()}
     hosts = directory / "hosts"
+    # A host's own name comes first, as on Docker: that is the one which programs find for their address.
     hosts.write_text(
         "127.0.0.1 localhost\n"
-        + "".join(f"{address} {name} {hostnames[name]}\n" for name, address in addresses.items())
+        + "".join(f"{address} {hostnames[name]} {name}\n" for name, address in addresses.items())
     )
     try:
         _ip("link", "add", BRIDGE, "type", "bridge")
