@@ -38,8 +38,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrameReader, SparkSession
 
 from demo.processes import ROOT
+from sqs_lease.batch_files.manifest import write_manifest
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.manifest import write_manifest
 from sqs_lease.spark import DeltaSink, IngestResult, JsonSource, Ledger, ingest, local_session
 from sqs_lease.spark.sinks.sink import ENTRIES, INGESTED, LOOKED_UP
 

@@ -6,7 +6,7 @@ from sqs_lease.core.item_failures import MessageFailed
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
 from sqs_lease.core.settlements import FailureRule, backoff, by_exception, dead_letter, discard, expire, release
-from sqs_lease.held_batch import LeaseReport
+from sqs_lease.keeper.batch import LeaseReport
 
 __all__ = [
     "Buffered",

@@ -16,13 +16,13 @@ from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import FailureRule, Release, exception_names
 from sqs_lease.core.specs import resolve_policy
-from sqs_lease.held_batch import EventListener, HeldBatch, LeaseReport
-from sqs_lease.keeper import Keeper, Leaving
-from sqs_lease.loop_thread import LoopThread
-from sqs_lease.sqs import boto3_client
-from sqs_lease.sqs.boto3_transport import Boto3Transport
+from sqs_lease.keeper.batch import EventListener, HeldBatch, LeaseReport
+from sqs_lease.keeper.keeper import Keeper, Leaving
+from sqs_lease.keeper.loop_thread import LoopThread
+from sqs_lease.keeper.receiver import Receiver
+from sqs_lease.sqs import client as boto3_client
+from sqs_lease.sqs.boto3 import Boto3Transport
 from sqs_lease.sqs.errors import TransientError
-from sqs_lease.sqs.receiving import Receiver
 from sqs_lease.sqs.transport import QueueAttributes, Transport
 from sqs_lease.sqs.validation import check_whole_number, queue_reference
 

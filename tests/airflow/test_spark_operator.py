@@ -20,13 +20,13 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsToSparkOperator, spark_operator, sqs_lease
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.keeping.work import work_tasks
+from sqs_lease.batch_files.manifest import read_manifest, write_manifest
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.ingesting import held_watch
-from sqs_lease.ingesting.job_process import JobProcess
-from sqs_lease.ingestion_spec import SpecError
-from sqs_lease.manifest import read_manifest, write_manifest
-from tests.ingesting.job_program import LEAVE_RESULT, RESULT, WAITS_FOR_ITS_END, JobProgram
+from sqs_lease.ingestion import held_watch
+from sqs_lease.ingestion.job import JobProcess
+from sqs_lease.ingestion.spec import SpecError
+from tests.ingestion.job_program import LEAVE_RESULT, RESULT, WAITS_FOR_ITS_END, JobProgram
 
 SPEC: dict[str, Any] = {
     "version": 1,

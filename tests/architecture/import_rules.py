@@ -64,22 +64,18 @@ LAYERS: Final = {
     "sqs": Layer(layers=frozenset({"core", "clock"}), distributions=BOTO),
     "keeper": Layer(layers=BASE),
     "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
-    "json_syntax": Layer(distributions=frozenset({"jiter"})),
-    "manifest": Layer(layers=BASE | {"json_syntax"}, distributions=frozenset({"pyarrow"})),
-    "ingesting": Layer(layers=BASE | {"manifest"}),
-    "batch_folder": Layer(layers=BASE | {"manifest"}),
-    "kept_leases": Layer(layers=BASE | {"batch_folder"}),
-    "ownership": Layer(layers=BASE | {"batch_folder"}),
+    "batch_files": Layer(layers=BASE, distributions=frozenset({"jiter", "pyarrow"})),
+    "ingestion": Layer(layers=BASE | {"batch_files"}),
     PACKAGE: Layer(layers=BASE | {"blocking"}),
     "airflow": Layer(
-        layers=BASE | {"ingesting", "manifest"}, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}
+        layers=BASE | {"batch_files", "ingestion"}, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}
     ),
     "dagster": Layer(
-        layers=BASE | {"batch_folder", "blocking", "ingesting", "kept_leases", "manifest", "ownership"},
+        layers=BASE | {"batch_files", "blocking", "ingestion"},
         distributions=BOTO | {"dagster", "dagster_pipes", "msgspec", "pydantic", "upath"},
     ),
     "spark": Layer(
-        layers=BASE | {"blocking", "json_syntax", "manifest"},
+        layers=BASE | {"batch_files", "blocking", "ingestion"},
         distributions=frozenset(
             {
                 "boto3",
@@ -115,11 +111,9 @@ class Import:
 
 
 def layer_of(module: str) -> str:
-    """The layer that a module of the package belongs to; what stands beside ``keeper.py`` is the keeper's."""
+    """The layer that a module of the package belongs to: its room, or for what is in none the package itself."""
     parts = module.split(".")
-    if len(parts) == 1:
-        return PACKAGE
-    return parts[1] if parts[1] in LAYERS else "keeper"
+    return parts[1] if len(parts) > 1 and parts[1] in LAYERS else PACKAGE
 
 
 def imports_of(source: str, *, module: str, is_package: bool) -> Iterator[Import]:

@@ -51,14 +51,14 @@ def test_every_layer_that_exists_is_really_looked_at() -> None:
         ("core/a.py", "from sqs_lease.clock import Clock", "clock is not below it"),
         ("core/deep/a.py", "from ...sqs import transport", "core must not import sqs_lease.sqs.transport"),
         ("core/deep/__init__.py", "from ...keeper import Keeper", "keeper is not below it"),
-        ("sqs/a.py", "from sqs_lease.keeper import Keeper", "keeper is not below it"),
+        ("sqs/a.py", "from sqs_lease.keeper.keeper import Keeper", "keeper is not below it"),
         ("sqs/a.py", "from sqs_lease import keeper", "keeper is not below it"),
         ("sqs/a.py", "import airflow", "not among its dependencies"),
-        ("keeper.py", "import boto3", "keeper must not import boto3"),
-        ("queue_driver.py", "import sqs_lease.testing", "testing is not below it"),
-        ("keeper.py", "from sqs_lease.blocking import lease", "blocking is not below it"),
-        ("keeper.py", "import sqs_lease", "sqs_lease is not below it"),
-        ("core/a.py", "from sqs_lease import Receipt", "keeper is not below it"),
+        ("keeper/a.py", "import boto3", "keeper must not import boto3"),
+        ("keeper/driver.py", "import sqs_lease.testing", "testing is not below it"),
+        ("keeper/a.py", "from sqs_lease.blocking import lease", "blocking is not below it"),
+        ("keeper/a.py", "import sqs_lease", "sqs_lease is not below it"),
+        ("core/a.py", "from sqs_lease import Receipt", "sqs_lease is not below it"),
         ("__init__.py", "import boto3", "not among its dependencies"),
         ("__init__.py", "from sqs_lease.airflow import sensor", "airflow is not below it"),
         ("airflow/a.py", "import sqs_lease.spark.ingestion", "spark is not below it"),
@@ -71,8 +71,8 @@ def test_every_layer_that_exists_is_really_looked_at() -> None:
         ("cli.py", "from sqs_lease.airflow import keeping", "airflow is not below it"),
         (
             "core/a.py",
-            "if TYPE_CHECKING:\n    from sqs_lease.keeper import Keeper",
-            "a.py:2: core must not import sqs_lease.keeper.Keeper",
+            "if TYPE_CHECKING:\n    from sqs_lease.keeper.keeper import Keeper",
+            "a.py:2: core must not import sqs_lease.keeper.keeper.Keeper",
         ),
         ("sqs/a.py", "import types_boto3_sqs", "not among its dependencies"),
     ],
@@ -92,13 +92,13 @@ def test_an_import_against_the_direction_is_found(tmp_path: Path, name: str, sou
         ("clock.py", "import time"),
         ("sqs/a.py", "import boto3, aiobotocore\nfrom sqs_lease.core import limits\nfrom sqs_lease.clock import Clock"),
         ("sqs/a.py", "if TYPE_CHECKING:\n    from types_boto3_sqs import SQSClient"),
-        ("queue_driver.py", "import asyncio\nimport sqs_lease.sqs.transport"),
-        ("keeper.py", "from sqs_lease.queue_driver import QueueDriver"),
-        ("blocking.py", "import boto3\nfrom sqs_lease.keeper import Keeper"),
+        ("keeper/driver.py", "import asyncio\nimport sqs_lease.sqs.transport"),
+        ("keeper/a.py", "from sqs_lease.keeper.driver import QueueDriver"),
+        ("blocking.py", "import boto3\nfrom sqs_lease.keeper.keeper import Keeper"),
         ("__init__.py", "from sqs_lease.blocking import lease\nfrom sqs_lease.core.messages import Receipt"),
-        ("airflow/a.py", "from airflow.sdk import BaseOperator\nfrom sqs_lease.keeper import Keeper"),
+        ("airflow/a.py", "from airflow.sdk import BaseOperator\nfrom sqs_lease.keeper.keeper import Keeper"),
         ("spark/a.py", "import pyspark, pyarrow, deltalake, msgspec"),
-        ("testing/a.py", "import pytest\nfrom sqs_lease.keeper import Keeper"),
+        ("testing/a.py", "import pytest\nfrom sqs_lease.keeper.keeper import Keeper"),
     ],
 )
 def test_an_import_downwards_is_allowed(tmp_path: Path, name: str, source: str) -> None:
@@ -127,7 +127,7 @@ def loaded_by(*modules: str) -> set[str]:
 
 def test_importing_the_base_loads_no_framework() -> None:
     modules = base_modules()
-    assert {"sqs_lease", "sqs_lease.core.ledger", "sqs_lease.keeper"} <= set(modules)
+    assert {"sqs_lease", "sqs_lease.core.ledger", "sqs_lease.keeper.keeper"} <= set(modules)
 
     assert loaded_by(*modules) & FRAMEWORKS == set()
 

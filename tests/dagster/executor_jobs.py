@@ -15,7 +15,7 @@ from sqs_lease import by_exception, dead_letter
 from sqs_lease.core.policies import Fixed, RenewalPolicy
 from sqs_lease.dagster import MessageFailed, SqsQueueResource
 from sqs_lease.dagster.executor import sqs_lease_executor
-from sqs_lease.dagster.leased_batch import RunBatch, leased_batch
+from sqs_lease.dagster.run_batch.leased_batch import RunBatch, leased_batch
 
 
 class Work(dg.Config):

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster.leased_batch import BATCH_TAG
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.testing.leased_queues import LeasedQueue
 from tests.dagster import executor_jobs
 from tests.dagster.instances import stored_instance

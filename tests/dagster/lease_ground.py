@@ -17,7 +17,7 @@ from sqs_lease.core.policies import Fixed
 from sqs_lease.core.settlements import release
 from sqs_lease.dagster.host_settings import HostSettings, Request, Tick
 from sqs_lease.dagster.lease_host import LeaseHost
-from sqs_lease.dagster.leased_batch import BATCH_TAG, leased_batch
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
 from sqs_lease.testing import LeasedQueues, MemoryTransport, ScriptedFaults
 
 Status = dg.DagsterRunStatus

@@ -7,12 +7,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sqs_lease.batch_folder import BatchFolder
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import MessageFailed, batch_outcome
 from sqs_lease.dagster.batch_outcome import WorkDone, failed, succeeded
 from sqs_lease.dagster.batch_verdict import Verdict
-from sqs_lease.dagster.leased_batch import BATCH_TAG, leased_batch
+from sqs_lease.dagster.run_batch.folder import BatchFolder
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
 
 IDS = ["m1", "m2", "m3"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sqs_lease.batch_folder import PieceOfWork, Raised
 from sqs_lease.core.item_failures import MessageFailed
 from sqs_lease.dagster.batch_verdict import Failure, StepEnd, Verdict, verdict
+from sqs_lease.dagster.run_batch.folder import PieceOfWork, Raised
 
 MESSAGES = ("m0", "m1", "m2")
 NOW = "run/1"

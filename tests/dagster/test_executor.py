@@ -20,7 +20,7 @@ from dagster._core.execution.api import execute_run_iterator
 
 from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.dagster.executor import LeaseExecutor, sqs_lease_executor
-from sqs_lease.dagster.leased_batch import BATCH_TAG, RunBatch
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, RunBatch
 from sqs_lease.testing import AuditKind
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport

@@ -10,7 +10,7 @@ from sqs_lease.core.settlements import BackoffRule, DeadLetterRule
 from sqs_lease.dagster import SqsIngestionComponent
 from sqs_lease.testing import LeasedQueues
 from tests.dagster.test_spark_ingestion import reporting
-from tests.ingesting.job_program import JobProgram
+from tests.ingestion.job_program import JobProgram
 
 YAML = """
 queue:

@@ -9,13 +9,13 @@ import dagster as dg
 import msgspec
 import pytest
 
-from sqs_lease import kept_leases
-from sqs_lease.batch_folder import BatchFolder
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.dagster import batch_settler, lease_host
 from sqs_lease.dagster.lease_host import HostIsOverError
-from sqs_lease.kept_leases import stop_settling
-from sqs_lease.ownership import ForeignOwnerError, Ownership
+from sqs_lease.dagster.run_batch import kept_leases
+from sqs_lease.dagster.run_batch.folder import BatchFolder
+from sqs_lease.dagster.run_batch.kept_leases import stop_settling
+from sqs_lease.dagster.run_batch.ownership import ForeignOwnerError, Ownership
 from sqs_lease.testing import AuditKind
 from tests.dagster.lease_ground import Ground, eventually, is_closed, keepers, kill
 

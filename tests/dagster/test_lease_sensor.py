@@ -12,8 +12,8 @@ import pytest
 
 from sqs_lease.core.settlements import dead_letter
 from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, lease_sensor, leased_batch
-from sqs_lease.dagster.leased_batch import BATCH_TAG
-from sqs_lease.ownership import Ownership
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
+from sqs_lease.dagster.run_batch.ownership import Ownership
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueues, MemoryTransport
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sqs_lease.batch_folder import BatchFolder, BatchFolderError, PieceOfWork
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import MessageFailed
-from sqs_lease.dagster.leased_batch import BATCH_TAG, NoBatchError, RunBatch, leased_batch
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, NoBatchError, RunBatch, leased_batch
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 

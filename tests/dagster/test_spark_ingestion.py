@@ -13,16 +13,16 @@ import psutil
 import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 
-from sqs_lease.batch_folder import BatchFolder
+from sqs_lease.batch_files.manifest import read_manifest
 from sqs_lease.dagster import SqsQueueResource, ingest_by_job, reported_result, spark_ingestion, stored_batch
-from sqs_lease.dagster.leased_batch import BATCH_TAG, leased_batch
-from sqs_lease.ingesting import held_watch
-from sqs_lease.ingesting.job_process import JobError
-from sqs_lease.ingestion_result import StoredResult
-from sqs_lease.ingestion_spec import SpecError
-from sqs_lease.manifest import read_manifest
+from sqs_lease.dagster.run_batch.folder import BatchFolder
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
+from sqs_lease.ingestion import held_watch
+from sqs_lease.ingestion.job import JobError
+from sqs_lease.ingestion.result import StoredResult
+from sqs_lease.ingestion.spec import SpecError
 from sqs_lease.testing import LeasedQueue, LeasedQueues
-from tests.ingesting.job_program import LEAVE_RESULT, RESULT, WAITS_FOR_ITS_END, JobProgram
+from tests.ingestion.job_program import LEAVE_RESULT, RESULT, WAITS_FOR_ITS_END, JobProgram
 
 SPEC: Mapping[str, Any] = {
     "version": 1,

@@ -20,7 +20,7 @@ from demo.processes import ROOT
 from sqs_lease.dagster import SqsIngestionComponent, ingest_by_job
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.test_spark_ingestion import reporting
-from tests.ingesting.job_program import JobProgram
+from tests.ingestion.job_program import JobProgram
 
 PAGE = (ROOT / "docs" / "dagster-spark.md").read_text()
 (YAML,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -10,11 +10,11 @@ import dagster as dg
 import pytest
 
 from demo.sqs_server import SqsServer
-from sqs_lease.batch_folder import BatchFolder, BatchFolderError
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import BATCH_TAG, MessageFailed, leased_batch, run_folders
-from sqs_lease.dagster.run_folders import remove_left_over, run_batch_uri
-from sqs_lease.dagster.workspace import workspace_path
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
+from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri
+from sqs_lease.dagster.run_batch.workspace import workspace_path
 
 pytestmark = pytest.mark.processes
 

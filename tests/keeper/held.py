@@ -8,7 +8,7 @@ from random import Random
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import Fixed
-from sqs_lease.keeper import Keeper, Leaving
+from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.testing import VirtualClock, run_virtual
 from tests.keeper.scripted_transport import ScriptedTransport
 

@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 from upath import UPath
 
-from sqs_lease.batch_folder import MESSAGES, BatchFolder, BatchFolderError, PieceOfWork, Raised
 from sqs_lease.core.item_failures import MessageFailed
 from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder, BatchFolderError, PieceOfWork, Raised
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 HANDLE = "AQEB-handle"

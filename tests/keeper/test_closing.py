@@ -8,8 +8,8 @@ import pytest
 
 from sqs_lease.core.policies import Never
 from sqs_lease.core.verdicts import Verdict
-from sqs_lease.held_batch import KeeperClosedError
-from sqs_lease.keeper import Keeper, Leaving
+from sqs_lease.keeper.batch import KeeperClosedError
+from sqs_lease.keeper.keeper import Keeper, Leaving
 from tests.keeper.held import POLICY, QUEUE, Setting, messages
 from tests.keeper.scripted_transport import Asked, never_answers
 

@@ -11,7 +11,7 @@ from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.verdicts import Verdict
-from sqs_lease.keeper import Keeper
+from sqs_lease.keeper.keeper import Keeper
 from tests.keeper.held import OTHER, POLICY, QUEUE, Setting, messages
 from tests.keeper.scripted_transport import Asked, never_answers
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.loop_thread import LoopThread
+from sqs_lease.keeper.loop_thread import LoopThread
 
 
 @pytest.fixture

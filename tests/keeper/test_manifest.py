@@ -10,8 +10,15 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
+from sqs_lease.batch_files.manifest import (
+    METADATA_KEY,
+    ROW_GROUP_MESSAGES,
+    SCHEMA,
+    ManifestError,
+    read_manifest,
+    write_manifest,
+)
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.manifest import METADATA_KEY, ROW_GROUP_MESSAGES, SCHEMA, ManifestError, read_manifest, write_manifest
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 HANDLE = "AQEB-handle"

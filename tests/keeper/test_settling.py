@@ -11,8 +11,8 @@ from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.settlements import backoff, dead_letter, expire
 from sqs_lease.core.verdicts import Verdict
-from sqs_lease.held_batch import HeldBatch
-from sqs_lease.keeper import Keeper
+from sqs_lease.keeper.batch import HeldBatch
+from sqs_lease.keeper.keeper import Keeper
 from tests.keeper.held import POLICY, QUEUE, Setting, messages
 from tests.keeper.scripted_transport import Asked, done, never_answers
 

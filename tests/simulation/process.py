@@ -17,10 +17,10 @@ from typing import Any
 from sqs_lease.core.events import LeaseEvent, Lost
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.settlements import Delete, FailureRule, Release, Settlement
-from sqs_lease.held_batch import HeldBatch, KeeperClosedError
-from sqs_lease.keeper import Keeper, Leaving
+from sqs_lease.keeper.batch import HeldBatch, KeeperClosedError
+from sqs_lease.keeper.keeper import Keeper, Leaving
+from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.errors import SqsError
-from sqs_lease.sqs.receiving import Receiver, Reception
 from sqs_lease.testing import FaultRule, MemorySqs
 from tests.simulation.journal import Journal
 from tests.simulation.plan import Plan, QueuePlan

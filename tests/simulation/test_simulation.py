@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sqs_lease import queue_driver
 from sqs_lease.core.ledger import Ledger
+from sqs_lease.keeper import driver as queue_driver
 from tests.simulation import mutants
 from tests.simulation.schedule import failing_seeds, run_schedule
 

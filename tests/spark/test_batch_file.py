@@ -15,8 +15,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
+from sqs_lease.batch_files.manifest import ManifestError, write_manifest
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.manifest import ManifestError, write_manifest
 from sqs_lease.spark import TextSource, WorkspaceError
 from sqs_lease.spark.batch_file import written_batch
 from sqs_lease.spark.sources.json_checker import PlainChecker

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
+from sqs_lease.batch_files.manifest import write_manifest
 from sqs_lease.core.messages import Message
-from sqs_lease.manifest import write_manifest
 from sqs_lease.spark import (
     BatchIdReusedError,
     DeltaSink,

@@ -11,8 +11,8 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
 from botocore.config import Config
 
-from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
-from sqs_lease.sqs.boto3_transport import Boto3Transport
+from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
+from sqs_lease.sqs.boto3 import Boto3Transport
 from sqs_lease.sqs.client_config import client_config
 from sqs_lease.sqs.client_transport import ClientTransport
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from random import Random
 
+from sqs_lease.keeper.receiver import Collected, Receiver, Reception
 from sqs_lease.sqs.errors import (
     AccessDeniedError,
     OverLimitError,
     ThrottledError,
     TransientError,
 )
-from sqs_lease.sqs.receiving import Collected, Receiver, Reception
 from sqs_lease.testing import VirtualClock, run_virtual
 from tests.sqs.scripted_polls import Reply, ScriptedPolls
 

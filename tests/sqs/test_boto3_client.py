@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 from botocore.exceptions import ProfileNotFound
 
-from sqs_lease.sqs.boto3_client import AwsAccess, make_client
+from sqs_lease.sqs.client import AwsAccess, make_client
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
 ASSUMED = """<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>

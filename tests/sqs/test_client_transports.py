@@ -14,9 +14,10 @@ from botocore.exceptions import HTTPClientError
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.verdicts import Verdict
-from sqs_lease.sqs import boto3_transport, client_transport, errors
-from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
-from sqs_lease.sqs.boto3_transport import Boto3Transport
+from sqs_lease.sqs import boto3 as boto3_transport
+from sqs_lease.sqs import client_transport, errors
+from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
+from sqs_lease.sqs.boto3 import Boto3Transport
 from sqs_lease.sqs.client_transport import ClientTransport
 from tests.sqs import clients
 from tests.sqs.clients import MakeTransport

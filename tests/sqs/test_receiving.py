@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqs_lease.sqs.receiving import MAX_POLLS, Collected, Receiver, Reception
+from sqs_lease.keeper.receiver import MAX_POLLS, Collected, Receiver, Reception
 from tests.sqs.collecting import URL, Collecting
 from tests.sqs.scripted_polls import Reply, message, messages
 

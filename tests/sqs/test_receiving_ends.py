@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from sqs_lease.keeper.receiver import Collected, Reception
 from sqs_lease.sqs.errors import (
     AccessDeniedError,
     OverLimitError,
@@ -14,7 +15,6 @@ from sqs_lease.sqs.errors import (
     ThrottledError,
     TransientError,
 )
-from sqs_lease.sqs.receiving import Collected, Reception
 from tests.sqs.collecting import DENIED, FIFO, OVER_LIMIT, THROTTLED, TRANSIENT, Collecting
 from tests.sqs.scripted_polls import Reply, messages
 

@@ -9,8 +9,8 @@ import pytest
 
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.messages import Message
+from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.errors import OverLimitError, SqsError
-from sqs_lease.sqs.receiving import Receiver, Reception
 from sqs_lease.testing import (
     NO_FAULT,
     Fault,

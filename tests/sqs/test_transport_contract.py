@@ -12,8 +12,8 @@ from demo.sqs_server import SqsServer
 from sqs_lease.core.actions import VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.verdicts import Verdict
+from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.errors import QueueNotFoundError
-from sqs_lease.sqs.receiving import Receiver, Reception
 from tests.sqs.benches import HELD_SECONDS, Bench, MemoryBench, ServerBench
 from tests.sqs.clients import aiobotocore_transport, boto3_transport
 

@@ -13,7 +13,7 @@ from aiobotocore.session import get_session
 
 from demo.sqs_server import REGION, SqsServer
 from sqs_lease.clock import Clock, SystemClock
-from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
+from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from botocore.exceptions import BotoCoreError
 
-from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
+from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from sqs_lease.sqs.classification import error_from_exception
 from sqs_lease.sqs.client_config import client_config
 from sqs_lease.sqs.transport import Transport

@@ -19,7 +19,7 @@ from typing import Final
 
 from sqs_lease.airflow.comms.supervisor import stats
 from sqs_lease.core.events import Outcome
-from sqs_lease.keeper import Holding
+from sqs_lease.keeper.keeper import Holding
 
 MEASURE_SECONDS: Final = 10.0
 """Pause between two readings of the gauges."""

@@ -22,8 +22,8 @@ from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.held_batch import EventListener, HeldBatch, MessageSource
-from sqs_lease.keeper import Holding, Keeper, Leaving
+from sqs_lease.keeper.batch import EventListener, HeldBatch, MessageSource
+from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)

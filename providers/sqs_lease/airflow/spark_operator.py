@@ -19,13 +19,13 @@ from sqs_lease.airflow.handover.payload import MANIFEST_EXTRAS
 from sqs_lease.airflow.held_guard import any_held, keeper_of_work
 from sqs_lease.airflow.ingesting.files import local_manifests, shared_manifests, shared_path
 from sqs_lease.airflow.ingesting.submitted_job import SubmittedJob, require_waiting
-from sqs_lease.ingesting.held_watch import ending_when_lost
-from sqs_lease.ingesting.job_command import job_arguments, job_command, job_environment
-from sqs_lease.ingesting.job_process import JobError, JobProcess
-from sqs_lease.ingesting.job_result import read_result
-from sqs_lease.ingestion_result import StoredResult
-from sqs_lease.ingestion_spec import IngestionSpec
-from sqs_lease.manifest_extra import require_manifests
+from sqs_lease.batch_files.manifest_extra import require_manifests
+from sqs_lease.ingestion.held_watch import ending_when_lost
+from sqs_lease.ingestion.job import JobError, JobProcess
+from sqs_lease.ingestion.job_command import job_arguments, job_command, job_environment
+from sqs_lease.ingestion.job_result import read_result
+from sqs_lease.ingestion.result import StoredResult
+from sqs_lease.ingestion.spec import IngestionSpec
 
 END_SECONDS: Final = 4.0
 """How long a job that is told to end may take; Airflow kills the task's process five seconds after it said so."""

@@ -10,13 +10,13 @@ from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.ingestion_component import SqsIngestionComponent
 from sqs_lease.dagster.lease_metadata import lease_metadata
 from sqs_lease.dagster.lease_sensor import build_sqs_lease_sensor
-from sqs_lease.dagster.leased_batch import BATCH_TAG, RunBatch, leased_batch
 from sqs_lease.dagster.queue_checks import build_sqs_backlog_check, build_sqs_lease_check
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.resumed_runs import ResumedRunError
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, RunBatch, leased_batch
 from sqs_lease.dagster.spark_ingestion import ingest_by_job, reported_result, settle_ingestion, stored_batch
-from sqs_lease.ingesting.job_command import job_arguments
-from sqs_lease.ingesting.job_process import JobError
+from sqs_lease.ingestion.job import JobError
+from sqs_lease.ingestion.job_command import job_arguments
 
 __all__ = [
     "BATCH_TAG",

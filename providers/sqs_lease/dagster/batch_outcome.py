@@ -13,8 +13,8 @@ from typing import Final
 
 import dagster as dg
 
-from sqs_lease.batch_folder import PieceOfWork
 from sqs_lease.dagster.batch_verdict import Failure, StepEnd, Verdict, verdict
+from sqs_lease.dagster.run_batch.folder import PieceOfWork
 from sqs_lease.dagster.step_ends import StepEnds
 
 _STEP_EVENTS: Final = {

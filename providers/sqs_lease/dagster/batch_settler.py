@@ -14,7 +14,6 @@ from typing import Final
 
 import dagster as dg
 
-from sqs_lease.batch_folder import BatchFolder
 from sqs_lease.clock import Clock
 from sqs_lease.core.group_order import hold_back
 from sqs_lease.core.leases import Lease
@@ -24,10 +23,11 @@ from sqs_lease.dagster.batch_outcome import WorkDone, failed, succeeded
 from sqs_lease.dagster.batch_runs import Decision, Fate, decide
 from sqs_lease.dagster.batch_verdict import Verdict
 from sqs_lease.dagster.lease_metadata import lease_summary
-from sqs_lease.dagster.leased_batch import BATCH_TAG
-from sqs_lease.held_batch import HeldBatch
-from sqs_lease.kept_leases import begin_settling, stop_settling
-from sqs_lease.ownership import Ownership
+from sqs_lease.dagster.run_batch.folder import BatchFolder
+from sqs_lease.dagster.run_batch.kept_leases import begin_settling, stop_settling
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
+from sqs_lease.dagster.run_batch.ownership import Ownership
+from sqs_lease.keeper.batch import HeldBatch
 
 UNKNOWN: Final = Decision(Fate.REQUESTED, "its runs were not looked up yet")
 

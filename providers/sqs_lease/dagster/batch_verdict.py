@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sqs_lease.batch_folder import PieceOfWork
 from sqs_lease.core.item_failures import failed_by_exception
+from sqs_lease.dagster.run_batch.folder import PieceOfWork
 
 _NO_REASON: Final = "{step} failed"
 
@@ -28,7 +28,7 @@ class StepEnd:
     """How a step of the run ended for good; for one that was skipped, there is none.
 
     Attributes:
-        attempt: The last attempt at it: see :class:`PieceOfWork <sqs_lease.batch_folder.PieceOfWork>`.
+        attempt: The last attempt at it: see :class:`PieceOfWork <sqs_lease.dagster.run_batch.folder.PieceOfWork>`.
         failed: Whether it failed.
         errors: The bare names of the classes of the exception that it failed with and of its causes.
         holds_up: Whether other steps did not run because it failed.

@@ -24,7 +24,7 @@ from dagster._core.errors import (
 )
 from dagster._core.events import EngineEventData
 
-from sqs_lease.batch_folder import BatchFolder, BatchFolderError
+from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.blocking import LeasedBatch, lease
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_IN_FLIGHT
@@ -33,13 +33,13 @@ from sqs_lease.core.settlements import FailureRule
 from sqs_lease.core.specs import resolve_policy
 from sqs_lease.dagster.batch_verdict import verdict
 from sqs_lease.dagster.lease_metadata import lease_metadata, lease_summary
-from sqs_lease.dagster.leased_batch import BATCH_TAG
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.resumed_runs import ResumedRunError, refuse_where_any_step_is_left_out
-from sqs_lease.dagster.run_folders import is_run_batch, remove_left_over, run_batch_id, run_batch_uri
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
+from sqs_lease.dagster.run_batch.run_folders import is_run_batch, remove_left_over, run_batch_id, run_batch_uri
+from sqs_lease.dagster.run_batch.workspace import check_workspace, workspace_path
 from sqs_lease.dagster.step_ends import StepEnds
-from sqs_lease.dagster.workspace import check_workspace, workspace_path
-from sqs_lease.manifest_extra import require_manifests
 from sqs_lease.sqs.validation import check_whole_number
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def sqs_lease_executor(
             report(load(check()))
 
     When a run starts, its worker receives; each step works on the messages with
-    :func:`leased_batch <sqs_lease.dagster.leased_batch.leased_batch>`. They stay invisible to others until the run has
+    :func:`sqs_lease.dagster.leased_batch`. They stay invisible to others until the run has
     ended, step retries included. Then a message is deleted if every step succeeded (or was skipped by design) and none
     failed it. One that a step failed, by its id or by failing for good, is settled by ``on_failure``. What is not
     done for no fault of its own is visible again at once: when the run is terminated, when a step failed other

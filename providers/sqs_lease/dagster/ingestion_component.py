@@ -22,7 +22,7 @@ from sqs_lease.dagster.ingestion_options import (
 )
 from sqs_lease.dagster.queue_checks import build_sqs_backlog_check, build_sqs_lease_check
 from sqs_lease.dagster.spark_ingestion import ingest_by_job
-from sqs_lease.ingestion_spec import VERSION, IngestionSpec
+from sqs_lease.ingestion.spec import VERSION, IngestionSpec
 
 _TEMPLATE: Final = Path(__file__).with_name("ingestion_component.yaml")
 

@@ -12,7 +12,7 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import FailureRule
 from sqs_lease.core.specs import FAILURE_RULES, POLICIES, decode_failure_rule, resolve_policy
 from sqs_lease.dagster.queue_resource import SqsQueueResource
-from sqs_lease.ingestion_spec import SINKS, SOURCES, Kind
+from sqs_lease.ingestion.spec import SINKS, SOURCES, Kind
 from sqs_lease.sqs.validation import queue_reference
 
 KIND: Final = "kind"

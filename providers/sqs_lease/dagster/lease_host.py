@@ -3,7 +3,7 @@
 A code server evaluates a sensor in threads of one process, and lives on between two evaluations. The host is a thread
 of it with an event loop of its own. It is started by the sensor's first evaluation, and
 
-- extends the leases of the batches (:class:`sqs_lease.keeper.Keeper`);
+- extends the leases of the batches (:class:`sqs_lease.keeper.keeper.Keeper`);
 - looks up their runs every two seconds, whether or not the sensor is evaluated, and settles batches whose work is over;
 - adopts batches that it finds in the sensor's directory, which another process held before it;
 - ends when another process has taken the directory over, or when it holds nothing and nobody evaluates the sensor;
@@ -37,7 +37,6 @@ from uuid import uuid4
 
 import dagster as dg
 
-from sqs_lease.batch_folder import BatchFolder, listed
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.leases import Lease
@@ -48,13 +47,14 @@ from sqs_lease.dagster.batch_runs import Decision, Fate
 from sqs_lease.dagster.batch_settler import BatchSettler, KeptBatch
 from sqs_lease.dagster.host_settings import HostSettings, Request, Tick
 from sqs_lease.dagster.lease_metadata import lease_summary
-from sqs_lease.keeper import Keeper, Leaving
-from sqs_lease.kept_leases import KeptLeases, read_leases, write_held_until, write_leases
-from sqs_lease.loop_thread import LoopThread
-from sqs_lease.ownership import Ownership
-from sqs_lease.sqs.receiving import Receiver
+from sqs_lease.dagster.run_batch.folder import BatchFolder, listed
+from sqs_lease.dagster.run_batch.kept_leases import KeptLeases, read_leases, write_held_until, write_leases
+from sqs_lease.dagster.run_batch.ownership import Ownership
+from sqs_lease.keeper.keeper import Keeper, Leaving
+from sqs_lease.keeper.loop_thread import LoopThread
+from sqs_lease.keeper.receiver import Receiver
+from sqs_lease.keeper.stored_leases import from_wall_time, to_wall_time
 from sqs_lease.sqs.transport import Transport
-from sqs_lease.stored_leases import from_wall_time, to_wall_time
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import dagster as dg
 
 from sqs_lease.blocking import LeasedBatch
-from sqs_lease.held_batch import HeldBatch
+from sqs_lease.keeper.batch import HeldBatch
 from sqs_lease.sqs.transport import QueueAttributes
 
 PREFIX: Final = "sqs/"

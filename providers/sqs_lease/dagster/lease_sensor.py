@@ -21,6 +21,7 @@ import dagster as dg
 from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 
 from sqs_lease import blocking
+from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
@@ -29,10 +30,9 @@ from sqs_lease.core.specs import resolve_policy
 from sqs_lease.core.verdicts import Verdict
 from sqs_lease.dagster.host_settings import HostSettings, Request
 from sqs_lease.dagster.lease_host import HostIsOverError, LeaseHost
-from sqs_lease.dagster.leased_batch import BATCH_TAG
 from sqs_lease.dagster.queue_resource import SqsQueueResource
-from sqs_lease.dagster.workspace import check_workspace, workspace_path
-from sqs_lease.manifest_extra import require_manifests
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
+from sqs_lease.dagster.run_batch.workspace import check_workspace, workspace_path
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import check_whole_number
@@ -74,7 +74,7 @@ def build_sqs_lease_sensor(
 ) -> dg.SensorDefinition:
     """Build a sensor that receives messages, starts a run for each batch, and holds it until its last retry ended.
 
-    The steps of the run get the messages by :func:`leased_batch <sqs_lease.dagster.leased_batch.leased_batch>`. When
+    The steps of the run get the messages by :func:`sqs_lease.dagster.leased_batch`. When
     the run has succeeded, be it by itself or by a run that Dagster started to repeat it, the messages are deleted that
     no step failed. When it failed for good they are settled by ``on_failure``; when it was canceled, or does not
     appear, they are visible again at once. Runs may be repeated from their failure: the batch is the same.

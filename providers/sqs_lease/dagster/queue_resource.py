@@ -16,8 +16,8 @@ from sqs_lease.core.settlements import FailureRule
 from sqs_lease.dagster.lease_metadata import combined_metadata, lease_metadata, lease_summary
 from sqs_lease.dagster.resumed_runs import refuse_where_steps_are_left_out
 from sqs_lease.dagster.step import Context, add_metadata, step_key
-from sqs_lease.sqs import boto3_client
-from sqs_lease.sqs.boto3_client import AwsAccess
+from sqs_lease.sqs import client as boto3_client
+from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 

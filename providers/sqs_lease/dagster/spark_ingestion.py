@@ -22,18 +22,18 @@ from uuid import uuid4
 import dagster as dg
 from dagster_pipes import PipesContextData
 
+from sqs_lease.batch_files.manifest_extra import require_manifests
+from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.blocking import LeasedBatch
-from sqs_lease.dagster.leased_batch import RunBatch
+from sqs_lease.dagster.run_batch.leased_batch import RunBatch
+from sqs_lease.dagster.run_batch.workspace import workspace_path
 from sqs_lease.dagster.step import Context, add_metadata
-from sqs_lease.dagster.workspace import workspace_path
-from sqs_lease.ingesting.held_watch import ending_when_lost
-from sqs_lease.ingesting.job_command import job_arguments, job_command, job_environment
-from sqs_lease.ingesting.job_process import JobError, JobProcess
-from sqs_lease.ingesting.job_result import read_result
-from sqs_lease.ingesting.manifests import temporary_manifest
-from sqs_lease.ingestion_result import ResultError, StoredResult
-from sqs_lease.ingestion_spec import IngestionSpec
-from sqs_lease.manifest_extra import require_manifests
+from sqs_lease.ingestion.held_watch import ending_when_lost
+from sqs_lease.ingestion.job import JobError, JobProcess
+from sqs_lease.ingestion.job_command import job_arguments, job_command, job_environment
+from sqs_lease.ingestion.job_result import read_result
+from sqs_lease.ingestion.result import ResultError, StoredResult
+from sqs_lease.ingestion.spec import IngestionSpec
 
 PREFIX: Final = "ingestion/"
 
@@ -156,7 +156,7 @@ def ingestion_metadata(result: StoredResult) -> dict[str, dg.MetadataValue]:
         By key: ``ingestion/received``, ``ingestion/ingested``, ``ingestion/empty``, ``ingestion/duplicates`` and
         ``ingestion/rejected``, in messages; ``ingestion/rows``, which the batch brought; and
         ``ingestion/table_version``, where the table has versions. See
-        :class:`StoredResult <sqs_lease.ingestion_result.StoredResult>`.
+        :class:`StoredResult <sqs_lease.ingestion.result.StoredResult>`.
     """
     numbers = {
         "received": result.received,

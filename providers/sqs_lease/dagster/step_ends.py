@@ -9,7 +9,7 @@ from typing import Any, Final
 import dagster as dg
 
 from sqs_lease.dagster.batch_verdict import StepEnd
-from sqs_lease.dagster.leased_batch import attempt_name
+from sqs_lease.dagster.run_batch.leased_batch import attempt_name
 
 _MAPPING_KEY: Final = re.compile(r"\[[^]]*\]")
 

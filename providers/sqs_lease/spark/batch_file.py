@@ -21,8 +21,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
+from sqs_lease.batch_files.manifest import ManifestPath, opened_manifest
 from sqs_lease.core.messages import Message
-from sqs_lease.manifest import ManifestPath, opened_manifest
 from sqs_lease.spark import columns
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import WorkspaceError

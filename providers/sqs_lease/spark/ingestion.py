@@ -60,7 +60,7 @@ def ingest(
         spark: A session of any kind; not used by another thread at the same time.
         messages: The batch: :class:`Message` values, or dicts in the shape of the SQS API (``MessageId``,
             ``Body``, ``Attributes``), such as an Airflow task gets by XCom; or the path of the manifest that they are
-            in (:mod:`sqs_lease.manifest`). May be empty.
+            in (:mod:`sqs_lease.batch_files.manifest`). May be empty.
         source: What the messages are, for example ``JsonSource("id BIGINT NOT NULL, name STRING")``.
         sink: Where the records go, for example ``DeltaSink("/data/orders")``.
         workspace: Directory for the file of the batch, which the driver and all executors reach by this path. The

@@ -25,7 +25,7 @@ MESSAGES: Final = pa.schema(
         pa.field("message_attributes", pa.string()),
     ]
 )
-"""Messages as columns, called as in a manifest: see :mod:`sqs_lease.manifest`."""
+"""Messages as columns, called as in a manifest: see :mod:`sqs_lease.batch_files.manifest`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqs_lease.ingestion_result import StoredResult
+from sqs_lease.ingestion.result import StoredResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ def leased_queues(monkeypatch: pytest.MonkeyPatch) -> LeasedQueues:
     processes of its own, is not redirected.
     """
     queues = LeasedQueues()
-    monkeypatch.setattr("sqs_lease.sqs.boto3_client.make_client", lambda access=None: None)
+    monkeypatch.setattr("sqs_lease.sqs.client.make_client", lambda access=None: None)
     monkeypatch.setattr("sqs_lease.blocking.open_transport", lambda client: MemoryTransport(queues.sqs))
     # By name: only Airflow's part of the package makes transports for DAGs.
     if find_spec("airflow") is not None:

@@ -17,7 +17,7 @@ from demo.sqs_server import SqsServer
 from sqs_lease.airflow import aws_connection
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.receiving.worker_lease import GivenBackError
-from sqs_lease.sqs.aiobotocore_transport import AiobotocoreTransport
+from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 from tests.airflow.test_worker_lease import TaskInstance, dag, execute, sensor, wait_until
 

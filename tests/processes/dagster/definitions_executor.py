@@ -12,7 +12,7 @@ import dagster as dg
 from sqs_lease import dead_letter
 from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.dagster.executor import sqs_lease_executor
-from sqs_lease.dagster.leased_batch import leased_batch
+from sqs_lease.dagster.run_batch.leased_batch import leased_batch
 from tests.dagster.evidence import VISIBILITY_SECONDS, note
 
 STEP_SECONDS = VISIBILITY_SECONDS + 1.0

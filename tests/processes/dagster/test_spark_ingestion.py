@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.dagster.test_spark_ingestion import SPEC, until_started
-from tests.ingesting.job_program import JobProgram
+from tests.ingestion.job_program import JobProgram
 
 pytestmark = [pytest.mark.processes]
 
@@ -25,8 +25,8 @@ import sys
 import dagster as dg
 from sqs_lease.dagster.spark_ingestion import ingest_by_job
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster.leased_batch import RunBatch
-from sqs_lease.manifest import Manifest
+from sqs_lease.dagster.run_batch.leased_batch import RunBatch
+from sqs_lease.batch_files.manifest import Manifest
 batch = RunBatch(Manifest("b", "orders", (Message(Receipt("m", ""), "body"),)))
 ingest_by_job(dg.build_op_context(), batch, spec={spec!r}, python={python!r})
 """

@@ -44,8 +44,8 @@ NOT_INSTALLED = {
 NEEDS = {
     "sqs_lease.airflow": ("airflow", {"airflow", "aiobotocore"}),
     "sqs_lease.dagster": ("dagster", {"dagster"}),
-    "sqs_lease.json_syntax": ("manifest", {"jiter"}),
-    "sqs_lease.manifest": ("manifest", {"jiter", "pyarrow"}),
+    "sqs_lease.batch_files.json_syntax": ("manifest", {"jiter"}),
+    "sqs_lease.batch_files.manifest": ("manifest", {"jiter", "pyarrow"}),
     "sqs_lease.spark": ("spark", {"pyspark", "deltalake", "pyarrow", "jiter", "psycopg"}),
 }
 """The packages that only an extra makes usable, and what they may miss without it. All else is the base."""
@@ -176,7 +176,7 @@ def test_each_extra_alone_imports_the_base_and_its_own_modules(
     installed: Callable[[str], Installation], modules: list[str], extra: str
 ) -> None:
     needed = [module for module in modules if needs_of(module)[0] in {"", extra}]
-    assert {"sqs_lease", "sqs_lease.core.ledger", "sqs_lease.keeper", "sqs_lease.testing"} <= set(needed)
+    assert {"sqs_lease", "sqs_lease.core.ledger", "sqs_lease.keeper.keeper", "sqs_lease.testing"} <= set(needed)
 
     assert installed(extra).missing_modules(*needed) == {}
 

@@ -17,8 +17,8 @@ import pytest
 from deltalake import DeltaTable
 
 from demo.processes import ROOT
-from sqs_lease.ingestion_result import StoredResult
-from sqs_lease.manifest import write_manifest
+from sqs_lease.batch_files.manifest import write_manifest
+from sqs_lease.ingestion.result import StoredResult
 from tests.spark.samples import good, message
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sqs_lease import manifest
+from sqs_lease.batch_files import manifest
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import DeltaSink, JsonSource
 from sqs_lease.spark.batch_parts import BatchParts

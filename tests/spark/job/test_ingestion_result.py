@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sqs_lease.ingestion_result import ResultError, StoredResult
+from sqs_lease.ingestion.result import ResultError, StoredResult
 
 RESULT = StoredResult(
     batch_id="b",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.ingestion_spec import SINKS, SOURCES, IngestionSpec, Part, SpecError, with_environment
+from sqs_lease.ingestion.spec import SINKS, SOURCES, IngestionSpec, Part, SpecError, with_environment
 
 SPEC: dict[str, Any] = {
     "version": 1,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from demo.processes import ROOT
-from sqs_lease.ingestion_spec import SINKS, SOURCES, Kind, Part, SpecError
+from sqs_lease.ingestion.spec import SINKS, SOURCES, Kind, Part, SpecError
 from sqs_lease.spark import DeltaSink, InferredSchema, JsonSource
 from sqs_lease.spark.job.parts import SINK_CLASSES, SOURCE_CLASSES, class_named, make_sink, make_source
 from sqs_lease.spark.sources.parser_source import ParserSource

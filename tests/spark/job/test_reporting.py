@@ -15,7 +15,7 @@ from typing import Any
 import dagster_pipes
 import pytest
 
-from sqs_lease.ingestion_result import StoredResult
+from sqs_lease.ingestion.result import StoredResult
 from sqs_lease.spark.job import main as job
 from sqs_lease.spark.job import reporting
 from sqs_lease.spark.job.reporting import CONTEXT, MESSAGES, ReportError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from sqs_lease.json_syntax import NotJsonError, decode_object
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark.columns import MESSAGE_ID, REASON
 from sqs_lease.spark.settings import INGESTION, session_settings
 from sqs_lease.spark.sources import arrow_json

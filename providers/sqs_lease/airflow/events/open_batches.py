@@ -41,8 +41,8 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.keeper import Leaving
-from sqs_lease.stored_leases import from_wall_time, to_wall_time
+from sqs_lease.keeper.keeper import Leaving
+from sqs_lease.keeper.stored_leases import from_wall_time, to_wall_time
 
 logger = logging.getLogger(__name__)
 

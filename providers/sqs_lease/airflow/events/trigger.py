@@ -49,7 +49,7 @@ from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import expire
 from sqs_lease.core.specs import decode_policy, encode_policy, resolve_policy
-from sqs_lease.keeper import Keeper, Leaving
+from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import queue_reference
 

@@ -30,7 +30,7 @@ from sqs_lease.airflow.comms.supervisor import CommsError, RunOfTask, publish
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress
 from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.shared_keeper import SharedBatch, TriggererKeepers
-from sqs_lease.keeper import Leaving
+from sqs_lease.keeper.keeper import Leaving
 
 logger = logging.getLogger(__name__)
 

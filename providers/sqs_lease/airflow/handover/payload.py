@@ -22,8 +22,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 from airflow.sdk import ObjectStoragePath
 
 from sqs_lease.airflow.handover.handed_lease import LEASES_URI, MANIFEST_URI, HandedLease, seal_leases
+from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message
-from sqs_lease.manifest_extra import require_manifests
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def write_batch(
         PayloadError: They cannot be written; what was written of them is removed.
     """
     # Only with payload: without it nothing of this needs pyarrow.
-    from sqs_lease.manifest import write_manifest
+    from sqs_lease.batch_files.manifest import write_manifest
 
     stem = f"{payload.rstrip('/')}/{handed.batch_id}"
     lease = handed.encode_stored(manifest_uri=f"{stem}.parquet", leases_uri=f"{stem}.leases")
@@ -175,7 +175,7 @@ def read_messages(messages: BatchValue) -> list[dict[str, Any]]:
 
 
 def _stored_messages(reference: Mapping[str, Any]) -> Iterator[Message]:
-    from sqs_lease.manifest import ManifestError, read_manifest
+    from sqs_lease.batch_files.manifest import ManifestError, read_manifest
 
     if MANIFESTS not in reference:
         raise TypeError("read_messages() takes the value of a lease (sqs_lease(...) as value), not another mapping")

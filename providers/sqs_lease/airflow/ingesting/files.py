@@ -12,8 +12,8 @@ from uuid import uuid4
 from airflow.sdk import ObjectStoragePath
 
 from sqs_lease.airflow.handover.payload import MANIFESTS, BatchValue
+from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.core.messages import Message
-from sqs_lease.ingesting.manifests import temporary_manifest
 
 
 def manifests_of(messages: BatchValue) -> list[str] | None:
@@ -48,7 +48,7 @@ def local_manifests(messages: BatchValue, directory: Path, name: str) -> list[Pa
     if stored is None:
         path = directory / "messages.parquet"
         # Not needed to parse a DAG, and it takes pyarrow.
-        from sqs_lease.manifest import write_manifest
+        from sqs_lease.batch_files.manifest import write_manifest
 
         write_manifest(path, batch_id=name, queue_url="", messages=_messages(messages))
         return [path]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from sqs_lease.ingesting.job_process import ERROR, JobError
+from sqs_lease.ingestion.job import ERROR, JobError
 
 NOT_WAITING: Final = ("track_driver_via_k8s_api", "yarn_track_via_rm_api")
 """Options by which the hook returns as soon as the job is submitted; only the provider's operator waits then."""

@@ -27,7 +27,7 @@ from airflow.sdk.definitions.callback import AsyncCallback
 
 from sqs_lease.airflow.comms.supervisor import RunOfTask
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome
-from sqs_lease.held_batch import HeldBatch
+from sqs_lease.keeper.batch import HeldBatch
 
 logger = logging.getLogger(__name__)
 

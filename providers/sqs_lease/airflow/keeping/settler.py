@@ -34,7 +34,7 @@ from sqs_lease.core.settlements import (
     ReleaseRule,
     Settlement,
 )
-from sqs_lease.held_batch import HeldBatch, KeeperClosedError
+from sqs_lease.keeper.batch import HeldBatch, KeeperClosedError
 
 logger = logging.getLogger(__name__)
 

@@ -48,8 +48,8 @@ from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.specs import decode_failure_rule
-from sqs_lease.keeper import Leaving
-from sqs_lease.stored_leases import from_wall_time
+from sqs_lease.keeper.keeper import Leaving
+from sqs_lease.keeper.stored_leases import from_wall_time
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from sqs_lease.clock import Clock
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy
-from sqs_lease.held_batch import HeldBatch, KeeperClosedError
-from sqs_lease.keeper import Keeper
-from sqs_lease.sqs.receiving import Receiver, Reception
+from sqs_lease.keeper.batch import HeldBatch, KeeperClosedError
+from sqs_lease.keeper.keeper import Keeper
+from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)

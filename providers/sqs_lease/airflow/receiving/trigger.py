@@ -35,9 +35,9 @@ from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, Triggerer
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.verdicts import Verdict
-from sqs_lease.keeper import Leaving
+from sqs_lease.keeper.keeper import Leaving
+from sqs_lease.keeper.stored_leases import to_wall_time
 from sqs_lease.sqs.errors import SqsError
-from sqs_lease.stored_leases import to_wall_time
 
 logger = logging.getLogger(__name__)
 

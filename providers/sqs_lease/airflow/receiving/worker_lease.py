@@ -23,11 +23,11 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.leases import Lease
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import Growing, Never, RenewalPolicy
-from sqs_lease.held_batch import EventListener, HeldBatch
-from sqs_lease.keeper import Keeper, Leaving
-from sqs_lease.loop_thread import LoopThread
+from sqs_lease.keeper.batch import EventListener, HeldBatch
+from sqs_lease.keeper.keeper import Keeper, Leaving
+from sqs_lease.keeper.loop_thread import LoopThread
+from sqs_lease.keeper.stored_leases import to_wall_time
 from sqs_lease.sqs.transport import Transport
-from sqs_lease.stored_leases import to_wall_time
 
 logger = logging.getLogger(__name__)
 

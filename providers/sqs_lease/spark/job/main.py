@@ -19,9 +19,9 @@ from typing import Final
 
 from pyspark.errors import PySparkException
 
+from sqs_lease.batch_files.manifest import ManifestError, read_manifest
 from sqs_lease.core.messages import Message
-from sqs_lease.ingestion_spec import IngestionSpec, SpecError, with_environment
-from sqs_lease.manifest import ManifestError, read_manifest
+from sqs_lease.ingestion.spec import IngestionSpec, SpecError, with_environment
 from sqs_lease.spark.errors import IngestionError
 from sqs_lease.spark.ingestion import ingest
 from sqs_lease.spark.job.driver_session import driver_session

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from sqs_lease.ingestion_spec import Part, SpecError, with_environment
+from sqs_lease.ingestion.spec import Part, SpecError, with_environment
 from sqs_lease.spark.sinks.sink import Sink
 from sqs_lease.spark.sources.source import Source
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sqs_lease.ingestion_result import StoredResult
+from sqs_lease.ingestion.result import StoredResult
 from sqs_lease.spark.errors import IngestionError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from sqs_lease.json_syntax import NotJsonError, decode, decode_object
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
 
 MOST_COLUMNS: Final = 1000
 """Wider than this no table grows by itself: objects with names such as ids would add columns without end."""

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
-from sqs_lease.json_syntax import NotJsonError
+from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.sources.json_rows import JSON_OPTIONS
 from sqs_lease.spark.sources.sns_envelope import MESSAGE, NotANotificationError, unwrap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqs_lease.json_syntax import decode_object
+from sqs_lease.batch_files.json_syntax import decode_object
 
 MESSAGE: Final = "Message"
 """The field of the envelope that holds what was published."""
@@ -30,7 +30,7 @@ def unwrap(body: str) -> str:
 
     Raises:
         NotANotificationError: The body is an envelope that holds none.
-        sqs_lease.json_syntax.NotJsonError: The body is no JSON object.
+        sqs_lease.batch_files.json_syntax.NotJsonError: The body is no JSON object.
     """
     return published(decode_object(body))
 

@@ -32,7 +32,7 @@ class SyntaxChecker(Checker, Protocol):
         """Say of each body the same as :meth:`reasons`.
 
         Args:
-            not_json: What :func:`sqs_lease.manifest.why_not_json` said of each.
+            not_json: What :func:`sqs_lease.batch_files.manifest.why_not_json` said of each.
         """
 
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from sqs_lease.json_syntax import NotJsonError, decode_object
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 
 LINE: Final = "_sqs_lease_line"
 """The one column of JSON lines."""

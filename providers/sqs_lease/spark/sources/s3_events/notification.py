@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote_plus
 
-from sqs_lease.json_syntax import decode_object
+from sqs_lease.batch_files.json_syntax import decode_object
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError, is_envelope, published
 
 _NOT_S3: Final = "not an S3 notification: neither Records of S3, nor an EventBridge event of aws.s3, nor a test event"
@@ -49,7 +49,7 @@ def created_objects(body: str) -> tuple[S3Object, ...]:
 
     Raises:
         NotANotificationError: The message is none from S3, or names no object where it should.
-        sqs_lease.json_syntax.NotJsonError: It is no JSON object, or a wrapped one is none.
+        sqs_lease.batch_files.json_syntax.NotJsonError: It is no JSON object, or a wrapped one is none.
     """
     event = decode_object(body)
     if is_envelope(event):

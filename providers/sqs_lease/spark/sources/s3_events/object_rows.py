@@ -17,7 +17,7 @@ from typing import IO, Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from sqs_lease.json_syntax import NotJsonError
+from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
 from sqs_lease.spark.sources.arrow_types import record_batch

@@ -13,7 +13,7 @@ still awaited. What holds:
 - **One receipt a message.** A standard queue may deliver a message twice within one collection. The
   delivery with the higher receive count is the newer one. A newer one is handed over like any message:
   *it takes the place of the receipt of the same message id handed over before*, which must not be extended,
-  released or deleted any more (:class:`sqs_lease.keeper.HeldBatch` does that). An older one is dropped.
+  released or deleted any more (:class:`sqs_lease.keeper.keeper.HeldBatch` does that). An older one is dropped.
 - **FIFO answers that were lost are asked for again.** Each poll of a FIFO queue has a
   ``ReceiveRequestAttemptId``. When its answer is lost (no answer in time, a cut connection, a 5xx), it is
   repeated with the same id, within the five minutes for which the service remembers it and for up to ten seconds

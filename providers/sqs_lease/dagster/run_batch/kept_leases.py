@@ -23,9 +23,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqs_lease.batch_folder import SETTLING, BatchFolder
 from sqs_lease.core.leases import Lease
-from sqs_lease.stored_leases import decode_leases, encode_leases
+from sqs_lease.dagster.run_batch.folder import SETTLING, BatchFolder
+from sqs_lease.keeper.stored_leases import decode_leases, encode_leases
 
 LEASES: Final = "leases.json"
 HELD_UNTIL: Final = "held-until.json"

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 
 def require_manifests(who: str, extras: str, otherwise: str = "") -> None:
-    """Check that what :mod:`sqs_lease.manifest` imports is installed.
+    """Check that what :mod:`sqs_lease.batch_files.manifest` imports is installed.
 
     Args:
         who: What needs it, for the error.

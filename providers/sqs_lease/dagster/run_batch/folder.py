@@ -31,7 +31,7 @@ from sqs_lease.core.messages import Message
 from sqs_lease.core.settlements import exception_names
 
 if TYPE_CHECKING:
-    from sqs_lease.manifest import Manifest
+    from sqs_lease.batch_files.manifest import Manifest
 
 MESSAGES: Final = "messages.parquet"
 """The file with the messages."""
@@ -112,7 +112,7 @@ class BatchFolder:
             OSError: It cannot be written.
             ModuleNotFoundError: The extra ``manifest`` is not installed.
         """
-        from sqs_lease.manifest import write_manifest
+        from sqs_lease.batch_files.manifest import write_manifest
 
         self._make()
         write_manifest(self.path / MESSAGES, batch_id=batch_id, queue_url=queue_url, messages=messages)
@@ -124,7 +124,7 @@ class BatchFolder:
             BatchFolderError: They are not there, or cannot be read.
             ModuleNotFoundError: The extra ``manifest`` is not installed.
         """
-        from sqs_lease.manifest import ManifestError, read_manifest
+        from sqs_lease.batch_files.manifest import ManifestError, read_manifest
 
         try:
             return read_manifest(self.path / MESSAGES)

@@ -24,7 +24,7 @@ def temporary_manifest(path: Any, messages: Sequence[Message], *, batch_id: str,
         OSError: The file cannot be written.
     """
     # Not needed to plan an ingestion, and it takes pyarrow.
-    from sqs_lease.manifest import write_manifest
+    from sqs_lease.batch_files.manifest import write_manifest
 
     try:
         write_manifest(path, batch_id=batch_id, queue_url=queue_url, messages=messages)

@@ -16,8 +16,8 @@ from sqs_lease.core.leases import Lease
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.settlements import Delete, FailureRule, Release, Settlement
-from sqs_lease.meter import Meter
-from sqs_lease.queue_driver import QueueDriver
+from sqs_lease.keeper.driver import QueueDriver
+from sqs_lease.keeper.meter import Meter
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ ends early has no footer, and is no manifest. A reader ignores columns and keys 
 version that it does not know.
 
 Whoever writes a manifest has each body at hand, and says of it whether it is one JSON object by the letter
-(:mod:`sqs_lease.json_syntax`): 1 µs for 1 KB here, and Spark, which reads the file as it is, takes much that is none.
+(:mod:`sqs_lease.batch_files.json_syntax`): 1 µs for 1 KB here, and Spark, which reads the file as it is, takes much
+that is none.
 
 Nothing here knows an orchestrator: a path is anything that opens files as :class:`pathlib.Path` does, for example
 Airflow's ``ObjectStoragePath``. It needs pyarrow and jiter: ``pip install "sqs-lease[manifest]"``.
@@ -28,8 +29,8 @@ from typing import Any, Final, Protocol
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.json_syntax import NotJsonError, decode_object
 
 METADATA_KEY: Final = b"sqs_lease_manifest"
 """The key of the file's metadata that makes it a manifest."""

@@ -6,8 +6,8 @@ import logging
 import time
 from typing import Any, Final
 
-from sqs_lease.batch_folder import MESSAGES, BatchFolder, listed
-from sqs_lease.dagster.workspace import workspace_path
+from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder, listed
+from sqs_lease.dagster.run_batch.workspace import workspace_path
 
 logger = logging.getLogger(__name__)
 

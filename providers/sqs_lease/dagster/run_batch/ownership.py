@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
-from sqs_lease.batch_folder import BatchFolder
+from sqs_lease.dagster.run_batch.folder import BatchFolder
 
 OWNER: Final = "owner.json"
 """The file."""

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sqs_lease.ingestion_result import StoredResult
-from sqs_lease.manifest import read_manifest
+from sqs_lease.batch_files.manifest import read_manifest
+from sqs_lease.ingestion.result import StoredResult
 
 RESULT = StoredResult(
     batch_id="b",

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from sqs_lease.batch_folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
+from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.blocking import Messages
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster.parent_watch import ended_with_run_worker
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
+from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker
+from sqs_lease.dagster.run_batch.workspace import workspace_path
 from sqs_lease.dagster.step import Context, step_key
-from sqs_lease.dagster.workspace import workspace_path
-from sqs_lease.manifest_extra import require_manifests
 
 if TYPE_CHECKING:
-    from sqs_lease.manifest import Manifest
+    from sqs_lease.batch_files.manifest import Manifest
 
 BATCH_TAG: Final = "sqs_lease/batch"
 """The run's tag that says where its batch is: the URI or absolute path of the directory."""
@@ -114,10 +114,10 @@ def leased_batch(context: Context) -> Iterator[RunBatch]:
     exception goes on.
 
     In a process that the multiprocess executor started for the step, the block also ends the process when the run
-    worker is gone: see :mod:`sqs_lease.dagster.parent_watch`.
+    worker is gone: see :mod:`sqs_lease.dagster.run_batch.parent_watch`.
 
-    In a test, write a batch with :class:`BatchFolder <sqs_lease.batch_folder.BatchFolder>` and name its directory by
-    the tag: ``build_op_context(run_tags={BATCH_TAG: str(folder)})``, or ``job.execute_in_process(tags=...)``.
+    In a test, write a batch with :class:`sqs_lease.dagster.run_batch.folder.BatchFolder` and name its directory by the
+    tag: ``build_op_context(run_tags={BATCH_TAG: str(folder)})``, or ``job.execute_in_process(tags=...)``.
 
     Args:
         context: The context of the op or asset.

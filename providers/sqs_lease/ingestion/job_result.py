@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqs_lease.ingesting.job_process import JobError
-from sqs_lease.ingestion_result import ResultError, StoredResult
+from sqs_lease.ingestion.job import JobError
+from sqs_lease.ingestion.result import ResultError, StoredResult
 
 
 def read_result(path: Any) -> StoredResult:

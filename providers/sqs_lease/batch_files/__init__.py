@@ -1,0 +1,1 @@
+"""A batch as a file: its messages with their bodies, strictly read."""
