@@ -20,14 +20,12 @@ from collections.abc import Callable
 from random import Random
 from time import perf_counter
 
-from sqs_lease.core.actions import Call
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.calls import Call, EntryAnswer, Verdict
+from sqs_lease.core.failure_rules import Delete
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Buffered, Fixed, Growing, RenewalPolicy, Threshold
-from sqs_lease.core.settlements import Delete
-from sqs_lease.core.verdicts import EntryAnswer, Verdict
 
 POLICY = Growing(visibility=30)
 SPREAD_SECONDS = 15.0

@@ -223,10 +223,9 @@ class Bench:
         from sqs_lease.airflow.handover.handed_lease import HandedLease
         from sqs_lease.airflow.keeping.settling import WorkTask
         from sqs_lease.airflow.keeping.trigger import SqsLeaseKeeperTrigger, plain_work
-        from sqs_lease.core.leases import Lease
-        from sqs_lease.core.messages import Receipt
+        from sqs_lease.core.failure_rules import release
+        from sqs_lease.core.messages import Lease, Receipt
         from sqs_lease.core.policies import Growing
-        from sqs_lease.core.settlements import release
         from sqs_lease.core.specs import encode_failure_rule
 
         received_at = time.time() - HELD_BEFORE_SECONDS

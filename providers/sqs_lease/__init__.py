@@ -2,10 +2,18 @@
 
 from sqs_lease.blocking import LeasedBatch, lease
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
-from sqs_lease.core.item_failures import MessageFailed
+from sqs_lease.core.failure_rules import (
+    FailureRule,
+    MessageFailed,
+    backoff,
+    by_exception,
+    dead_letter,
+    discard,
+    expire,
+    release,
+)
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from sqs_lease.core.settlements import FailureRule, backoff, by_exception, dead_letter, discard, expire, release
 from sqs_lease.keeper.batch import LeaseReport
 
 __all__ = [

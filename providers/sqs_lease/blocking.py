@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import Outcome, Settled
-from sqs_lease.core.item_failures import MessageFailed, failed_by_exception
+from sqs_lease.core.failure_rules import FailureRule, MessageFailed, Release, exception_names, failed_by_exception
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule, Release, exception_names
 from sqs_lease.core.specs import resolve_policy
 from sqs_lease.keeper.batch import EventListener, HeldBatch, LeaseReport
 from sqs_lease.keeper.keeper import Keeper, Leaving
@@ -59,7 +58,7 @@ def lease(
 
     At the end of the block the messages are deleted. If the block raises, they are given back by
     ``on_failure`` instead, and the exception goes on; with
-    :class:`MessageFailed <sqs_lease.core.item_failures.MessageFailed>` only the messages that it names. Single messages
+    :class:`MessageFailed <sqs_lease.core.failure_rules.MessageFailed>` only the messages that it names. Single messages
     can be settled earlier with :meth:`LeasedBatch.succeed` and :meth:`LeasedBatch.fail`. A block that is interrupted
     (``KeyboardInterrupt`` and other exceptions that are no ``Exception``) gives all back at once, whatever
     ``on_failure`` says. If the process dies, so does the thread: messages are visible again when their last extension
@@ -76,7 +75,7 @@ def lease(
         on_event: Told of leases that are lost, lapse or near their end. Called in the background thread;
             it must not block.
         client: An SQS client of boto3, which the lease closes; by default one with boto3's usual credentials
-            and region, and the timeouts of :func:`sqs_lease.sqs.client_config.client_config`.
+            and region, and the timeouts of :func:`sqs_lease.sqs.client.client_config`.
 
     Yields:
         The batch, empty if no message came.
@@ -234,7 +233,7 @@ class LeasedBatch:
             messages: Messages of this batch, or their ids.
             reason: Why, for people; it becomes a message attribute of what is dead-lettered.
             errors: The classes of the exception that failed them, where the work was done elsewhere: see
-                :meth:`FailureRule.matching <sqs_lease.core.settlements.FailureRule.matching>`.
+                :meth:`FailureRule.matching <sqs_lease.core.failure_rules.FailureRule.matching>`.
 
         Raises:
             KeyError: One is not of this batch.

@@ -15,8 +15,8 @@ from airflow.serialization.serialized_objects import DagSerialization
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.keeping.settling import WorkTask
 from sqs_lease.airflow.keeping.work import work_tasks
+from sqs_lease.core.failure_rules import backoff
 from sqs_lease.core.policies import Fixed, Threshold
-from sqs_lease.core.settlements import backoff
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 

@@ -29,10 +29,9 @@ from sqs_lease.airflow.events import claiming as claiming_module
 from sqs_lease.airflow.events.desk import BatchEvent, Claimant, Desk, DeskEntry, Place, Stage
 from sqs_lease.airflow.events.operator import queue_triggers
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.failure_rules import dead_letter, expire, release
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Growing
-from sqs_lease.core.settlements import dead_letter, expire, release
 from tests.airflow.scripted_assets import ScriptedAssets
 from tests.airflow.scripted_comms import supervised_by
 

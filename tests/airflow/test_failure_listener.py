@@ -22,7 +22,7 @@ from sqs_lease.airflow.failures import listener as failure_listener
 from sqs_lease.airflow.failures.report import FAILURE_KEY
 from sqs_lease.airflow.plugin import SqsLeasePlugin
 from sqs_lease.airflow.provider_info import get_provider_info
-from sqs_lease.core.item_failures import MessageFailed
+from sqs_lease.core.failure_rules import MessageFailed
 
 DEADLINE_SECONDS = 60.0
 

@@ -12,8 +12,7 @@ from sqs_lease.airflow.comms.signal_poller import ORPHANED_SECONDS
 from sqs_lease.airflow.comms.signals import FailureSignals
 from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
 from sqs_lease.airflow.keeping.settling import WorkTask
-from sqs_lease.core.item_failures import MessageFailed
-from sqs_lease.core.settlements import by_exception, dead_letter, expire
+from sqs_lease.core.failure_rules import MessageFailed, by_exception, dead_letter, expire
 from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from sqs_lease.airflow.keeping.settling import WorkTask
-from sqs_lease.core.actions import VisibilityChange
-from sqs_lease.core.settlements import dead_letter
+from sqs_lease.core.calls import VisibilityChange
+from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

@@ -18,8 +18,8 @@ from airflow.triggers.base import TaskSuccessEvent
 from sqs_lease.airflow import SqsLeaseSensor
 from sqs_lease.airflow.receiving.filtering import MessageFilter, UnmatchedRule, decode_unmatched, encode_unmatched
 from sqs_lease.airflow.receiving.trigger import TIMED_OUT
+from sqs_lease.core.failure_rules import backoff, dead_letter, discard, expire, release
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.settlements import backoff, dead_letter, discard, expire, release
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

@@ -11,9 +11,9 @@ from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow.keeping.settling import WorkTask
 from sqs_lease.airflow.keeping.trigger import REPORT_KEY
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import VisibilityChange
+from sqs_lease.core.failure_rules import dead_letter, release
 from sqs_lease.core.policies import Never
-from sqs_lease.core.settlements import dead_letter, release
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

@@ -11,8 +11,7 @@ import pytest
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease, merge
 from sqs_lease.airflow.handover.payload import merge_messages, read_leases
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed, Growing, RenewalPolicy
 from sqs_lease.testing import AuditKind
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages

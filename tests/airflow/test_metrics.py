@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sqs_lease.airflow import metrics
+from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.policies import Threshold
-from sqs_lease.core.settlements import dead_letter
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import CHECK

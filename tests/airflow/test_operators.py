@@ -27,10 +27,9 @@ from sqs_lease.airflow.keeping.trigger import SqsLeaseKeeperTrigger
 from sqs_lease.airflow.provider_info import get_provider_info
 from sqs_lease.airflow.receiving.trigger import FAILED, FAILED_FOR_GOOD, TIMED_OUT, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.failure_rules import backoff
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Growing
-from sqs_lease.core.settlements import backoff
 from tests.airflow.scripted_comms import ScriptedComms
 
 HANDLE = "AQEB" + "x" * 300

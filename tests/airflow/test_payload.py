@@ -23,8 +23,8 @@ from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
 from sqs_lease.airflow.handover.payload import PayloadError, merge_messages
 from sqs_lease.airflow.receiving.trigger import FAILED
 from sqs_lease.batch_files.manifest import write_manifest
+from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.settlements import dead_letter
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

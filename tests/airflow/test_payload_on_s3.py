@@ -14,8 +14,7 @@ from sqs_lease.airflow import read_messages
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.handover.handed_lease import HandedLease
 from sqs_lease.airflow.handover.payload import PayloadError, load_lease, publishable, remove_files
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.testing import VirtualClock, run_virtual
 

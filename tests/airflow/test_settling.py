@@ -16,7 +16,7 @@ from sqs_lease.airflow.keeping.settling import (
     concerned,
     decide,
 )
-from sqs_lease.core.item_failures import failed_items, failure_reasons
+from sqs_lease.core.failure_rules import failed_items, failure_reasons
 
 IDS = ["m0", "m1", "m2"]
 LOAD = WorkTask("load")

@@ -28,8 +28,8 @@ from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.local_run import give_back_what_is_left, receive_locally, settle_locally
 from sqs_lease.airflow.receiving import worker_lease
 from sqs_lease.airflow.receiving.worker_lease import GivenBackError
+from sqs_lease.core.failure_rules import discard, release
 from sqs_lease.core.policies import Fixed
-from sqs_lease.core.settlements import discard, release
 from sqs_lease.testing import AuditKind, LeasedQueue, LeasedQueues, MemoryTransport
 from tests.airflow.scripted_comms import ScriptedComms
 

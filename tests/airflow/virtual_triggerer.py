@@ -21,8 +21,8 @@ from sqs_lease.airflow.keeping.trigger import SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.receiving.options import ReceiveOptions
 from sqs_lease.airflow.receiving.trigger import SqsLeaseReceiveTrigger
 from sqs_lease.airflow.shared_keeper import TriggererKeepers, install
+from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.policies import Growing, RenewalPolicy
-from sqs_lease.core.settlements import FailureRule, release
 from sqs_lease.core.specs import encode_failure_rule, encode_policy
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock
 from tests.airflow.scripted_comms import ScriptedComms

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from sqs_lease.core.actions import Call
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.calls import Call, Verdict
 from sqs_lease.core.ledger import Ledger
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed
-from sqs_lease.core.verdicts import Verdict
 
 POLICY = Fixed(visibility=30, every=20)
 FAILED_VERDICTS = [Verdict.TRANSIENT, Verdict.THROTTLED, Verdict.REFUSED]

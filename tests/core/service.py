@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from random import Random
 
-from sqs_lease.core.actions import Call, DeleteCall, ExtendCall, ReleaseCall
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.calls import Call, DeleteCall, EntryAnswer, ExtendCall, ReleaseCall, Verdict
 from sqs_lease.core.ledger import Ledger
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.verdicts import EntryAnswer, Verdict
 
 
 def receipts(count: int) -> list[Receipt]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sqs_lease.core.events import Outcome
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement
 from sqs_lease.core.group_order import hold_back, ready
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Receipt
-from sqs_lease.core.settlements import DeadLetter, Delete, Expire, Release, Settlement
+from sqs_lease.core.messages import Lease, Receipt
 
 A1, A2, A3, B1, NONE1, NONE2 = (Receipt(name, "handle") for name in ("a1", "a2", "a3", "b1", "none1", "none2"))
 LEASES = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.core.item_failures import failed_by_exception, failed_items, failure_reasons
+from sqs_lease.core.failure_rules import failed_by_exception, failed_items, failure_reasons
 
 IDS = ["m0", "m1", "m2"]
 

@@ -7,14 +7,12 @@ from random import Random
 
 import pytest
 
-from sqs_lease.core.actions import DeleteCall, ExtendCall, VisibilityChange
+from sqs_lease.core.calls import DeleteCall, EntryAnswer, ExtendCall, Verdict, VisibilityChange
 from sqs_lease.core.events import Ending, Lapsed, Lost, Refused
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.failure_rules import Delete, Release
 from sqs_lease.core.ledger import Ledger
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed, Growing, Never
-from sqs_lease.core.settlements import Delete, Release
-from sqs_lease.core.verdicts import EntryAnswer, Verdict
 from tests.core.ledgers import FAILED_VERDICTS, POLICY, deadline_of, ledger_with, only
 from tests.core.service import answers, receipts
 

@@ -13,16 +13,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
 
-from sqs_lease.core.actions import Call, DeleteCall, ExtendCall, ForwardCall, ReleaseCall
+from sqs_lease.core.calls import Call, DeleteCall, EntryAnswer, ExtendCall, ForwardCall, ReleaseCall, Verdict
 from sqs_lease.core.events import Ending, Lapsed, Lost, Outcome, Refused, Settled
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement
 from sqs_lease.core.ledger import RELEASE_MARGIN_SECONDS, Ledger
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.pacing import LONGEST_PAUSE_SECONDS
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from sqs_lease.core.settlements import DeadLetter, Delete, Expire, Release, Settlement
-from sqs_lease.core.verdicts import EntryAnswer, Verdict
 
 VISIBILITY = 30.0
 TOLERANCE = 1e-6

@@ -6,14 +6,12 @@ from random import Random
 
 import pytest
 
-from sqs_lease.core.actions import DeleteCall, ExtendCall, ForwardCall, ReleaseCall, VisibilityChange
+from sqs_lease.core.calls import DeleteCall, ExtendCall, ForwardCall, ReleaseCall, Verdict, VisibilityChange
 from sqs_lease.core.events import Outcome, Settled
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release
 from sqs_lease.core.ledger import Ledger
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Never
-from sqs_lease.core.settlements import DeadLetter, Delete, Expire, Release
-from sqs_lease.core.verdicts import Verdict
 from tests.core.ledgers import FAILED_VERDICTS, POLICY, ledger_with, only
 from tests.core.service import answers, receipts
 

@@ -6,8 +6,7 @@ import gc
 from datetime import UTC, datetime
 
 from sqs_lease.core.entries import Entry
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 
 ANSWER = {

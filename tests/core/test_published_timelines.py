@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from sqs_lease.core.events import Ending, Lapsed
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.failure_rules import Delete
+from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from sqs_lease.core.settlements import Delete
 from tests.core.service import Timeline
 
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from sqs_lease.core.settlements import (
+from sqs_lease.core.failure_rules import (
     DeadLetter,
     Expire,
     FailureRule,

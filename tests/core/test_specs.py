@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
+from sqs_lease.core.failure_rules import FailureRule, backoff, by_exception, dead_letter, expire, release
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from sqs_lease.core.settlements import FailureRule, backoff, by_exception, dead_letter, expire, release
 from sqs_lease.core.specs import (
     decode_failure_rule,
     decode_policy,

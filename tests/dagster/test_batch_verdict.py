@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqs_lease.core.item_failures import MessageFailed
+from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.dagster.batch_verdict import Failure, StepEnd, Verdict, verdict
 from sqs_lease.dagster.run_batch.folder import PieceOfWork, Raised
 

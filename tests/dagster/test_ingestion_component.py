@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from sqs_lease.core.settlements import BackoffRule, DeadLetterRule
+from sqs_lease.core.failure_rules import BackoffRule, DeadLetterRule
 from sqs_lease.dagster import SqsIngestionComponent
 from sqs_lease.testing import LeasedQueues
 from tests.dagster.test_spark_ingestion import reporting

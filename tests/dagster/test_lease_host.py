@@ -11,14 +11,14 @@ from uuid import uuid4
 import dagster as dg
 import pytest
 
+from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.policies import Fixed
-from sqs_lease.core.settlements import dead_letter
 from sqs_lease.dagster import batch_settler, lease_host
 from sqs_lease.dagster.run_batch import kept_leases
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, listed
 from sqs_lease.dagster.run_batch.leased_batch import leased_batch
 from sqs_lease.dagster.run_batch.ownership import OWNER
-from sqs_lease.dagster.run_batch.workspace import workspace_path
+from sqs_lease.dagster.run_batch.run_folders import workspace_path
 from tests.dagster.instances import stored_instance
 from tests.dagster.lease_ground import Ground, end_waiting_for_runs, eventually, kill, tags
 

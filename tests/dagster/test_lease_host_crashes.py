@@ -9,7 +9,7 @@ import dagster as dg
 import msgspec
 import pytest
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.dagster import batch_settler, lease_host
 from sqs_lease.dagster.lease_host import HostIsOverError
 from sqs_lease.dagster.run_batch import kept_leases

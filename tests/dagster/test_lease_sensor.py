@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sqs_lease.core.settlements import dead_letter
+from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, lease_sensor, leased_batch
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.ownership import Ownership

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from upath import UPath
 
-from sqs_lease.core.item_failures import MessageFailed
+from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder, BatchFolderError, PieceOfWork, Raised
 

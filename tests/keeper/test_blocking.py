@@ -19,7 +19,7 @@ from demo.sqs_server import SqsServer
 from sqs_lease import MessageFailed, by_exception, dead_letter, expire, lease, release
 from sqs_lease.blocking import queue_attributes
 from sqs_lease.clock import SystemClock
-from sqs_lease.sqs.client_config import client_config
+from sqs_lease.sqs.client import client_config
 from sqs_lease.sqs.errors import QueueNotFoundError, TransientError
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.testing import MemorySqs, MemoryTransport

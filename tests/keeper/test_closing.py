@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.policies import Never
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.keeper.batch import KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from tests.keeper.held import POLICY, QUEUE, Setting, messages

@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.keeper.keeper import Keeper
 from tests.keeper.held import OTHER, POLICY, QUEUE, Setting, messages
 from tests.keeper.scripted_transport import Asked, never_answers

@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import Lapsed, Outcome, Settled
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.settlements import backoff, dead_letter, expire
-from sqs_lease.core.verdicts import Verdict
+from sqs_lease.core.failure_rules import backoff, dead_letter, expire
+from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.keeper.batch import HeldBatch
 from sqs_lease.keeper.keeper import Keeper
 from tests.keeper.held import POLICY, QUEUE, Setting, messages

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Settled
+from sqs_lease.core.failure_rules import Settlement
 from sqs_lease.core.messages import Receipt
-from sqs_lease.core.settlements import Settlement
 from sqs_lease.testing import VirtualClock
 
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
-from sqs_lease.core.actions import Call, ExtendCall, ReleaseCall, VisibilityChange
+from sqs_lease.core.calls import Call, EntryAnswer, ExtendCall, ReleaseCall, Verdict, VisibilityChange
 from sqs_lease.core.entries import Entry
+from sqs_lease.core.failure_rules import Release, Settlement
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Receipt
-from sqs_lease.core.settlements import Release, Settlement
-from sqs_lease.core.verdicts import EntryAnswer, Verdict
 
 
 class ExtendsAfterSettling(Ledger):

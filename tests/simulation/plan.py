@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from sqs_lease.core.failure_rules import FailureRule, backoff, dead_letter, expire, release
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from sqs_lease.core.settlements import FailureRule, backoff, dead_letter, expire, release
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.testing import ServiceChoices
 

@@ -15,8 +15,8 @@ from random import Random
 from typing import Any
 
 from sqs_lease.core.events import LeaseEvent, Lost
+from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.settlements import Delete, FailureRule, Release, Settlement
 from sqs_lease.keeper.batch import HeldBatch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.receiver import Receiver, Reception

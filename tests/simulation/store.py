@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Message
+from sqs_lease.core.failure_rules import FailureRule
+from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule
 
 
 class Work(Enum):

@@ -7,10 +7,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any, TypeVar
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import EntryAnswer, VisibilityChange
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Release
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.settlements import DeadLetter, Delete, Release
-from sqs_lease.core.verdicts import EntryAnswer
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.testing import Fault, FaultRule, MemorySqs, MemoryTransport, Operation, TransportCall

@@ -13,7 +13,7 @@ from botocore.config import Config
 
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from sqs_lease.sqs.boto3 import Boto3Transport
-from sqs_lease.sqs.client_config import client_config
+from sqs_lease.sqs.client import client_config
 from sqs_lease.sqs.client_transport import ClientTransport
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqs_lease.clock import Clock
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import EntryAnswer, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.verdicts import EntryAnswer
 from sqs_lease.sqs.transport import QueueAttributes
 
 

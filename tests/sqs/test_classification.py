@@ -9,7 +9,7 @@ from botocore import exceptions as botocore_errors
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 
-from sqs_lease.core.verdicts import Verdict
+from sqs_lease.core.calls import Verdict
 from sqs_lease.sqs import errors
 from sqs_lease.sqs.classification import entry_verdict, error_from_code, error_from_exception, plain_code, redacted
 

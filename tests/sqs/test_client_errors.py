@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import Verdict, VisibilityChange
 from sqs_lease.core.messages import Receipt
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.sqs import client_transport, errors
 from sqs_lease.sqs.client_transport import ClientTransport
 from tests.sqs.clients import MakeTransport

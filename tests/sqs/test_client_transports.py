@@ -11,9 +11,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import HTTPClientError
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import Verdict, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.sqs import boto3 as boto3_transport
 from sqs_lease.sqs import client_transport, errors
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.core.messages import Message
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.errors import OverLimitError, SqsError

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from demo.sqs_server import SqsServer
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import Verdict, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.errors import QueueNotFoundError
 from tests.sqs.benches import HELD_SECONDS, Bench, MemoryBench, ServerBench

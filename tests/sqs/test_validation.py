@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.sqs.client_config import client_config
+from sqs_lease.sqs.client import client_config
 from sqs_lease.sqs.validation import (
     QueueReference,
     check_batch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.testing import MemorySqs, MessageState, ServiceChoices, ServiceError, VirtualClock
 

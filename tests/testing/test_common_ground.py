@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import pytest
 
 from demo.sqs_server import SqsServer
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import Verdict, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.sqs.errors import QueueNotFoundError
 from tests.testing.grounds import HELD_SECONDS, Ground, MemoryGround, MinistackGround
 

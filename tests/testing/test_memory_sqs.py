@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.core.messages import Receipt
 from sqs_lease.testing import AuditKind, MemorySqsError, MessageState, ServiceChoices
 from tests.testing.service import Service, ids, refused

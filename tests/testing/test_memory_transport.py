@@ -8,9 +8,8 @@ from random import Random
 
 import pytest
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import Verdict, VisibilityChange
 from sqs_lease.core.messages import Receipt
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.sqs.errors import (
     EndpointUnreachableError,
     OverLimitError,

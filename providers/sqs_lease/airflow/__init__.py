@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
     from sqs_lease.airflow.sensor import SqsLeaseSensor
     from sqs_lease.airflow.spark_operator import SqsToSparkOperator
-    from sqs_lease.core.item_failures import MessageFailed
+    from sqs_lease.core.failure_rules import MessageFailed
 
 __all__ = [
     "MessageFailed",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "MessageFailed": "sqs_lease.core.item_failures",
+    "MessageFailed": "sqs_lease.core.failure_rules",
     "SqsLeaseFromEventOperator": "sqs_lease.airflow.events.operator",
     "SqsLeaseKeeperOperator": "sqs_lease.airflow.keeper_operator",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",

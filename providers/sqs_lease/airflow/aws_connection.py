@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError
 
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from sqs_lease.sqs.classification import error_from_exception
-from sqs_lease.sqs.client_config import client_config
+from sqs_lease.sqs.client import client_config
 from sqs_lease.sqs.transport import Transport
 
 CONNECTIONS: Final = 1000

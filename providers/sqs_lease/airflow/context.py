@@ -16,7 +16,7 @@ from sqs_lease.airflow.keeping.lost_leases import OnLost
 from sqs_lease.airflow.keeping.work import work_tasks
 from sqs_lease.airflow.sensor import PAYLOAD_IS_NOT_MAPPED, SqsLeaseSensor
 from sqs_lease.core.durations import Duration
-from sqs_lease.core.settlements import FailureRule
+from sqs_lease.core.failure_rules import FailureRule
 
 
 @contextmanager
@@ -60,7 +60,8 @@ def sqs_lease(
     Args:
         name: The task id of the sensor, within the current task group.
         on_failure: What becomes of a message whose work failed for good: ``release()`` (the default), ``backoff()``,
-            ``expire()``, ``dead_letter()`` or a choice of these ``by_exception()``, of ``sqs_lease.core.settlements``.
+            ``expire()``, ``dead_letter()`` or a choice of these ``by_exception()``; see
+            ``sqs_lease.core.failure_rules``.
         on_lost: What happens when a lease is lost, lapses or nears its end: ``"warn"`` (the default), ``"fail"``,
             which fails the run, or an ``AsyncCallback``; see
             :class:`~sqs_lease.airflow.keeper_operator.SqsLeaseKeeperOperator`.

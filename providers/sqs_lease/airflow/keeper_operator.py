@@ -18,7 +18,7 @@ from sqs_lease.airflow.keeping.work import work_tasks
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import settle_locally
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.settlements import FailureRule, release
+from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
 
 DEFAULT_HANDOFF_TIMEOUT: Final = timedelta(minutes=10)

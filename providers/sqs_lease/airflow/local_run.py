@@ -27,7 +27,7 @@ from sqs_lease.airflow.keeping.settler import Settler
 from sqs_lease.airflow.keeping.settling import WorkTask
 from sqs_lease.airflow.receiving.options import ReceiveOptions
 from sqs_lease.airflow.receiving.worker_lease import WorkerLease
-from sqs_lease.core.settlements import FailureRule
+from sqs_lease.core.failure_rules import FailureRule
 
 logger = logging.getLogger(__name__)
 

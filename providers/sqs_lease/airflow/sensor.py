@@ -39,12 +39,12 @@ from sqs_lease.airflow.receiving.trigger import FAILED, TIMED_OUT, SqsLeaseRecei
 from sqs_lease.airflow.receiving.visibility import ShortVisibilityWarning, takeover_risk, with_visibility
 from sqs_lease.airflow.receiving.worker_lease import WorkerLease
 from sqs_lease.clock import SystemClock
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.failure_rules import expire
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import expire
 from sqs_lease.core.specs import encode_policy, resolve_policy
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import queue_reference
 

@@ -21,9 +21,7 @@ from sqs_lease.airflow.ingesting.files import local_manifests, shared_manifests,
 from sqs_lease.airflow.ingesting.submitted_job import SubmittedJob, require_waiting
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.ingestion.held_watch import ending_when_lost
-from sqs_lease.ingestion.job import JobError, JobProcess
-from sqs_lease.ingestion.job_command import job_arguments, job_command, job_environment
-from sqs_lease.ingestion.job_result import read_result
+from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
 from sqs_lease.ingestion.result import StoredResult
 from sqs_lease.ingestion.spec import IngestionSpec
 
@@ -64,7 +62,7 @@ class SqsToSparkOperator(BaseOperator):
     Args:
         messages: What ``sqs_lease`` gives, with or without ``payload``. It is no template field, so that bodies are not
             among the rendered fields.
-        spec: Source, sink and workspace, see ``sqs_lease/ingestion_spec.py`` (templated). It is checked when the DAG is
+        spec: Source, sink and workspace, see ``sqs_lease/ingestion/spec.py`` (templated). It is checked when the DAG is
             parsed, and holds no secrets.
         spark: Where Spark runs: ``local[2]`` (the default: in the job's process on the worker, with that many cores),
             another master (``spark://host:7077``), or a Connect server (``sc://host:15002``) (templated).

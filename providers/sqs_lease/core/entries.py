@@ -15,11 +15,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.failure_rules import Settlement
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import Settlement
 
 CAP_MARGIN_SECONDS: Final = 5.0
 """How far the last extension stays below the service's 12 hours: the service counts from when a call *arrives*."""

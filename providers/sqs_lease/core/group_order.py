@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Receipt
-from sqs_lease.core.settlements import DeadLetter, Delete, Release, Settlement
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Release, Settlement
+from sqs_lease.core.messages import Lease, Receipt
 
 
 def hold_back(

@@ -34,16 +34,23 @@ from itertools import chain, islice
 from random import Random
 from typing import Final
 
-from sqs_lease.core.actions import Call, DeleteCall, ExtendCall, ForwardCall, ReleaseCall, VisibilityChange
+from sqs_lease.core.calls import (
+    Call,
+    DeleteCall,
+    EntryAnswer,
+    ExtendCall,
+    ForwardCall,
+    ReleaseCall,
+    Verdict,
+    VisibilityChange,
+)
 from sqs_lease.core.entries import CAP_MARGIN_SECONDS, Entry, Heap, Phase, Queue
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.pacing import CallPacing, retry_delay_seconds
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import DeadLetter, Delete, Expire, Release, Settlement
-from sqs_lease.core.verdicts import EntryAnswer, Verdict
 
 RELEASE_MARGIN_SECONDS: Final = 2.0
 """With less than this left a release could arrive after the lease ended, so the lease is left to end by itself."""

@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from sqs_lease.core.durations import Duration
-from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from sqs_lease.core.settlements import (
+from sqs_lease.core.failure_rules import (
     BackoffRule,
     ByExceptionRule,
     DeadLetterRule,
@@ -17,6 +16,7 @@ from sqs_lease.core.settlements import (
     FailureRule,
     ReleaseRule,
 )
+from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
 
 POLICIES: Final[Mapping[str, type[RenewalPolicy]]] = {
     "growing": Growing,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqs_lease.blocking import LeasedBatch
-from sqs_lease.core.item_failures import MessageFailed
+from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.dagster.backlog import Backlog
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.executor import sqs_lease_executor
@@ -15,8 +15,7 @@ from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.resumed_runs import ResumedRunError
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, RunBatch, leased_batch
 from sqs_lease.dagster.spark_ingestion import ingest_by_job, reported_result, settle_ingestion, stored_batch
-from sqs_lease.ingestion.job import JobError
-from sqs_lease.ingestion.job_command import job_arguments
+from sqs_lease.ingestion.job import JobError, job_arguments
 
 __all__ = [
     "BATCH_TAG",

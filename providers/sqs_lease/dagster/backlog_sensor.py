@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar
 import dagster as dg
 
 from sqs_lease.clock import SystemClock
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.dagster.backlog import Backlog, Memory, at
 from sqs_lease.dagster.backlog_reports import report_backlog
 from sqs_lease.dagster.queue_resource import SqsQueueResource

@@ -15,10 +15,9 @@ from typing import Final
 import dagster as dg
 
 from sqs_lease.clock import Clock
+from sqs_lease.core.failure_rules import Delete, Release, Settlement
 from sqs_lease.core.group_order import hold_back
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Receipt
-from sqs_lease.core.settlements import Delete, Release, Settlement
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.dagster.batch_outcome import WorkDone, failed, succeeded
 from sqs_lease.dagster.batch_runs import Decision, Fate, decide
 from sqs_lease.dagster.batch_verdict import Verdict

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sqs_lease.core.item_failures import failed_by_exception
+from sqs_lease.core.failure_rules import failed_by_exception
 from sqs_lease.dagster.run_batch.folder import PieceOfWork
 
 _NO_REASON: Final = "{step} failed"

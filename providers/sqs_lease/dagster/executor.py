@@ -27,9 +27,9 @@ from dagster._core.events import EngineEventData
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.blocking import LeasedBatch, lease
 from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule
 from sqs_lease.core.specs import resolve_policy
 from sqs_lease.dagster.batch_verdict import verdict
 from sqs_lease.dagster.lease_metadata import lease_metadata, lease_summary
@@ -37,8 +37,14 @@ from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.resumed_runs import ResumedRunError, refuse_where_any_step_is_left_out
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
-from sqs_lease.dagster.run_batch.run_folders import is_run_batch, remove_left_over, run_batch_id, run_batch_uri
-from sqs_lease.dagster.run_batch.workspace import check_workspace, workspace_path
+from sqs_lease.dagster.run_batch.run_folders import (
+    check_workspace,
+    is_run_batch,
+    remove_left_over,
+    run_batch_id,
+    run_batch_uri,
+    workspace_path,
+)
 from sqs_lease.dagster.step_ends import StepEnds
 from sqs_lease.sqs.validation import check_whole_number
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule
 
 FENCE_SECONDS: Final = 5.0
 """How long a host that took over settles nothing: until the former owner has looked, and its last calls are over."""

@@ -81,7 +81,7 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
         return self
 
     def spec(self) -> dict[str, Any]:
-        """What the job is given: see ``sqs_lease/ingestion_spec.py``."""
+        """What the job is given: see ``sqs_lease/ingestion/spec.py``."""
         spec: dict[str, Any] = {
             "version": VERSION,
             "source": dict(self.source),

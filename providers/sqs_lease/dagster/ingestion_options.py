@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, TypeAlias
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule
 from sqs_lease.core.specs import FAILURE_RULES, POLICIES, decode_failure_rule, resolve_policy
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.ingestion.spec import SINKS, SOURCES, Kind

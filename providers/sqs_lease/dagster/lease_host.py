@@ -39,10 +39,8 @@ import dagster as dg
 
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Message
-from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.takeover import with_visibility
+from sqs_lease.core.messages import Lease, Message
+from sqs_lease.core.policies import RenewalPolicy, with_visibility
 from sqs_lease.dagster.batch_runs import Decision, Fate
 from sqs_lease.dagster.batch_settler import BatchSettler, KeptBatch
 from sqs_lease.dagster.host_settings import HostSettings, Request, Tick

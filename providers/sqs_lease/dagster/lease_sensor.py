@@ -22,17 +22,17 @@ from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 
 from sqs_lease import blocking
 from sqs_lease.batch_files.manifest_extra import require_manifests
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule, release
 from sqs_lease.core.specs import resolve_policy
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.dagster.host_settings import HostSettings, Request
 from sqs_lease.dagster.lease_host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
-from sqs_lease.dagster.run_batch.workspace import check_workspace, workspace_path
+from sqs_lease.dagster.run_batch.run_folders import check_workspace, workspace_path
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import check_whole_number

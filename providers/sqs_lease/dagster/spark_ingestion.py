@@ -26,12 +26,10 @@ from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch
-from sqs_lease.dagster.run_batch.workspace import workspace_path
+from sqs_lease.dagster.run_batch.run_folders import workspace_path
 from sqs_lease.dagster.step import Context, add_metadata
 from sqs_lease.ingestion.held_watch import ending_when_lost
-from sqs_lease.ingestion.job import JobError, JobProcess
-from sqs_lease.ingestion.job_command import job_arguments, job_command, job_environment
-from sqs_lease.ingestion.job_result import read_result
+from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
 from sqs_lease.ingestion.result import ResultError, StoredResult
 from sqs_lease.ingestion.spec import IngestionSpec
 
@@ -98,7 +96,7 @@ def ingest_by_job(
     Args:
         context: The context of the op or asset.
         batch: What ``lease`` or ``leased_batch`` gives; if it is empty, no job is started.
-        spec: Source, sink and workspace, see ``sqs_lease/ingestion_spec.py``. It holds no secrets.
+        spec: Source, sink and workspace, see ``sqs_lease/ingestion/spec.py``. It holds no secrets.
         spark: Where Spark runs: ``local[2]`` (the default: in the job's process, with that many cores), another master
             (``spark://host:7077``), or a Connect server (``sc://host:15002``).
         python: The Python of an environment with ``sqs-lease[spark]`` and ``dagster-pipes``; by default this one.

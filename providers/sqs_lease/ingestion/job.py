@@ -1,18 +1,22 @@
-"""The process that ingests: started by a task, its output handed on line by line, ended when the task is.
+"""The job that ingests: its command line and environment, its process, and the result that it leaves in a file.
 
-Its standard input is a pipe that nobody writes to. When the task's process dies, however that happens, the pipe closes
-and the job ends by itself (``--end-with-stdin``).
+A task starts it, hands on its output line by line, and ends it when the task ends. Its standard input is a pipe that
+nobody writes to. When the task's process dies, however that happens, the pipe closes and the job ends by itself
+(``--end-with-stdin``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
+
+from sqs_lease.ingestion.result import ResultError, StoredResult
 
 ERROR: Final = "error: "
 """What the last line of a job begins with that failed."""
@@ -109,3 +113,55 @@ class JobProcess:
     def _kill_what_is_left(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def job_arguments(spec: Mapping[str, Any], manifests: Iterable[str], result: str | None = None) -> list[str]:
+    """Return the job's arguments, as whatever submits it takes them.
+
+    Args:
+        spec: Source, sink and workspace, see ``sqs_lease/ingestion/spec.py``.
+        manifests: Where the messages are, as paths or URIs that the job reaches.
+        result: Where it writes its result; None where it is started under Dagster Pipes, which carries the result.
+    """
+    named = [argument for manifest in manifests for argument in ("--manifest", manifest)]
+    return [*named, *(["--result", result] if result is not None else []), "--spec", json.dumps(dict(spec))]
+
+
+def job_command(python: str, spark: str, arguments: Iterable[str]) -> list[str]:
+    """Return the command of a job that runs beside its task, and ends with it.
+
+    Args:
+        python: The Python of an environment with ``sqs-lease[spark]``.
+        spark: Where Spark runs: a master such as ``local[2]`` or ``spark://host:7077``, or a Connect server
+            (``sc://host:15002``).
+        arguments: What :func:`job_arguments` returned.
+    """
+    engine = "--remote" if spark.startswith("sc://") else "--master"
+    return [python, "-m", "sqs_lease.spark.job", *arguments, engine, spark, "--end-with-stdin"]
+
+
+def job_environment(environment: Mapping[str, str], *, leave_out: str) -> dict[str, str]:
+    """Return what a job gets of its task's environment: all but the orchestrator's own, which may hold its secrets.
+
+    Args:
+        environment: The task's.
+        leave_out: What the orchestrator's variables begin with, after underscores.
+    """
+    passed = {name: value for name, value in environment.items() if not name.lstrip("_").startswith(leave_out)}
+    return {**passed, "PYTHONUNBUFFERED": "1"}
+
+
+def read_result(path: Any) -> StoredResult:
+    """Read what a job left that ended without an error.
+
+    Args:
+        path: The file: anything that opens files as :class:`pathlib.Path` does.
+
+    Raises:
+        JobError: It left nothing, or nothing that can be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return StoredResult.decode(file.read().decode())
+    except (OSError, ResultError) as error:
+        raise JobError(f"the job ended without an error, and its result cannot be read: {error}") from error

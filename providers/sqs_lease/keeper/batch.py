@@ -7,17 +7,49 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
+from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
 from sqs_lease.core.group_order import hold_back
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import Delete, FailureRule, Release, Settlement
 from sqs_lease.keeper.driver import QueueDriver
-from sqs_lease.keeper.meter import Meter
+
+
+class Meter(Protocol):
+    """Counts what happens to the leases of a keeper. Called in the keeper's event loop; it must not block or raise."""
+
+    def extended(self, queue_url: str, leases: int) -> None:
+        """A call was answered and confirmed so many extensions."""
+
+    def late(self, queue_url: str) -> None:
+        """A deadline passed before an extension was confirmed."""
+
+    def ended(self, queue_url: str, outcome: Outcome, settling_seconds: float | None) -> None:
+        """A lease ended.
+
+        Args:
+            queue_url: The queue.
+            outcome: How.
+            settling_seconds: From the decision to settle it to the service's confirmation; None where there was no
+                decision: it was lost while its work went on.
+        """
+
+
+class Unmetered:
+    """Counts nothing: what a keeper has when nobody asks."""
+
+    def extended(self, queue_url: str, leases: int) -> None:
+        """Not counted."""
+
+    def late(self, queue_url: str) -> None:
+        """Not counted."""
+
+    def ended(self, queue_url: str, outcome: Outcome, settling_seconds: float | None) -> None:
+        """Not counted."""
+
 
 logger = logging.getLogger(__name__)
 

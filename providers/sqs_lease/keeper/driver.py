@@ -11,15 +11,12 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from sqs_lease.clock import Clock
-from sqs_lease.core.actions import Call, DeleteCall, ExtendCall, ForwardCall, ReleaseCall
+from sqs_lease.core.calls import Call, DeleteCall, EntryAnswer, ExtendCall, ForwardCall, ReleaseCall, Verdict
 from sqs_lease.core.events import LeaseEvent, Lost, Settled
-from sqs_lease.core.item_failures import printable
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.failure_rules import Settlement, printable
 from sqs_lease.core.ledger import Ledger
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import Settlement
-from sqs_lease.core.verdicts import EntryAnswer, Verdict
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 

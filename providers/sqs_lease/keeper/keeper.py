@@ -11,11 +11,10 @@ from types import TracebackType
 from typing import Self
 
 from sqs_lease.clock import Clock, SystemClock
+from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import FailureRule, release
-from sqs_lease.keeper.batch import EventListener, HeldBatch, KeeperClosedError, MessageSource
+from sqs_lease.keeper.batch import EventListener, HeldBatch, KeeperClosedError, MessageSource, Meter, Unmetered
 from sqs_lease.keeper.driver import QueueDriver
-from sqs_lease.keeper.meter import Meter, Unmetered
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)

@@ -46,6 +46,7 @@ from random import Random
 from typing import Final, TypeAlias
 
 from sqs_lease.clock import Clock, SystemClock
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import (
     MAX_BATCH_ENTRIES,
@@ -54,7 +55,6 @@ from sqs_lease.core.limits import (
     RECEIVE_ATTEMPT_SECONDS,
 )
 from sqs_lease.core.messages import Message
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.sqs.errors import OverLimitError, SqsError, TransientError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX, check_queue_url, check_visibility, check_whole_number

@@ -11,8 +11,7 @@ import json
 from collections.abc import Sequence
 
 from sqs_lease.clock import Clock
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Lease, Receipt
 
 
 def encode_leases(leases: Sequence[Lease]) -> str:

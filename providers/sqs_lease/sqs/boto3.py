@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from sqs_lease.sqs.client_config import ANSWER_SECONDS
+from sqs_lease.sqs.client import ANSWER_SECONDS
 from sqs_lease.sqs.client_transport import ClientTransport
 
 if TYPE_CHECKING:

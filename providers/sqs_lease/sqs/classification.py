@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from sqs_lease.core.verdicts import Verdict
+from sqs_lease.core.calls import Verdict
 from sqs_lease.sqs.errors import (
     AccessDeniedError,
     CredentialsError,

@@ -15,12 +15,11 @@ from random import Random
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.verdicts import EntryAnswer, Verdict
 from sqs_lease.sqs import requests
 from sqs_lease.sqs.classification import error_from_exception
-from sqs_lease.sqs.client_config import ANSWER_SECONDS
+from sqs_lease.sqs.client import ANSWER_SECONDS
 from sqs_lease.sqs.errors import EndpointError, SqsError, TransientError, WrongRegionError
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.sqs.validation import (

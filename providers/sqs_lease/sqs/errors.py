@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sqs_lease.core.verdicts import Verdict
+from sqs_lease.core.calls import Verdict
 
 
 class SqsError(Exception):

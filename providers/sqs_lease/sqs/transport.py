@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import EntryAnswer, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.verdicts import EntryAnswer
 
 
 @dataclass(frozen=True, slots=True)

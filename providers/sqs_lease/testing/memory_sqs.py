@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from sqs_lease.clock import Clock
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.core.limits import (
     DEFAULT_VISIBILITY_SECONDS,
     MAX_BATCH_ENTRIES,

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 
-from sqs_lease.core.actions import VisibilityChange
+from sqs_lease.core.calls import EntryAnswer, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.verdicts import EntryAnswer
 from sqs_lease.sqs import validation
 from sqs_lease.sqs.classification import error_from_code, error_from_exception
 from sqs_lease.sqs.errors import SqsError, TransientError

@@ -8,7 +8,7 @@ import pytest
 
 from demo.sqs_server import SqsServer
 from sqs_lease import LeaseReport, lease
-from sqs_lease.sqs.client_config import client_config
+from sqs_lease.sqs.client import client_config
 
 pytestmark = pytest.mark.processes
 

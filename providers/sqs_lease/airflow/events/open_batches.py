@@ -38,8 +38,7 @@ from sqs_lease.airflow.handover.payload import (
 )
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Message
+from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.stored_leases import from_wall_time, to_wall_time

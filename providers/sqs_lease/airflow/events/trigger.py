@@ -45,9 +45,9 @@ from sqs_lease.airflow.receiving.visibility import ShortVisibilityWarning, takeo
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.failure_rules import expire
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.settlements import expire
 from sqs_lease.core.specs import decode_policy, encode_policy, resolve_policy
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.sqs.errors import SqsError

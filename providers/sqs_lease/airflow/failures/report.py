@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from sqs_lease.core.item_failures import MessageFailed
-from sqs_lease.core.settlements import exception_names
+from sqs_lease.core.failure_rules import MessageFailed, exception_names
 
 FAILURE_KEY: Final = "sqs_lease_failure"
 """The XCom key of a failed task instance's report."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.comms.supervisor import seal, unseal
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
 from sqs_lease.keeper.stored_leases import decode_leases, encode_leases

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from sqs_lease.airflow.shared_keeper import TriggererKeepers
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Lease, Message, Receipt
 
 
 @dataclass(frozen=True, slots=True)

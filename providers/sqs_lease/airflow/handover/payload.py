@@ -2,7 +2,7 @@
 
 For a batch ``b`` of ``payload="s3://aws_default@bucket/leases"`` the files are
 
-- ``s3://aws_default@bucket/leases/b.parquet``: the messages, a manifest (``sqs_lease/manifest.py``);
+- ``s3://aws_default@bucket/leases/b.parquet``: the messages, a manifest (``sqs_lease/batch_files/manifest.py``);
 - ``s3://aws_default@bucket/leases/b.leases``: the leases, encrypted with Airflow's Fernet key.
 
 They are written before anything refers to them, and removed by the keeper once everything was settled. The

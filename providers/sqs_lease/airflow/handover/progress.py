@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.messages import Lease
 from sqs_lease.keeper.batch import HeldBatch
 
 PROGRESS_KEY: Final = "settled"

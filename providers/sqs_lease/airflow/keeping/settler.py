@@ -20,10 +20,7 @@ from sqs_lease.airflow.keeping.settling import FAILED, Decision, Failure, WorkTa
 from sqs_lease.airflow.keeping.work_reports import WorkReports
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Lost, Outcome, Settled
-from sqs_lease.core.group_order import hold_back, ready
-from sqs_lease.core.leases import Lease
-from sqs_lease.core.messages import Receipt
-from sqs_lease.core.settlements import (
+from sqs_lease.core.failure_rules import (
     ByExceptionRule,
     DeadLetter,
     DeadLetterRule,
@@ -34,6 +31,8 @@ from sqs_lease.core.settlements import (
     ReleaseRule,
     Settlement,
 )
+from sqs_lease.core.group_order import hold_back, ready
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.keeper.batch import HeldBatch, KeeperClosedError
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ The rules:
 - A message whose work was skipped altogether is *released*: nothing failed, and nothing was done either.
 - Everything else is held.
 
-How the return value and the ids of ``MessageFailed`` are read says :mod:`sqs_lease.core.item_failures`.
+How the return value and the ids of ``MessageFailed`` are read says :mod:`sqs_lease.core.failure_rules`.
 """
 
 from __future__ import annotations

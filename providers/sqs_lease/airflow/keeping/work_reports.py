@@ -13,7 +13,7 @@ from sqs_lease.airflow.keeping.settling import (
     WorkTask,
     concerned,
 )
-from sqs_lease.core.item_failures import failed_by_exception, failed_items, failure_reasons
+from sqs_lease.core.failure_rules import failed_by_exception, failed_items, failure_reasons
 
 
 class WorkReports:

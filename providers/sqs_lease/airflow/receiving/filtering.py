@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, TypeAlias
 
 from sqs_lease.core.durations import seconds_of
+from sqs_lease.core.failure_rules import DiscardRule, FailureRule, ReleaseRule
 from sqs_lease.core.messages import Message
-from sqs_lease.core.settlements import DiscardRule, FailureRule, ReleaseRule
 from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqs_lease.airflow.receiving.collecting import CollectOptions
 from sqs_lease.airflow.receiving.filtering import encode_unmatched
-from sqs_lease.core.settlements import expire
+from sqs_lease.core.failure_rules import expire
 
 
 @dataclass(frozen=True, slots=True)

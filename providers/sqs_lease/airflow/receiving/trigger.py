@@ -32,9 +32,9 @@ from sqs_lease.airflow.links import LINK_KEY, console_link
 from sqs_lease.airflow.receiving.collecting import Collector
 from sqs_lease.airflow.receiving.options import ReceiveOptions
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.verdicts import Verdict
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.stored_leases import to_wall_time
 from sqs_lease.sqs.errors import SqsError

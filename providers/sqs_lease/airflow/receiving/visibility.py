@@ -4,7 +4,7 @@ When a triggerer dies, its triggers are given to another one after ``[triggerer]
 (30 s by default), and then it takes until the next heartbeats, the start of the triggers and their first answers from
 Airflow before a lease is extended again: 21 to 40 s altogether where that was measured, more on a slow machine. So
 :func:`takeover_seconds` is the threshold and half a minute, and the default visibility timeout 180 s at Airflow's
-defaults (:mod:`sqs_lease.core.takeover`), where the queue's own timeout is not longer.
+defaults (:mod:`sqs_lease.core.policies`), where the queue's own timeout is not longer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from airflow.sdk.configuration import conf
 
-from sqs_lease.core import takeover
+from sqs_lease.core import policies
 from sqs_lease.core.policies import Growing, RenewalPolicy
 
 TAKEOVER_MARGIN_SECONDS: Final = 30.0
@@ -34,7 +34,7 @@ def takeover_seconds() -> float:
 
 def default_visibility_seconds(policy: RenewalPolicy) -> int:
     """The shortest visibility timeout of which the policy leaves enough for a takeover by another triggerer."""
-    return takeover.default_visibility_seconds(policy, takeover_seconds())
+    return policies.default_visibility_seconds(policy, takeover_seconds())
 
 
 def with_visibility(policy: _Policy, queue_seconds: float = 0.0) -> _Policy:
@@ -44,7 +44,7 @@ def with_visibility(policy: _Policy, queue_seconds: float = 0.0) -> _Policy:
         policy: The policy; one with a visibility timeout of its own is returned as it is.
         queue_seconds: The queue's own visibility timeout, which is taken where it is longer than the default.
     """
-    return takeover.with_visibility(policy, takeover_seconds(), queue_seconds)
+    return policies.with_visibility(policy, takeover_seconds(), queue_seconds)
 
 
 def takeover_risk(policy: RenewalPolicy) -> str | None:
@@ -53,7 +53,7 @@ def takeover_risk(policy: RenewalPolicy) -> str | None:
     Args:
         policy: The policy, with its visibility timeout.
     """
-    left, needed = takeover.seconds_left_at_worst(policy), takeover_seconds()
+    left, needed = policies.seconds_left_at_worst(policy), takeover_seconds()
     if left is None or left >= needed - 1e-9:
         return None
     return (

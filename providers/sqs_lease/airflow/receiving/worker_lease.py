@@ -20,8 +20,8 @@ from sqs_lease.airflow.receiving.collecting import Collector
 from sqs_lease.airflow.receiving.options import ReceiveOptions
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.leases import Lease
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
+from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import Growing, Never, RenewalPolicy
 from sqs_lease.keeper.batch import EventListener, HeldBatch
 from sqs_lease.keeper.keeper import Keeper, Leaving

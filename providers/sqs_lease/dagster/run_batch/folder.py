@@ -2,7 +2,7 @@
 
 The files of a batch, all directly in its directory:
 
-- ``messages.parquet``: the messages, a manifest (``sqs_lease/manifest.py``);
+- ``messages.parquet``: the messages, a manifest (``sqs_lease/batch_files/manifest.py``);
 - ``work-<name>-<digest>.json``: one for each *piece of work* (a step of a run) that began to work on the messages: what
   it failed of them, and the exception that ended it, if one did. Each is written by one process at a time.
 
@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from sqs_lease.core.item_failures import MessageFailed
+from sqs_lease.core.failure_rules import MessageFailed, exception_names
 from sqs_lease.core.messages import Message
-from sqs_lease.core.settlements import exception_names
 
 if TYPE_CHECKING:
     from sqs_lease.batch_files.manifest import Manifest

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqs_lease.core.leases import Lease
+from sqs_lease.core.messages import Lease
 from sqs_lease.dagster.run_batch.folder import SETTLING, BatchFolder
 from sqs_lease.keeper.stored_leases import decode_leases, encode_leases
 

@@ -11,7 +11,7 @@ from sqs_lease.blocking import Messages
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
 from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker
-from sqs_lease.dagster.run_batch.workspace import workspace_path
+from sqs_lease.dagster.run_batch.run_folders import workspace_path
 from sqs_lease.dagster.step import Context, step_key
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.exceptions import AirflowFailException
 
 from sqs_lease.airflow import MessageFailed, sqs_lease, still_held
-from sqs_lease.core.settlements import by_exception, dead_letter, expire, release
+from sqs_lease.core.failure_rules import by_exception, dead_letter, expire, release
 
 COMMON: dict[str, Any] = {"max_messages": 10, "linger": 3, "visibility": 60, "timeout": 100}
 
