@@ -11,7 +11,8 @@ import pytest
 
 from demo.sqs_server import SqsServer
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster import BATCH_TAG, MessageFailed, leased_batch, run_folders
+from sqs_lease.dagster import BATCH_TAG, MessageFailed, leased_batch
+from sqs_lease.dagster.run_batch import run_folders
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri, workspace_path
 

@@ -1,6 +1,6 @@
 """The leases of a batch in its directory, for a process that takes them over from one that is gone.
 
-The files, beside those of ``batch_folder.py``:
+The files, beside those of ``folder.py``:
 
 - ``leases.json``: the leases as they were received. It is written last, so a directory without it is of a batch that
   nobody was told of. It has the receipt handles in it, so on a local path only its owner can read it; a prefix of an
