@@ -15,7 +15,7 @@ from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import resolve_policy
-from sqs_lease.keeper.batch import EventListener, HeldBatch, LeaseReport
+from sqs_lease.keeper.batch import Batch, EventListener, LeaseReport
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.loop_thread import LoopThread
 from sqs_lease.keeper.receiver import Receiver
@@ -163,13 +163,13 @@ def _leased(
         raise
     except BaseException:
         # Interrupted: the work is not at fault, so the messages are not dead-lettered or delayed for it.
-        host.run(held.end(HeldBatch.release_all))
+        host.run(held.end(Batch.release_all))
         raise
     else:
-        host.run(held.end(HeldBatch.succeed))
+        host.run(held.end(Batch.succeed))
 
 
-async def _ended_by(error: Exception, batch: HeldBatch) -> Mapping[Receipt, Settled]:
+async def _ended_by(error: Exception, batch: Batch) -> Mapping[Receipt, Settled]:
     """Settle what a block leaves that raised."""
     held = {lease.receipt.message_id: lease.receipt for lease in batch.leases()}
     named = error.message_ids if isinstance(error, MessageFailed) else None
@@ -187,7 +187,7 @@ class LeasedBatch:
     They can be settled within its block only; the messages themselves and :meth:`report` stay.
     """
 
-    def __init__(self, host: LoopThread, batch: HeldBatch) -> None:
+    def __init__(self, host: LoopThread, batch: Batch) -> None:
         self._host = host
         self._batch = batch
         self._messages = tuple(batch.messages())
@@ -301,7 +301,7 @@ class _Held:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._keeper: Keeper | None = None
-        self.batch: HeldBatch
+        self.batch: Batch
 
     async def receive(
         self,
@@ -318,7 +318,7 @@ class _Held:
             policy = policy.for_queue((await self._transport.queue_attributes(queue_url)).visibility_seconds)
         receiver = Receiver(self._transport, queue_url, visibility_seconds=int(policy.visibility_seconds))
         self._keeper = Keeper(self._transport)
-        batch = self.batch = self._keeper.hold(queue_url, policy=policy, on_failure=on_failure, on_event=on_event)
+        batch = self.batch = self._keeper.open_batch(queue_url, policy=policy, on_failure=on_failure, on_event=on_event)
         collected = await receiver.collect(
             max_messages,
             wait=wait,
@@ -330,7 +330,7 @@ class _Held:
         if collected.error is not None:
             logger.warning("Took %d messages only: %s", len(collected.messages), collected.error)
 
-    async def end(self, settle: Callable[[HeldBatch], Awaitable[Mapping[Receipt, Settled]]]) -> None:
+    async def end(self, settle: Callable[[Batch], Awaitable[Mapping[Receipt, Settled]]]) -> None:
         """Settle what is still held, and say what could not be."""
         if self._keeper is None:
             return

@@ -79,7 +79,7 @@ def test_nothing_cannot_be_merged() -> None:
         merge([])
 
 
-def test_stored_leases_must_be_read_and_not_only_decoded() -> None:
+def test_plain_leases_must_be_read_and_not_only_decoded() -> None:
     stored = HandedLease("x", QUEUE, Growing(visibility=30.0), AwsConnection(), []).encode_stored(
         manifest_uri="/x.parquet", leases_uri="/x.leases"
     )

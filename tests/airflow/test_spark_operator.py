@@ -23,7 +23,7 @@ from sqs_lease.airflow.keeping.work import work_tasks
 from sqs_lease.batch_files.manifest import read_manifest, write_manifest
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.ingestion import held_watch
+from sqs_lease.ingestion import lost_watch
 from sqs_lease.ingestion.job import JobProcess
 from sqs_lease.ingestion.spec import SpecError
 from tests.ingestion.job_program import LEAVE_RESULT, RESULT, WAITS_FOR_ITS_END, JobProgram
@@ -297,7 +297,7 @@ def test_an_interrupted_task_ends_its_job(
 def test_a_job_whose_messages_are_all_lost_is_ended_and_not_retried(
     load: SqsToSparkOperator, instance: TaskInstance, program: JobProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_watch, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(lost_watch, "LOOK_SECONDS", 0.05)
     program.does(WAITS_FOR_ITS_END)
     thread, errors = in_the_background(lambda: run(load, instance))
     wait_for(program.started, thread)
@@ -324,7 +324,7 @@ def test_no_job_is_started_for_messages_that_are_held_no_longer(
 
 
 def test_an_answer_that_cannot_be_had_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_watch, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(lost_watch, "LOOK_SECONDS", 0.01)
     ended: list[bool] = []
     asked: list[bool] = []
 
@@ -332,7 +332,7 @@ def test_an_answer_that_cannot_be_had_ends_nothing(monkeypatch: pytest.MonkeyPat
         asked.append(True)
         raise RuntimeError("Airflow does not answer")
 
-    with held_watch.ending_when_lost(fail, lambda: ended.append(True)) as lost:
+    with lost_watch.ending_when_lost(fail, lambda: ended.append(True)) as lost:
         while len(asked) < 3:
             lost.wait(0.01)
     assert not ended

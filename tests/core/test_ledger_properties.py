@@ -104,7 +104,7 @@ class LedgerMachine(RuleBasedStateMachine):
         newest = Receipt(receipt.message_id, f"h{number}")
         late = Receipt(receipt.message_id, f"late{len(self.known)}")
         held = self.known[newest].held
-        lease = Lease(late, self.now - 100, self.now - 10, number - 1, lapsed=lapsed)
+        lease = Lease(late, self.now - 100, self.now - 10, number - 1, doubtful=lapsed)
         self.known[late] = Known(policy, lease.received_at, lease.deadline, lapsed=lapsed)
         self.ledger.adopt(lease, policy)
         self._take_events()

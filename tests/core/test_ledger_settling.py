@@ -93,7 +93,7 @@ class TestSettling:
         ledger.report(late, answers(late, Verdict.DONE), 35)
         lease = ledger.lease(receipt)
         assert lease is not None
-        assert lease.lapsed
+        assert lease.doubtful
         ledger.settle(receipt, Release(), 40)
         assert ledger.due(40) == []
         assert [event.outcome for event in ledger.take_events() if isinstance(event, Settled)] == [Outcome.EXPIRED]

@@ -14,7 +14,7 @@ import pytest
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.policies import Fixed
 from sqs_lease.dagster import batch_settler, lease_host
-from sqs_lease.dagster.run_batch import kept_leases
+from sqs_lease.dagster.run_batch import lease_files
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, listed
 from sqs_lease.dagster.run_batch.leased_batch import leased_batch
 from sqs_lease.dagster.run_batch.ownership import OWNER
@@ -81,10 +81,10 @@ def test_receipt_handles_are_in_one_file_alone_which_only_its_owner_can_read(
         request = ground.request(host)
         assert ground.work(request).success
         path = ground.directory / request.batch_id
-        ((_, handle, *_),) = json.loads(json.loads((path / kept_leases.LEASES).read_bytes())["leases"])
+        ((_, handle, *_),) = json.loads(json.loads((path / lease_files.LEASES).read_bytes())["leases"])
         with_it = [file.name for file in path.iterdir() if handle.encode() in file.read_bytes()]
-        assert with_it == [kept_leases.LEASES]
-        assert stat.S_IMODE((path / kept_leases.LEASES).stat().st_mode) == 0o600
+        assert with_it == [lease_files.LEASES]
+        assert stat.S_IMODE((path / lease_files.LEASES).stat().st_mode) == 0o600
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         ground.tick(host)
         eventually(ground.is_settled, "the batch is settled")
@@ -113,7 +113,7 @@ def test_messages_that_are_lost_while_a_run_works_are_told_of_once(ground: Groun
     host = ground.host(policy=Fixed(visibility=600, every=0.2))
     request = ground.request(host)
     ground.run(request, Status.STARTED)
-    kept = kept_leases.read_leases(BatchFolder(Path(request.uri)))
+    kept = lease_files.read_leases(BatchFolder(Path(request.uri)))
     assert kept is not None
     ground.queues.sqs.delete(ground.queue.url, [kept.leases[0].receipt])
     news: list[str] = []
@@ -210,7 +210,7 @@ def test_a_run_that_comes_too_late_is_told_so(ground: Ground) -> None:
 def test_no_step_begins_on_a_batch_that_is_being_settled(ground: Ground) -> None:
     ground.queue.send("a")
     request = ground.request(ground.host())
-    kept_leases.begin_settling(BatchFolder(Path(request.uri)), [])
+    lease_files.begin_settling(BatchFolder(Path(request.uri)), [])
     context = dg.build_op_context(instance=ground.instance, run_tags=tags(request))
     with pytest.raises(BatchFolderError, match="came too late"), leased_batch(context):
         pass
@@ -221,7 +221,7 @@ def test_a_run_that_begins_while_its_batch_is_about_to_be_given_back_keeps_it(
 ) -> None:
     ground.queue.send("a")
     begun: list[dg.DagsterRun] = []
-    write = kept_leases.begin_settling
+    write = lease_files.begin_settling
 
     def begin(folder: BatchFolder, deleting: Any) -> None:
         write(folder, deleting)
@@ -245,7 +245,7 @@ def test_a_settlement_that_met_an_error_is_tried_again(ground: Ground, monkeypat
     ground.queue.send("a")
     request = ground.request(ground.host())
     errors = [OSError("the store is away")]
-    write = kept_leases.begin_settling
+    write = lease_files.begin_settling
 
     def begin(folder: BatchFolder, deleting: Any) -> None:
         if errors:

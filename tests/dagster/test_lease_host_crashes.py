@@ -12,9 +12,9 @@ import pytest
 from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.dagster import batch_settler, lease_host
 from sqs_lease.dagster.lease_host import HostIsOverError
-from sqs_lease.dagster.run_batch import kept_leases
+from sqs_lease.dagster.run_batch import lease_files
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.kept_leases import stop_settling
+from sqs_lease.dagster.run_batch.lease_files import stop_settling
 from sqs_lease.dagster.run_batch.ownership import ForeignOwnerError, Ownership
 from sqs_lease.testing import AuditKind
 from tests.dagster.lease_ground import Ground, eventually, is_closed, keepers, kill
@@ -30,12 +30,12 @@ def ground(instance: dg.DagsterInstance, tmp_path: Path) -> Iterator[Ground]:
         host.end()
 
 
-def let_deadlines_pass(folder: BatchFolder) -> kept_leases.KeptLeases:
+def let_deadlines_pass(folder: BatchFolder) -> lease_files.RecordedLeases:
     """Have the deadlines of when a batch was received in the past; return what was written down of it before."""
-    kept = kept_leases.read_leases(folder)
+    kept = lease_files.read_leases(folder)
     assert kept is not None
     old = [msgspec.structs.replace(lease, deadline=lease.received_at) for lease in kept.leases]
-    kept_leases.write_leases(folder, kept.batch_id, kept.queue_url, old)
+    lease_files.write_leases(folder, kept.batch_id, kept.queue_url, old)
     return kept
 
 
@@ -47,7 +47,7 @@ def test_a_batch_whose_leases_were_not_written_was_nobodys_and_is_removed(ground
     host = ground.host()
     request = ground.request(host)
     kill(host)
-    (ground.directory / request.batch_id / kept_leases.LEASES).unlink()
+    (ground.directory / request.batch_id / lease_files.LEASES).unlink()
     assert ground.tick(ground.host()).requests == []
     assert ground.batches() == []
 
@@ -65,7 +65,7 @@ def test_a_batch_taken_over_is_extended_at_once_and_settled_after_the_fence(grou
     ground.queue.send("a")
     host = ground.host()
     request = ground.request(host)
-    eventually((Path(request.uri) / kept_leases.HELD_UNTIL).exists, "the deadline is written down")
+    eventually((Path(request.uri) / lease_files.HELD_UNTIL).exists, "the deadline is written down")
     kill(host)
     run = ground.run(request, Status.STARTED)
     ground.end(run, Status.CANCELED)
@@ -85,7 +85,7 @@ def test_a_batch_that_was_extended_before_its_process_died_can_be_released_by_th
     host = ground.host()
     request = ground.request(host)
     folder = BatchFolder(Path(request.uri))
-    eventually((Path(request.uri) / kept_leases.HELD_UNTIL).exists, "the deadline is written down")
+    eventually((Path(request.uri) / lease_files.HELD_UNTIL).exists, "the deadline is written down")
     kill(host)
     let_deadlines_pass(folder)
     ground.end(ground.run(request, Status.STARTED), Status.CANCELED)
@@ -101,7 +101,7 @@ def test_a_settlement_that_a_crash_cut_off_deletes_what_was_done_and_touches_not
     kill(host)
     folder = BatchFolder(Path(request.uri))
     good = next(message.message_id for message in folder.manifest().messages if message.body == "good")
-    kept_leases.begin_settling(folder, [good])
+    lease_files.begin_settling(folder, [good])
     before = len(ground.queues.sqs.trail().entries())
     ground.tick(ground.host())
     eventually(ground.is_settled, "the batch is settled")
@@ -118,12 +118,12 @@ def test_a_settled_batch_whose_removal_a_crash_cut_off_is_not_held_again(
     request = ground.request(host)
     kill(host)
     folder = BatchFolder(Path(request.uri))
-    kept_leases.begin_settling(folder, [])
+    lease_files.begin_settling(folder, [])
     removed: list[str] = []
     unlink = Path.unlink
 
     def cut_off(path: Path, missing_ok: bool = False) -> None:
-        if kept_leases.LEASES in removed:
+        if lease_files.LEASES in removed:
             raise OSError("killed")
         removed.append(path.name)
         unlink(path, missing_ok)
@@ -145,7 +145,7 @@ def test_a_batch_that_others_received_meanwhile_and_no_run_works_on_is_dropped(g
     request = ground.request(host)
     kill(host)
     folder = BatchFolder(Path(request.uri))
-    (Path(request.uri) / kept_leases.HELD_UNTIL).unlink(missing_ok=True)
+    (Path(request.uri) / lease_files.HELD_UNTIL).unlink(missing_ok=True)
     (lease,) = let_deadlines_pass(folder).leases
     sqs = ground.queues.sqs
     sqs.change_visibility(ground.queue.url, [VisibilityChange(lease.receipt, 0)])
@@ -176,7 +176,7 @@ def test_a_process_that_ends_extends_what_goes_on_and_settles_what_is_over(
     assert sorted(kinds, key=str) == [AuditKind.CHANGED, AuditKind.RELEASED]
     assert ground.batches() == [going_on.batch_id]
     assert keepers() == 0
-    assert BatchFolder(ground.directory / going_on.batch_id).get(kept_leases.HELD_UNTIL) is not None
+    assert BatchFolder(ground.directory / going_on.batch_id).get(lease_files.HELD_UNTIL) is not None
     assert ground.tick(ground.host()).waiting
 
 

@@ -17,7 +17,7 @@ from sqs_lease.batch_files.manifest import read_manifest
 from sqs_lease.dagster import SqsQueueResource, ingest_by_job, reported_result, spark_ingestion, stored_batch
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
-from sqs_lease.ingestion import held_watch
+from sqs_lease.ingestion import lost_watch
 from sqs_lease.ingestion.job import JobError
 from sqs_lease.ingestion.result import StoredResult
 from sqs_lease.ingestion.spec import SpecError
@@ -223,7 +223,7 @@ def test_an_asset_that_is_interrupted_before_it_reads_what_its_job_says_ends_the
 def test_a_job_whose_messages_are_all_lost_is_ended(
     orders: LeasedQueue, program: JobProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_watch, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(lost_watch, "LOOK_SECONDS", 0.05)
     program.does(f"{OPEN}\n{WAITS_FOR_ITS_END}")
     over = Event()
 

@@ -28,7 +28,7 @@ class TestClosing:
         self, setting: Setting, leaving: Leaving, expected: list[object]
     ) -> None:
         async def scenario(keeper: Keeper) -> None:
-            keeper.hold(QUEUE, policy=POLICY).add(messages(2), received_at=setting.clock.now())
+            keeper.open_batch(QUEUE, policy=POLICY).add(messages(2), received_at=setting.clock.now())
             await asyncio.sleep(5)
 
         setting.run(scenario, leaving)
@@ -45,7 +45,7 @@ class TestClosing:
         setting.transport.script = slowly
 
         async def scenario(keeper: Keeper) -> None:
-            keeper.hold(QUEUE, policy=POLICY).add(messages(1), received_at=setting.clock.now())
+            keeper.open_batch(QUEUE, policy=POLICY).add(messages(1), received_at=setting.clock.now())
             await asyncio.sleep(21)
 
         setting.run(scenario, Leaving.NOTHING)
@@ -56,7 +56,7 @@ class TestClosing:
         setting.transport.script = never_answers
 
         async def scenario(keeper: Keeper) -> None:
-            keeper.hold(QUEUE, policy=POLICY).add(messages(50), received_at=setting.clock.now())
+            keeper.open_batch(QUEUE, policy=POLICY).add(messages(50), received_at=setting.clock.now())
 
         setting.run(scenario, Leaving.RELEASE)
         assert setting.clock.now() <= 20
@@ -66,7 +66,7 @@ class TestClosing:
         told: list[BaseException | object] = []
 
         async def scenario(keeper: Keeper) -> None:
-            batch = keeper.hold(QUEUE, policy=POLICY)
+            batch = keeper.open_batch(QUEUE, policy=POLICY)
             batch.add(messages(1), received_at=setting.clock.now())
 
             async def wait() -> None:
@@ -82,21 +82,21 @@ class TestClosing:
 
     def test_a_closed_keeper_holds_and_settles_nothing_more(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:
-            batch = keeper.hold(QUEUE, policy=POLICY)
+            batch = keeper.open_batch(QUEUE, policy=POLICY)
             (message,) = messages(1)
             batch.add([message], received_at=setting.clock.now())
             await keeper.close()
             with pytest.raises(KeeperClosedError, match=QUEUE):
                 await batch.succeed([message.receipt])
             with pytest.raises(KeeperClosedError, match=QUEUE):
-                keeper.hold(QUEUE, policy=POLICY)
+                keeper.open_batch(QUEUE, policy=POLICY)
 
         setting.run(scenario)
 
 
 def test_a_forgotten_batch_is_not_called_for_and_cannot_be_settled(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         (message,) = messages(1)
         batch.add([message], received_at=setting.clock.now())
         keeper.drop(batch)
@@ -116,7 +116,7 @@ def test_extend_now_waits_for_the_answer_and_skips_what_cannot_be_extended(setti
     setting.transport.script = slowly
 
     async def scenario(keeper: Keeper) -> None:
-        batch, never = keeper.hold(QUEUE, policy=POLICY), keeper.hold(QUEUE, policy=Never(visibility=30))
+        batch, never = keeper.open_batch(QUEUE, policy=POLICY), keeper.open_batch(QUEUE, policy=Never(visibility=30))
         first, second = messages(2)
         batch.add([first], received_at=setting.clock.now())
         never.add([second], received_at=setting.clock.now())
@@ -138,7 +138,7 @@ def test_the_last_calls_are_made_even_after_a_loop_that_ends_cancelled_all_tasks
     setting.transport.script = slowly
 
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         batch.add(messages(1), received_at=setting.clock.now())
         await asyncio.sleep(20.5)
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -158,7 +158,7 @@ def test_the_last_calls_are_made_even_when_the_drivers_loop_was_cancelled_and_ha
     setting: Setting,
 ) -> None:
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         batch.add(messages(1), received_at=setting.clock.now())
         await asyncio.sleep(10)
         # An event loop that ends cancels all tasks at once; one with last calls to make may run before the driver's.

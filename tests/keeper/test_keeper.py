@@ -17,7 +17,7 @@ from tests.keeper.scripted_transport import Asked, never_answers
 
 def test_leases_are_extended_while_the_work_runs_and_deleted_when_it_succeeded(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         batch.add(messages(25), received_at=setting.clock.now())
         await asyncio.sleep(65)
         assert len(batch.leases()) == 25
@@ -35,7 +35,7 @@ def test_leases_are_extended_while_the_work_runs_and_deleted_when_it_succeeded(s
 
 def test_many_batches_and_queues_are_held_at_once_with_calls_shared_within_a_queue(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
-        one, two, other = (keeper.hold(url, policy=POLICY) for url in (QUEUE, QUEUE, OTHER))
+        one, two, other = (keeper.open_batch(url, policy=POLICY) for url in (QUEUE, QUEUE, OTHER))
         first, *rest = messages(8)
         one.add([first], received_at=setting.clock.now())
         two.add(rest[:4], received_at=setting.clock.now())
@@ -66,7 +66,7 @@ def test_a_call_that_hangs_delays_nobody_else_and_is_tried_again_within_the_leas
     setting.transport.script = script
 
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         batch.add(messages(30), received_at=setting.clock.now())
         await asyncio.sleep(29.9)
         assert {lease.deadline for lease in batch.leases()[10:]} == {50.0}, "the other calls went through at once"
@@ -86,7 +86,7 @@ def test_a_transport_that_raises_is_tried_again_and_the_other_queue_goes_on(sett
     setting.transport.script = script
 
     async def scenario(keeper: Keeper) -> None:
-        batch, other = keeper.hold(QUEUE, policy=POLICY), keeper.hold(OTHER, policy=POLICY)
+        batch, other = keeper.open_batch(QUEUE, policy=POLICY), keeper.open_batch(OTHER, policy=POLICY)
         batch.add(messages(1), received_at=setting.clock.now())
         other.add(messages(1), received_at=setting.clock.now())
         await asyncio.sleep(29)
@@ -104,7 +104,7 @@ def test_calls_overlap_but_only_so_many_of_a_queue_are_under_way_at_once(setting
     setting.transport.script = slowly
 
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         batch.add(messages(1_000), received_at=setting.clock.now())
         await asyncio.sleep(22)
         assert batch.report().extensions == 1_000
@@ -130,7 +130,7 @@ def test_listeners_hear_of_lost_lapsed_refused_and_ending_leases_and_may_fail(se
     async def scenario(keeper: Keeper) -> None:
         # A queue each, so that their entries do not share a call.
         for number, message in enumerate(messages(3)):
-            batch = keeper.hold(f"{QUEUE}-{number}", policy=POLICY, on_event=listener)
+            batch = keeper.open_batch(f"{QUEUE}-{number}", policy=POLICY, on_event=listener)
             batch.add([message], received_at=setting.clock.now())
         await asyncio.sleep(31)
 
@@ -143,7 +143,7 @@ def test_listeners_hear_of_lost_lapsed_refused_and_ending_leases_and_may_fail(se
 
 def test_a_message_received_again_within_the_batch_is_held_by_its_new_receipt_alone(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         (message,) = messages(1)
         again = Message(Receipt("m0", "newer handle"), message.body)
         batch.add([message], received_at=setting.clock.now())
@@ -163,7 +163,7 @@ def test_what_is_held_is_counted_without_looking_at_each_lease(setting: Setting)
         def counts() -> tuple[int, int]:
             return batch.count_held(), len(batch.leases())
 
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         first, second, third, *rest = messages(10)
         batch.add([first, second, third, *rest], received_at=setting.clock.now())
         assert counts() == (10, 10)
@@ -188,7 +188,7 @@ def test_a_repeated_receive_counts_its_visibility_from_the_last_try_and_its_12_h
     setting: Setting,
 ) -> None:
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         batch.add(messages(1), received_at=0.0, sent_at=15.0)
         (lease,) = batch.leases()
         assert (lease.received_at, lease.deadline) == (0.0, 45.0)
@@ -199,7 +199,7 @@ def test_a_repeated_receive_counts_its_visibility_from_the_last_try_and_its_12_h
 def test_an_adopted_lease_is_extended_at_once_and_counts_from_its_own_receive(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
         await asyncio.sleep(1_000)
-        batch = keeper.hold(QUEUE, policy=Growing(visibility=30))
+        batch = keeper.open_batch(QUEUE, policy=Growing(visibility=30))
         batch.adopt([Lease(Receipt("m0", "handle"), received_at=400.0, deadline=990.0)])
         await asyncio.sleep(0.1)
         assert batch.leases()[0].deadline == 1_600
@@ -211,6 +211,6 @@ def test_an_adopted_lease_is_extended_at_once_and_counts_from_its_own_receive(se
 def test_a_policy_without_a_known_visibility_is_refused_before_anything_is_held(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
         with pytest.raises(ValueError, match="for_queue"):
-            keeper.hold(QUEUE, policy=Growing())
+            keeper.open_batch(QUEUE, policy=Growing())
 
     setting.run(scenario)

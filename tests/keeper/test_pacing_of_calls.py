@@ -29,7 +29,7 @@ def test_the_event_loop_gets_a_turn_after_every_few_calls() -> None:
 
     async def within() -> None:
         keeper = Keeper(transport, clock=clock, random=Random(0))
-        batch = keeper.hold(QUEUE, policy=Fixed(visibility=60, every=20))
+        batch = keeper.open_batch(QUEUE, policy=Fixed(visibility=60, every=20))
         messages = [Message(Receipt(f"m{number}", "handle"), "body") for number in range(10 * CALLS)]
         batch.add(messages, received_at=clock.now())
         extending = asyncio.create_task(batch.extend_now())

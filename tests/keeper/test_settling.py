@@ -10,7 +10,7 @@ from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import Lapsed, Outcome, Settled
 from sqs_lease.core.failure_rules import backoff, dead_letter, expire
 from sqs_lease.core.messages import Lease, Message, Receipt
-from sqs_lease.keeper.batch import HeldBatch
+from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper
 from tests.keeper.held import POLICY, QUEUE, Setting, messages
 from tests.keeper.scripted_transport import Asked, done, never_answers
@@ -18,7 +18,7 @@ from tests.keeper.scripted_transport import Asked, done, never_answers
 
 def test_failed_work_releases_at_once_and_succeeded_messages_of_the_same_batch_are_deleted(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         first, second, third = messages(3)
         batch.add([first, second, third], received_at=setting.clock.now())
         await batch.fail("it broke", [second.receipt])
@@ -40,7 +40,7 @@ def test_settling_waits_for_the_extension_under_way(setting: Setting) -> None:
     setting.transport.script = slow_extension
 
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         batch.add(messages(1), received_at=setting.clock.now())
         await asyncio.sleep(21)
         await batch.succeed()
@@ -51,7 +51,7 @@ def test_settling_waits_for_the_extension_under_way(setting: Setting) -> None:
 
 def test_settling_twice_gives_the_first_outcome_again_and_calls_nothing_more(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         (message,) = messages(1)
         batch.add([message], received_at=setting.clock.now())
         both = await asyncio.gather(batch.succeed([message.receipt]), batch.fail("late", [message.receipt]))
@@ -70,7 +70,7 @@ def test_cancelling_one_who_waits_for_a_settlement_leaves_it_to_another(setting:
     setting.transport.script = slowly
 
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         (message,) = messages(1)
         batch.add([message], received_at=setting.clock.now())
         first = asyncio.ensure_future(batch.succeed())
@@ -89,7 +89,7 @@ def test_a_lost_lease_is_settled_as_lost_without_a_call(setting: Setting) -> Non
     setting.transport.script = lost
 
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         (message,) = messages(1)
         batch.add([message], received_at=setting.clock.now())
         await asyncio.sleep(21)
@@ -104,7 +104,7 @@ def test_a_lost_lease_is_settled_as_lost_without_a_call(setting: Setting) -> Non
 
 def test_backoff_counts_by_receives(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY, on_failure=backoff(10, jitter=0))
+        batch = keeper.open_batch(QUEUE, policy=POLICY, on_failure=backoff(10, jitter=0))
         batch.add(messages(1, receive_count=3), received_at=setting.clock.now())
         await batch.fail("it broke")
 
@@ -116,7 +116,7 @@ def test_a_settlement_that_ends_together_with_a_lapse_is_told_all_the_same(setti
     setting.transport.script = never_answers
 
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY, on_failure=expire(), on_event=setting.events.append)
+        batch = keeper.open_batch(QUEUE, policy=POLICY, on_failure=expire(), on_event=setting.events.append)
         await asyncio.sleep(100)
         receipt = Receipt("m0", "handle")
         batch.adopt([Lease(receipt, received_at=0.0, deadline=30.0)])
@@ -130,7 +130,7 @@ def test_a_settlement_that_ends_together_with_a_lapse_is_told_all_the_same(setti
 
 def test_expire_calls_nothing(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
-        batch = keeper.hold(QUEUE, policy=POLICY, on_failure=expire())
+        batch = keeper.open_batch(QUEUE, policy=POLICY, on_failure=expire())
         batch.add(messages(1), received_at=setting.clock.now())
         await batch.fail("it broke")
         assert batch.report().expired == 1
@@ -145,7 +145,7 @@ class TestDeadLettering:
         setting.transport.dead_letter_arn = "arn:aws:sqs:eu-west-1:1:dead"
 
         async def scenario(keeper: Keeper) -> None:
-            batch = keeper.hold(QUEUE, policy=POLICY, on_failure=dead_letter())
+            batch = keeper.open_batch(QUEUE, policy=POLICY, on_failure=dead_letter())
             batch.add(messages(1), received_at=setting.clock.now())
             await batch.fail("not JSON")
             assert batch.report().dead_lettered == 1
@@ -166,7 +166,7 @@ class TestDeadLettering:
         setting.transport.dead_letter_arn = "arn:aws:sqs:eu-west-1:1:dead"
 
         async def scenario(keeper: Keeper) -> None:
-            batch = keeper.hold(QUEUE, policy=POLICY, on_failure=dead_letter())
+            batch = keeper.open_batch(QUEUE, policy=POLICY, on_failure=dead_letter())
             batch.add(messages(1), received_at=setting.clock.now())
             await batch.fail(reason)
 
@@ -183,7 +183,7 @@ class TestDeadLettering:
             return {"m0": message}
 
         async def scenario(keeper: Keeper) -> None:
-            batch = keeper.hold(QUEUE, policy=POLICY, on_failure=dead_letter(), message_source=source)
+            batch = keeper.open_batch(QUEUE, policy=POLICY, on_failure=dead_letter(), message_source=source)
             batch.adopt([Lease(message.receipt, 0.0, 30.0)])
             await batch.fail("not JSON")
 
@@ -194,7 +194,7 @@ class TestDeadLettering:
         self, setting: Setting
     ) -> None:
         async def scenario(keeper: Keeper) -> None:
-            batch = keeper.hold(QUEUE, policy=POLICY, on_failure=dead_letter())
+            batch = keeper.open_batch(QUEUE, policy=POLICY, on_failure=dead_letter())
             (message,) = messages(1)
             batch.add([message], received_at=setting.clock.now())
             outcome = (await batch.fail("not JSON"))[message.receipt]
@@ -207,7 +207,7 @@ class TestDeadLettering:
 
 def test_fifo_messages_behind_a_failed_one_are_released_with_it(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
-        batch: HeldBatch = keeper.hold(f"{QUEUE}.fifo", policy=POLICY)
+        batch: Batch = keeper.open_batch(f"{QUEUE}.fifo", policy=POLICY)
         first, second, third = messages(3, group="a")
         batch.add([first, second, third], received_at=setting.clock.now())
         await batch.succeed([first.receipt])

@@ -26,7 +26,7 @@ def extensions_after_a_stall(stall_seconds: float, *, forgotten: bool = False) -
     async def within() -> None:
         nonlocal ended_at
         keeper = Keeper(transport, clock=clock, random=Random(0))
-        batch = keeper.hold(QUEUE, policy=POLICY)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
         batch.add([MESSAGE], received_at=clock.now())
         await asyncio.sleep(5)
         clock.advance(stall_seconds)

@@ -17,7 +17,7 @@ from typing import Any
 from sqs_lease.core.events import LeaseEvent, Lost
 from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.keeper.batch import HeldBatch, KeeperClosedError
+from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.errors import SqsError
@@ -73,7 +73,7 @@ class Watched:
     """A run that this process holds."""
 
     run: Run
-    batch: HeldBatch
+    batch: Batch
     asked: list[Receipt]
     settle_after: float
 
@@ -216,7 +216,7 @@ class ConsumerProcess:
         async def messages(ids: Sequence[str]) -> Mapping[str, Message]:
             return {message_id: run.messages[message_id] for message_id in ids}
 
-        batch = self._keeper.hold(
+        batch = self._keeper.open_batch(
             run.queue_url,
             policy=run.policy,
             on_failure=RecordingRule(run.rule, asked, self._begun),

@@ -22,7 +22,7 @@ from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.keeper.batch import EventListener, HeldBatch, MessageSource
+from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
 from sqs_lease.sqs.transport import Transport
 
@@ -44,13 +44,15 @@ class SharedKeeper:
     transport: Transport
     users: int = 0
 
-    def hold(
+    def open_batch(
         self, queue_url: str, policy: RenewalPolicy, listener: EventListener, source: MessageSource
     ) -> SharedBatch:
         """Open a batch that triggers of this process can hand to one another."""
         shared = SharedBatch(self, listener)
         # In a context of its own: the keeper's calls serve many triggers, and what they log belongs to none.
-        opened = partial(self.keeper.hold, queue_url, policy=policy, on_event=shared.happened, message_source=source)
+        opened = partial(
+            self.keeper.open_batch, queue_url, policy=policy, on_event=shared.happened, message_source=source
+        )
         shared.batch = Context().run(opened)
         return shared
 
@@ -61,7 +63,7 @@ class SharedBatch:
 
     shared_keeper: SharedKeeper
     listener: EventListener
-    batch: HeldBatch = field(init=False)
+    batch: Batch = field(init=False)
     owner: object = None
 
     def happened(self, event: LeaseEvent) -> None:

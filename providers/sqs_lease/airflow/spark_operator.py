@@ -20,8 +20,8 @@ from sqs_lease.airflow.held_guard import any_held, keeper_of_work
 from sqs_lease.airflow.ingesting.files import local_manifests, shared_manifests, shared_path
 from sqs_lease.airflow.ingesting.submitted_job import SubmittedJob, require_waiting
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.ingestion.held_watch import ending_when_lost
 from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
+from sqs_lease.ingestion.lost_watch import ending_when_lost
 from sqs_lease.ingestion.result import StoredResult
 from sqs_lease.ingestion.spec import IngestionSpec
 

@@ -55,7 +55,7 @@ class Entry(Struct, eq=False, gc=False):
     def __post_init__(self) -> None:
         self.renewed_at = self.lease.received_at
         self.deadline = self.lease.deadline
-        self.doubtful = self.lease.lapsed
+        self.doubtful = self.lease.doubtful
 
     @property
     def received_at(self) -> float:

@@ -121,7 +121,7 @@ class Lease(Struct, frozen=True, gc=False):
         deadline: Until when the message stays invisible, as far as the service confirmed it.
         receive_count: How often the message was received, this reception included.
         message_group_id: The message group; None without one.
-        lapsed: Its deadline passed once before an extension was confirmed. Somebody else may have received the
+        doubtful: Its deadline passed once before an extension was confirmed. Somebody else may have received the
             message since, and a standard queue extends it for either; so it is deleted, but never released.
     """
 
@@ -130,7 +130,7 @@ class Lease(Struct, frozen=True, gc=False):
     deadline: float
     receive_count: int = 1
     message_group_id: str | None = None
-    lapsed: bool = False
+    doubtful: bool = False
 
     def shifted(self, seconds: float) -> Lease:
         """The same lease on a clock that is ``seconds`` ahead of this one."""

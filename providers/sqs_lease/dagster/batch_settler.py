@@ -1,6 +1,6 @@
 """Settles the batches of a lease sensor: looks up their runs, and when these are over, does what the messages are due.
 
-The order in which a batch is settled makes it safe to be killed anywhere (``kept_leases.py``), and to lose the
+The order in which a batch is settled makes it safe to be killed anywhere (``lease_files.py``), and to lose the
 ownership of the batch to another process meanwhile: first a file says so, then it is asked whether that still holds,
 then SQS is called, and at last the directory is removed.
 """
@@ -23,10 +23,10 @@ from sqs_lease.dagster.batch_runs import Decision, Fate, decide
 from sqs_lease.dagster.batch_verdict import Verdict
 from sqs_lease.dagster.lease_metadata import lease_summary
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.kept_leases import begin_settling, stop_settling
+from sqs_lease.dagster.run_batch.lease_files import begin_settling, stop_settling
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.ownership import Ownership
-from sqs_lease.keeper.batch import HeldBatch
+from sqs_lease.keeper.batch import Batch
 
 UNKNOWN: Final = Decision(Fate.REQUESTED, "its runs were not looked up yet")
 
@@ -51,7 +51,7 @@ class KeptBatch:
     batch_id: str
     uri: str
     folder: BatchFolder
-    held: HeldBatch
+    held: Batch
     changed_at: float
     states: Mapping[str, str] = field(default_factory=dict)
     decision: Decision = UNKNOWN

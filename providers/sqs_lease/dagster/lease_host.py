@@ -18,7 +18,7 @@ extends it would: what was given back would be hidden again. So a host that took
 **Crashes.** A batch's messages and leases are written before a run is asked for, the leases last. A batch without
 leases was never told to anybody, and is removed; its messages come back by themselves. A batch with leases and without
 a run has its run asked for again, by the same run key, for which Dagster starts no second run. A batch whose settlement
-had begun is deleted as far as it was to be deleted, and otherwise left alone (``kept_leases.py``).
+had begun is deleted as far as it was to be deleted, and otherwise left alone (``lease_files.py``).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from sqs_lease.dagster.batch_settler import BatchSettler, KeptBatch
 from sqs_lease.dagster.host_settings import HostSettings, Request, Tick
 from sqs_lease.dagster.lease_metadata import lease_summary
 from sqs_lease.dagster.run_batch.folder import BatchFolder, listed
-from sqs_lease.dagster.run_batch.kept_leases import KeptLeases, read_leases, write_held_until, write_leases
+from sqs_lease.dagster.run_batch.lease_files import RecordedLeases, read_leases, write_held_until, write_leases
 from sqs_lease.dagster.run_batch.ownership import Ownership
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.loop_thread import LoopThread
+from sqs_lease.keeper.plain_leases import from_wall_time, to_wall_time
 from sqs_lease.keeper.receiver import Receiver
-from sqs_lease.keeper.stored_leases import from_wall_time, to_wall_time
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -299,7 +299,7 @@ class LeaseHost:
         on_event: Callable[[LeaseEvent], None] | None = None,
     ) -> KeptBatch:
         folder = BatchFolder(self._settings.directory / batch_id)
-        held = self._keeper.hold(
+        held = self._keeper.open_batch(
             queue_url,
             policy=policy,
             on_failure=self._settings.on_failure,
@@ -328,7 +328,7 @@ class LeaseHost:
             if path.name not in self._batches and _BATCH_ID.fullmatch(path.name)
         ]
 
-    async def _adopt(self, kept: KeptLeases) -> None:
+    async def _adopt(self, kept: RecordedLeases) -> None:
         _, policy = await self._resolved_queue()
         leases = from_wall_time(kept.leases, self._clock)
         if kept.deleting is None:

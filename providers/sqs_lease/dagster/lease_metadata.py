@@ -9,7 +9,7 @@ from typing import Any, Final
 import dagster as dg
 
 from sqs_lease.blocking import LeasedBatch
-from sqs_lease.keeper.batch import HeldBatch
+from sqs_lease.keeper.batch import Batch
 from sqs_lease.sqs.transport import QueueAttributes
 
 PREFIX: Final = "sqs/"
@@ -67,7 +67,7 @@ def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> 
     return {**metadata, QUEUE: dg.MetadataValue.text(batch.queue_url)}
 
 
-def lease_summary(batch: LeasedBatch | HeldBatch) -> str:
+def lease_summary(batch: LeasedBatch | Batch) -> str:
     """Say in one line what became of a batch, for logs; after its block, so that everything is settled."""
     report = batch.report()
     parts = {

@@ -98,8 +98,8 @@ class _Wait:
                 self.done.set_result(None)
 
 
-class HeldBatch:
-    """The leases taken together for one run, while the keeper holds them. Made by :meth:`Keeper.hold`."""
+class Batch:
+    """The leases taken together for one run, while the keeper holds them. Made by :meth:`Keeper.open_batch`."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class HeldBatch:
         self._leases[lease.receipt.message_id] = lease
         if message is not None:
             self._messages[lease.receipt] = message
-        self._driver.hold(lease, self._policy, self, at_once=at_once)
+        self._driver.take(lease, self._policy, self, at_once=at_once)
 
     def messages(self) -> Sequence[Message]:
         """The messages still held whose content is known, in the order they were put in."""
@@ -208,7 +208,7 @@ class HeldBatch:
     def certain_until(self) -> float | None:
         """Until when every lease still held lasts at least; None where there is none, or where one has lapsed."""
         leases = self.leases()
-        if not leases or any(lease.lapsed for lease in leases):
+        if not leases or any(lease.doubtful for lease in leases):
             return None
         return min(lease.deadline for lease in leases)
 

@@ -86,7 +86,7 @@ class QueueDriver:
 
     # What the keeper's batches ask for
 
-    def hold(self, lease: Lease, policy: RenewalPolicy, owner: Owner, *, at_once: bool) -> None:
+    def take(self, lease: Lease, policy: RenewalPolicy, owner: Owner, *, at_once: bool) -> None:
         """Hold a lease; ``at_once`` extends it now because somebody else held it before."""
         self._owners[lease.receipt] = owner
         if at_once:

@@ -13,7 +13,7 @@ from typing import Self
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.keeper.batch import EventListener, HeldBatch, KeeperClosedError, MessageSource, Meter, Unmetered
+from sqs_lease.keeper.batch import Batch, EventListener, KeeperClosedError, MessageSource, Meter, Unmetered
 from sqs_lease.keeper.driver import QueueDriver
 from sqs_lease.sqs.transport import Transport
 
@@ -74,7 +74,7 @@ class Keeper:
         self._call_timeout_seconds = call_timeout_seconds
         self._meter: Meter = Unmetered() if meter is None else meter
         self._drivers: dict[str, QueueDriver] = {}
-        self._batches: dict[HeldBatch, None] = {}
+        self._batches: dict[Batch, None] = {}
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -85,7 +85,7 @@ class Keeper:
     ) -> None:
         await self.close()
 
-    def hold(
+    def open_batch(
         self,
         queue_url: str,
         *,
@@ -93,7 +93,7 @@ class Keeper:
         on_failure: FailureRule | None = None,
         on_event: EventListener | None = None,
         message_source: MessageSource | None = None,
-    ) -> HeldBatch:
+    ) -> Batch:
         """Open an empty batch on a queue; no call is made until leases are put into it.
 
         Args:
@@ -118,7 +118,7 @@ class Keeper:
                 random=self._random,
                 call_timeout_seconds=self._call_timeout_seconds,
             )
-        batch = HeldBatch(
+        batch = Batch(
             queue_url,
             driver=driver,
             policy=policy,
@@ -145,7 +145,7 @@ class Keeper:
                 )
         return list(holdings.values())
 
-    def drop(self, batch: HeldBatch) -> None:
+    def drop(self, batch: Batch) -> None:
         """Know a batch no longer; what it still holds is forgotten without a call."""
         batch.forget()
         self._batches.pop(batch, None)

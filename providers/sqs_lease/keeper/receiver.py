@@ -13,7 +13,7 @@ still awaited. What holds:
 - **One receipt a message.** A standard queue may deliver a message twice within one collection. The
   delivery with the higher receive count is the newer one. A newer one is handed over like any message:
   *it takes the place of the receipt of the same message id handed over before*, which must not be extended,
-  released or deleted any more (:class:`sqs_lease.keeper.keeper.HeldBatch` does that). An older one is dropped.
+  released or deleted any more (:class:`sqs_lease.keeper.keeper.Batch` does that). An older one is dropped.
 - **FIFO answers that were lost are asked for again.** Each poll of a FIFO queue has a
   ``ReceiveRequestAttemptId``. When its answer is lost (no answer in time, a cut connection, a 5xx), it is
   repeated with the same id, within the five minutes for which the service remembers it and for up to ten seconds
@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 MAX_POLLS: Final = 10
 """Most long polls of one collection in flight at once."""
 
-RECOVERY_SECONDS: Final = 10.0
+LOST_ANSWER_SECONDS: Final = 10.0
 """How long after the waiting ended the lost answers of a FIFO queue are still asked for again."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
@@ -305,7 +305,7 @@ class _Collection:
 
     def _repeatable_until(self, poll: _Poll) -> float:
         first_sent_at = poll.asked_at if poll.first_sent_at is None else poll.first_sent_at
-        ends_at = self._ends_at + RECOVERY_SECONDS
+        ends_at = self._ends_at + LOST_ANSWER_SECONDS
         return min(first_sent_at + RECEIVE_ATTEMPT_SECONDS, self._visible_again_at(poll), ends_at)
 
     def _visible_again_at(self, poll: _Poll) -> float:

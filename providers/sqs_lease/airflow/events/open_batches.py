@@ -41,7 +41,7 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.keeper import Leaving
-from sqs_lease.keeper.stored_leases import from_wall_time, to_wall_time
+from sqs_lease.keeper.plain_leases import from_wall_time, to_wall_time
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class OpenBatches:
                 self._delete_keys(entry.batch_id)
                 await remove_files(lease)
                 return
-            shared = self.hold(handed.policy)
+            shared = self.open_batch(handed.policy)
             self.keepers.enter(entry.batch_id, shared, self)
             contents = [replace(messages[one.receipt.message_id], receipt=one.receipt) for one in lasting]
             shared.batch.adopt(from_wall_time(lasting, self.keepers.clock), contents)
@@ -204,9 +204,9 @@ class OpenBatches:
         else:
             self._hand_off(batch, shared, entry.claimant)
 
-    def hold(self, policy: RenewalPolicy) -> SharedBatch:
+    def open_batch(self, policy: RenewalPolicy) -> SharedBatch:
         """Open a batch for what is about to be received; it is the caller's until it was added."""
-        return self.shared_keeper.hold(self.queue_url, policy, self.happened, _nothing_else)
+        return self.shared_keeper.open_batch(self.queue_url, policy, self.happened, _nothing_else)
 
     async def room(self) -> None:
         """Wait until another batch may be received."""

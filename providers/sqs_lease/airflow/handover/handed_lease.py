@@ -19,7 +19,7 @@ from sqs_lease.airflow.comms.supervisor import seal, unseal
 from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
-from sqs_lease.keeper.stored_leases import decode_leases, encode_leases
+from sqs_lease.keeper.plain_leases import decode_leases, encode_leases
 
 LEASE_KEY: Final = "lease"
 """The sensor's XCom key for it; the messages themselves, without receipt handles, are the sensor's return value."""

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Lease
-from sqs_lease.keeper.batch import HeldBatch
+from sqs_lease.keeper.batch import Batch
 
 PROGRESS_KEY: Final = "settled"
 """The XCom key for it."""
@@ -68,7 +68,7 @@ class Certainty:
         clock: Its keeper's clock.
     """
 
-    def __init__(self, batch: HeldBatch, clock: Clock) -> None:
+    def __init__(self, batch: Batch, clock: Clock) -> None:
         self._batch = batch
         self._clock = clock
         self._noted_extensions = 0

@@ -27,7 +27,7 @@ from airflow.sdk.definitions.callback import AsyncCallback
 
 from sqs_lease.airflow.comms.supervisor import RunOfTask
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome
-from sqs_lease.keeper.batch import HeldBatch
+from sqs_lease.keeper.batch import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -98,13 +98,13 @@ class LostLeases:
             call.add_done_callback(self._calls.discard)
         self._gathered[kind].append(event.receipt.message_id)
 
-    def learn(self, batch: HeldBatch) -> None:
+    def learn(self, batch: Batch) -> None:
         """Take in what happened to a batch while nobody listened: between the sensor's trigger and the keeper's."""
         for settled in batch.outcomes().values():
             if settled.outcome is Outcome.LOST:
                 self.happened(Lost(settled.receipt, settled.detail))
         for lease in batch.leases():
-            if lease.lapsed:
+            if lease.doubtful:
                 self.happened(Lapsed(lease.receipt, 0.0))
 
     async def told(self) -> None:

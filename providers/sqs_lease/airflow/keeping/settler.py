@@ -33,7 +33,7 @@ from sqs_lease.core.failure_rules import (
 )
 from sqs_lease.core.group_order import hold_back, ready
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.keeper.batch import HeldBatch, KeeperClosedError
+from sqs_lease.keeper.batch import Batch, KeeperClosedError
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Settler:
     def __init__(
         self,
         task: RunOfTask,
-        batch: HeldBatch,
+        batch: Batch,
         leases: Sequence[Lease],
         work: Sequence[WorkTask],
         on_failure: FailureRule,

@@ -49,7 +49,7 @@ from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, Triggerer
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper.keeper import Leaving
-from sqs_lease.keeper.stored_leases import from_wall_time
+from sqs_lease.keeper.plain_leases import from_wall_time
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             leases = parts.newest(from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock))
             logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
             source = PublishedMessages(RunOfTask(task.dag_id, task.run_id, self.receive_task_id))
-            batch = shared_keeper.hold(handed.queue_url, handed.policy, self._happened, source)
+            batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
             keepers.enter(handed.batch_id, batch, self)
             to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
             batch.batch.adopt((lease for lease in to_hold if lease.receipt not in parts.ended), parts.messages)

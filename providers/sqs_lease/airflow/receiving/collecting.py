@@ -20,7 +20,7 @@ from sqs_lease.clock import Clock
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy
-from sqs_lease.keeper.batch import HeldBatch, KeeperClosedError
+from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.transport import Transport
@@ -101,7 +101,7 @@ class Collector:
             matches = await asyncio.to_thread(MessageFilter(**options.filter).matcher)
         return cls(options, receiver, policy, matches, clock)
 
-    async def collect(self, keeper: Keeper, batch: HeldBatch, wait_until: float) -> bool:
+    async def collect(self, keeper: Keeper, batch: Batch, wait_until: float) -> bool:
         """Receive until something is in the batch, or the time is up.
 
         Args:
@@ -115,7 +115,7 @@ class Collector:
         Raises:
             SqsError: Nothing can be received.
         """
-        unmatched = keeper.hold(self.queue_url, policy=self.policy)
+        unmatched = keeper.open_batch(self.queue_url, policy=self.policy)
 
         def on_received(reception: Reception) -> None:
             self._received(reception, batch, unmatched)
@@ -147,7 +147,7 @@ class Collector:
         self._stopped = True
         self._receiver.stop()
 
-    def _received(self, reception: Reception, batch: HeldBatch, unmatched: HeldBatch) -> None:
+    def _received(self, reception: Reception, batch: Batch, unmatched: Batch) -> None:
         if self._matches is None:
             self._hold(batch, reception, reception.messages)
         else:
@@ -155,7 +155,7 @@ class Collector:
             self._sorting.add(sorting)
             sorting.add_done_callback(self._sorting.discard)
 
-    async def _sort(self, matches: Matcher, reception: Reception, batch: HeldBatch, unmatched: HeldBatch) -> None:
+    async def _sort(self, matches: Matcher, reception: Reception, batch: Batch, unmatched: Batch) -> None:
         # In a thread: going through large bodies takes long enough to make extensions late.
         matched = await asyncio.to_thread(lambda: [matches(message) for message in reception.messages])
         passed = [message for message, is_in in zip(reception.messages, matched, strict=True) if is_in]
@@ -173,10 +173,10 @@ class Collector:
             await asyncio.wait(self._sorting)
 
     @staticmethod
-    def _hold(batch: HeldBatch, reception: Reception, messages: Sequence[Message]) -> None:
+    def _hold(batch: Batch, reception: Reception, messages: Sequence[Message]) -> None:
         batch.add(messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
-    async def _settle(self, unmatched: HeldBatch, messages: list[Message]) -> None:
+    async def _settle(self, unmatched: Batch, messages: list[Message]) -> None:
         settlements = {
             message.receipt: self._unmatched_rule.settlement(
                 receive_count=message.receive_count,

@@ -36,7 +36,7 @@ from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.keeper import Leaving
-from sqs_lease.keeper.stored_leases import to_wall_time
+from sqs_lease.keeper.plain_leases import to_wall_time
 from sqs_lease.sqs.errors import SqsError
 
 logger = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         shared_keeper = self._shared_keeper
         collector = await Collector.open(self.options.collecting(), shared_keeper.transport, keepers.clock)
         source = PublishedMessages(run_of(self.task_instance))
-        batch = shared_keeper.hold(collector.queue_url, collector.policy, self._happened, source)
+        batch = shared_keeper.open_batch(collector.queue_url, collector.policy, self._happened, source)
         batch.owner = self
         self._batch = batch
         found = await collector.collect(shared_keeper.keeper, batch.batch, self.options.expires_at)

@@ -23,10 +23,10 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import Growing, Never, RenewalPolicy
-from sqs_lease.keeper.batch import EventListener, HeldBatch
+from sqs_lease.keeper.batch import Batch, EventListener
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.loop_thread import LoopThread
-from sqs_lease.keeper.stored_leases import to_wall_time
+from sqs_lease.keeper.plain_leases import to_wall_time
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class WorkerLease:
     def __init__(self, options: ReceiveOptions) -> None:
         self.options = options
         self.clock = SystemClock()
-        self.batch: HeldBatch | None = None
+        self.batch: Batch | None = None
         self.lease: dict[str, Any] = {}
         self.leases: Sequence[Lease] = ()
         self.listener: EventListener | None = None
@@ -143,7 +143,7 @@ class WorkerLease:
         # Made here, because it belongs to the thread's event loop.
         self._keeper = keeper = Keeper(self._transport, clock=self.clock)
         self._collector = collector = await Collector.open(self.options.collecting(), self._transport, self.clock)
-        self.batch = keeper.hold(collector.queue_url, policy=collector.policy, on_event=self._happened)
+        self.batch = keeper.open_batch(collector.queue_url, policy=collector.policy, on_event=self._happened)
         if self._given_back:
             collector.stop()
         found = await collector.collect(keeper, self.batch, self.clock.wall() + wait_seconds)
@@ -170,7 +170,7 @@ class WorkerLease:
         batch, collector = self._received()
         if self._keeper is None or isinstance(collector.policy, Never) or collector.policy.max_lease_seconds == 0:
             return
-        longer = self._keeper.hold(
+        longer = self._keeper.open_batch(
             batch.queue_url, policy=_extending_by(seconds, collector.policy), on_event=self._happened
         )
         # Extensions under way must have been answered: one that the service carries out after the last would undo it.
@@ -213,7 +213,7 @@ class WorkerLease:
             await self._keeper.close(Leaving.NOTHING)
         await self._transport.aclose()
 
-    def _received(self) -> tuple[HeldBatch, Collector]:
+    def _received(self) -> tuple[Batch, Collector]:
         if self._given_back:
             raise GivenBackError("this task was killed after it received")
         if self.batch is None or self._collector is None:

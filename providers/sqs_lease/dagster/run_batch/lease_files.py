@@ -25,14 +25,14 @@ from typing import Final
 
 from sqs_lease.core.messages import Lease
 from sqs_lease.dagster.run_batch.folder import SETTLING, BatchFolder
-from sqs_lease.keeper.stored_leases import decode_leases, encode_leases
+from sqs_lease.keeper.plain_leases import decode_leases, encode_leases
 
 LEASES: Final = "leases.json"
 HELD_UNTIL: Final = "held-until.json"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptLeases:
+class RecordedLeases:
     """What a directory has of a batch's leases.
 
     Attributes:
@@ -89,7 +89,7 @@ def stop_settling(folder: BatchFolder) -> None:
     (folder.path / SETTLING).unlink(missing_ok=True)
 
 
-def read_leases(folder: BatchFolder) -> KeptLeases | None:
+def read_leases(folder: BatchFolder) -> RecordedLeases | None:
     """Read the leases of a batch; None where there are none that can be read.
 
     Raises:
@@ -107,4 +107,4 @@ def read_leases(folder: BatchFolder) -> KeptLeases | None:
         # Not the error itself: it may quote a receipt handle.
         return None
     lasting = [lease.lasting_until(held_until) for lease in leases]
-    return KeptLeases(plain["batch_id"], plain["queue_url"], lasting, settled)
+    return RecordedLeases(plain["batch_id"], plain["queue_url"], lasting, settled)

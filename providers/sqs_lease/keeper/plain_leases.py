@@ -24,7 +24,7 @@ def encode_leases(leases: Sequence[Lease]) -> str:
             lease.deadline,
             lease.receive_count,
             lease.message_group_id,
-            lease.lapsed,
+            lease.doubtful,
         ]
         for lease in leases
     ]
