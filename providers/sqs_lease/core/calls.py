@@ -92,11 +92,18 @@ class Verdict(Enum):
     THROTTLED = "throttled"
     """Too many requests: try again, more slowly, the most urgent lease first."""
 
+    UNAVAILABLE = "unavailable"
+    """Not carried out: the service or the way to it turned the call away, e.g. 503 ServiceUnavailable, a refused
+    connection, a host name that does not resolve, credentials that cannot be had right now. Try again; even a release
+    may be repeated."""
+
     TRANSIENT = "transient"
-    """No answer, or an error on the way: the call may or may not have been carried out. Try again."""
+    """The answer was lost, or the service failed while it worked on the call (500, a time-out, a torn connection): the
+    call may or may not have been carried out. Try again, but never repeat a release at once."""
 
     REFUSED = "refused"
-    """The caller's own error (denied, no such queue, malformed): trying again helps only once somebody mends it."""
+    """The service will not do this (denied, no such queue, malformed): a repetition gets the same answer until somebody
+    changes a policy or a setting."""
 
 
 @dataclass(frozen=True, slots=True)
