@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -84,6 +85,77 @@ def test_timeouts_work() -> None:
 
     run_virtual(work, clock=clock)
     assert clock.now() == 30.0
+
+
+EPOCH = 1_767_225_600.25
+"""A time as `time.time()` gives it: floats are a quarter of a microsecond apart there."""
+
+
+@pytest.mark.parametrize("start", [2.0**21, 2.0**23 + 1 / 3, EPOCH, 2.0**40], ids=str)
+def test_a_sleep_ends_exactly_when_it_should_wherever_the_clock_starts(start: float) -> None:
+    clock = VirtualClock(start)
+    began_at = clock.now()
+
+    async def work() -> None:
+        await asyncio.sleep(1)
+        await asyncio.sleep(30)
+
+    run_virtual(work, clock=clock)
+    assert clock.now() == began_at + 31
+
+
+def test_years_pass_day_by_day_without_an_error_of_rounding() -> None:
+    clock = VirtualClock()
+    days = 10 * 365
+
+    async def work() -> None:
+        for _ in range(days):
+            await asyncio.sleep(86_400 - 0.25)
+            await asyncio.sleep(0.25)
+
+    run_virtual(work, clock=clock)
+    assert clock.now() == days * 86_400
+
+
+@pytest.mark.parametrize("start", [0.1, 2.0**21, EPOCH], ids=str)
+def test_a_timer_runs_at_its_time_and_not_a_step_of_a_float_earlier(start: float) -> None:
+    clock = VirtualClock(start)
+    loop = VirtualLoop(clock)
+    first = clock.now() + 5
+    second = first + max(math.ulp(first), 2.0**-30)
+    ran: list[tuple[str, float]] = []
+    for name, at in (("second", second), ("first", first)):
+        loop.call_at(at, lambda name=name: ran.append((name, clock.now())))
+    loop.call_at(second + 1, loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert ran == [("first", first), ("second", second)]
+
+
+@pytest.mark.parametrize("start", [0.0, EPOCH], ids=str)
+def test_the_shortest_sleep_moves_time_on(start: float) -> None:
+    clock = VirtualClock(start)
+    seen = [clock.now()]
+
+    async def work() -> None:
+        for _ in range(3):
+            await asyncio.sleep(1e-12)
+            seen.append(clock.now())
+
+    run_virtual(work, clock=clock)
+    assert seen == sorted(set(seen))
+
+
+def test_timeouts_work_at_the_seconds_since_the_epoch() -> None:
+    clock = VirtualClock(EPOCH)
+
+    async def work() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(30):
+                await asyncio.get_running_loop().create_future()
+
+    run_virtual(work, clock=clock)
+    assert clock.now() == EPOCH + 30
 
 
 async def _wait_for_ever() -> None:

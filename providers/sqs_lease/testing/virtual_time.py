@@ -15,8 +15,10 @@ The rules:
 - Time stands still while anything is ready to run. When nothing is, it jumps to the next timer.
 - Nothing ready and no timer left: nothing can ever happen again, and :class:`VirtualDeadlockError` says
   which tasks wait where. Callbacks without end at one moment raise :class:`VirtualLivelockError`.
-- Times are multiples of 2^-30 s, a little less than a nanosecond; timers are rounded up to them. Sums and
-  differences of such times are exact, so a sleep until ``t`` never ends a rounding error before ``t``.
+- Times are multiples of 2^-30 s, a little less than a nanosecond; timers are rounded up to them. Beyond 97 days the
+  ticks are the steps of a float: a quarter of a microsecond at the seconds since the epoch. Sums and differences of
+  such times are exact, so a sleep until ``t`` never ends a rounding error before ``t``.
+- Time has no end: a clock may start at the seconds since the epoch and run for years.
 - The loop does no I/O. Work in threads (``asyncio.to_thread``) is waited for in real time while virtual
   time stands still.
 """
@@ -35,8 +37,6 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _TICKS_A_SECOND = 2.0**30
-# Shorter than a tick, so that a timer one tick ahead does not count as due.
-_RESOLUTION_SECONDS = 2.0**-32
 _DEFAULT_WALL_START = 1_767_225_600.0
 
 
@@ -98,7 +98,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._rounds = 0
         self._threads_under_way = 0
         self._woken_by_thread = threading.Event()
-        self._clock_resolution = _RESOLUTION_SECONDS
         # BaseEventLoop asks its selector for I/O whenever it has nothing else to do; here that moves time.
         self._selector: VirtualLoop | None = self
         # Tasks and futures in sets are gone through in this order, not in that of their addresses.
@@ -115,6 +114,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         """Call back at a time of the clock, rounded up to the next tick."""
         return super().call_at(_rounded_up(when), callback, *args, context=context)
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call back after a delay. Time moves on by a step of a float at least, however short the delay is."""
+        now = self.time()
+        when = now + delay
+        if delay > 0 and when == now:
+            when = math.nextafter(now, math.inf)
+        return self.call_at(when, callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future that has the same place in any set in each run."""
@@ -144,6 +153,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def select(self, timeout: float | None) -> list[object]:
         """Called by asyncio in place of a selector's: lets time pass when nothing is ready."""
+        self._let_time_pass(timeout)
+        # asyncio runs the timers before `time() + _clock_resolution`. That sum must be the very next float: with a
+        # shorter resolution it is `time()` again and no timer is ever due, with a longer one timers come too early.
+        self._clock_resolution = math.ulp(self.clock.now())
+        return []
+
+    def close(self) -> None:
+        """Close the loop."""
+        super().close()
+        self._selector = None
+
+    def _let_time_pass(self, timeout: float | None) -> None:
         if timeout is not None and timeout <= 0:
             self._rounds += 1
             if self._rounds > self._most_rounds:
@@ -152,7 +173,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     f"{self._most_rounds} rounds of callbacks ran at {self.clock.now():g} s without time moving "
                     f"on: something is scheduled again and again.\n{self._where_tasks_wait()}"
                 )
-            return []
+            return
         self._rounds = 0
         if self._threads_under_way:
             self._woken_by_thread.wait()
@@ -164,12 +185,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             )
         else:
             self.clock.advance(timeout)
-        return []
-
-    def close(self) -> None:
-        """Close the loop."""
-        super().close()
-        self._selector = None
 
     def _where_tasks_wait(self) -> str:
         lines = ["Tasks that are not done:"]
