@@ -167,7 +167,7 @@ class _Schedule:
         )
         for at, place, name, group in sends:
             await asyncio.sleep(at - self.world.clock.now())
-            body = f"{name} {place}"
+            body = f"{name}-{place}"
             message_id = self._sqs.send(
                 self._queue_urls[name], body, message_group_id=group, deduplication_id=body if group else None
             )

@@ -44,7 +44,7 @@ class Service:
             self.sqs.send(
                 self.url,
                 f"body {number}",
-                message_group_id=f"group {number % 7}" if fifo else None,
+                message_group_id=f"group-{number % 7}" if fifo else None,
                 deduplication_id=str(number) if fifo else None,
             )
 

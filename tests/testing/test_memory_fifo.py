@@ -83,6 +83,14 @@ def test_a_superseded_fifo_handle_changes_nothing() -> None:
     assert service.delete(second) is None
 
 
+def test_on_a_fifo_queue_whose_own_visibility_timeout_is_0_nothing_can_be_deleted() -> None:
+    service = Service("orders.fifo", visibility_seconds=0)
+    service.send(2)
+    first, second = service.receive_one(), service.receive_one()
+    assert first.message_id == second.message_id
+    assert refused(service.delete(second), "InvalidParameterValue", "The receipt handle has expired")
+
+
 def test_a_duplicate_within_five_minutes_is_not_sent_again() -> None:
     service = Service("orders.fifo", content_based_deduplication=True)
 
@@ -105,6 +113,20 @@ def test_a_fifo_message_needs_a_group_and_a_deduplication_id() -> None:
         service.sqs.send(service.url, "body", message_group_id="a")
 
 
+@pytest.mark.parametrize("parameter", ["message_group_id", "deduplication_id"])
+@pytest.mark.parametrize("value", ["", "x" * 129, "a b", "ä"], ids=["empty", "long", "space", "umlaut"])
+def test_ids_have_1_to_128_letters_digits_and_punctuation(parameter: str, value: str) -> None:
+    service = Service("orders.fifo")
+    given = {"message_group_id": "a", "deduplication_id": "1", parameter: value}
+    with pytest.raises(MemorySqsError, match="1 to 128 in length"):
+        service.sqs.send(
+            service.url,
+            "body",
+            message_group_id=given["message_group_id"],
+            deduplication_id=given["deduplication_id"],
+        )
+
+
 # ReceiveRequestAttemptId
 
 
@@ -118,6 +140,26 @@ def test_a_receive_repeated_with_its_attempt_id_returns_the_same_messages_with_t
     assert [message.receive_count for message in again] == [1, 1]
     service.clock.advance(20)
     assert service.delete(again[0].receipt) is None
+
+
+def test_an_attempt_id_is_void_once_a_visibility_timeout_has_ended() -> None:
+    service = Service("orders.fifo", visibility_seconds=30)
+    service.send(1)
+    (first,) = service.receive(attempt_id="one")
+    service.clock.advance(30)
+    (second,) = service.receive(attempt_id="one")
+    assert second.receipt.handle != first.receipt.handle
+    assert second.receive_count == 2
+
+
+def test_the_12_hours_of_a_replayed_message_count_from_the_first_receive() -> None:
+    service = Service("orders.fifo", visibility_seconds=30)
+    service.send(1)
+    (first,) = service.receive(attempt_id="one")
+    service.clock.advance(20)
+    service.receive(attempt_id="one")
+    text = "beyond the limit [43200 seconds]"
+    assert refused(service.change(first.receipt, 43_190), "InvalidParameterValue", text)
 
 
 def test_another_attempt_id_does_not_return_them() -> None:

@@ -33,6 +33,47 @@ def test_a_long_poll_returns_when_a_visibility_timeout_ends() -> None:
     assert run_virtual(work, clock=service.clock) == 112
 
 
+def test_a_long_poll_returns_when_a_shortened_visibility_timeout_ends() -> None:
+    service = Service(visibility_seconds=600)
+    service.send()
+    receipt = service.receive_one()
+
+    async def work() -> float:
+        poll = asyncio.create_task(service.sqs.poll(service.url))
+        await asyncio.sleep(1)
+        service.change(receipt, 5)
+        assert len(await poll) == 1
+        return service.clock.now()
+
+    assert run_virtual(work, clock=service.clock) == 106
+
+
+def test_a_long_poll_returns_when_the_delay_of_a_message_ends_that_was_sent_meanwhile() -> None:
+    service = Service()
+
+    async def work() -> float:
+        poll = asyncio.create_task(service.sqs.poll(service.url))
+        await asyncio.sleep(1)
+        service.sqs.send(service.url, "later", delay_seconds=5)
+        assert len(await poll) == 1
+        return service.clock.now()
+
+    assert run_virtual(work, clock=service.clock) == 106
+
+
+def test_where_nothing_is_hidden_all_long_polls_get_the_message() -> None:
+    service = Service(visibility_seconds=0)
+
+    async def work() -> float:
+        polls = [asyncio.create_task(service.sqs.poll(service.url)) for _ in range(3)]
+        await asyncio.sleep(1)
+        service.send()
+        assert [len(await poll) for poll in polls] == [1, 1, 1]
+        return service.clock.now()
+
+    assert run_virtual(work, clock=service.clock) == 101
+
+
 def test_a_long_poll_on_a_fifo_queue_wakes_when_the_group_is_free() -> None:
     service = Service("orders.fifo", visibility_seconds=600)
     service.send(2)

@@ -29,7 +29,7 @@ from sqs_lease.testing.faults import (
 )
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_queue import MessageState, ServiceChoices
-from sqs_lease.testing.memory_sqs import MemorySqs
+from sqs_lease.testing.memory_sqs import MemorySqs, MoveTask
 from sqs_lease.testing.memory_transport import MemoryTransport
 from sqs_lease.testing.service_errors import MemorySqsError, ServiceError
 from sqs_lease.testing.virtual_time import (
@@ -53,6 +53,7 @@ __all__ = [
     "MemorySqsError",
     "MemoryTransport",
     "MessageState",
+    "MoveTask",
     "Operation",
     "Outages",
     "RandomFaults",

@@ -36,6 +36,9 @@ class AuditKind(Enum):
     DEAD_LETTERED = "dead-lettered"
     """It was received too often: the service moved it to the dead-letter queue instead of returning it."""
 
+    REDRIVEN = "redriven"
+    """A move task took it out of the dead-letter queue; it is a new message in the queue that it was moved to."""
+
     RETIRED = "retired"
     """It was removed because it was older than the queue's retention period."""
 

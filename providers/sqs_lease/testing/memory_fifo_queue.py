@@ -6,6 +6,7 @@ import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final
 
 from sqs_lease.clock import Clock
 from sqs_lease.core.limits import RECEIVE_ATTEMPT_SECONDS
@@ -14,6 +15,8 @@ from sqs_lease.testing import service_errors as errors
 from sqs_lease.testing.audit import AuditKind, AuditTrail
 from sqs_lease.testing.memory_queue import MemoryQueue, MessageState, QueueSettings, StoredMessage
 from sqs_lease.testing.service_errors import ServiceError
+
+_DEDUPLICATION_SECONDS: Final = 300
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +49,16 @@ class FifoQueue(MemoryQueue):
         # Groups that nothing holds back, by the sequence number of their first message.
         self._free: list[tuple[int, _Group]] = []
         self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
+        # Deduplication id -> (when it came, message id), oldest first.
+        self._deduplicated: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    def duplicate_of(self, deduplication_id: str | None) -> str | None:
+        """The id of a message that came with this deduplication id within the last 5 minutes; None without one."""
+        oldest_kept = self._clock.now() - _DEDUPLICATION_SECONDS
+        while self._deduplicated and next(iter(self._deduplicated.values()))[0] < oldest_kept:
+            self._deduplicated.popitem(last=False)
+        earlier = None if deduplication_id is None else self._deduplicated.get(deduplication_id)
+        return None if earlier is None else earlier[1]
 
     def _receive(
         self, now: float, max_messages: int, visibility_seconds: int, attempt_id: str | None, caller: str
@@ -111,6 +124,8 @@ class FifoQueue(MemoryQueue):
         return None
 
     def _file(self, message: StoredMessage) -> None:
+        if message.deduplication_id is not None:
+            self._deduplicated[message.deduplication_id] = (self._clock.now(), message.message_id)
         self._groups.setdefault(message.message_group_id, _Group()).messages[message.sequence] = message
 
     def _unfile(self, message: StoredMessage) -> None:

@@ -116,7 +116,7 @@ class MemoryQueue(ABC):
         self._timers: list[tuple[float, int, StoredMessage, int]] = []
         self._timer_number = 0
 
-    def put(self, message: StoredMessage, *, delay_seconds: int) -> None:
+    def put(self, message: StoredMessage, *, delay_seconds: float) -> None:
         """Take in a new message, or one that was moved here."""
         now = self.catch_up()
         self._messages[message.message_id] = message
@@ -215,6 +215,11 @@ class MemoryQueue(ABC):
             heapq.heappop(self._timers)
         return None
 
+    def give_up(self, message: StoredMessage) -> None:
+        """Let go of a message that a move task puts into another queue."""
+        self._log(self.catch_up(), AuditKind.REDRIVEN, message, message.handle)
+        self._remove(message)
+
     def count(self, state: MessageState) -> int:
         """How many messages are in a state."""
         return self._counts.by_state[state]
@@ -266,15 +271,17 @@ class MemoryQueue(ABC):
             body=message.body,
             message_attributes=message.message_attributes,
             message_group_id=message.message_group_id,
-            deduplication_id=message.deduplication_id,
+            # On a FIFO queue the id takes its place, and the retention period begins anew.
+            deduplication_id=message.message_id if self.fifo else None,
             sequence=message.sequence,
-            sent_at=message.sent_at,
+            sent_at=now if self.fifo else message.sent_at,
             sent_milliseconds=message.sent_milliseconds,
             first_received_milliseconds=message.first_received_milliseconds,
             receive_count=message.receive_count,
             source_arn=self.settings.arn,
         )
-        self.dead_letter.put(moved, delay_seconds=0)
+        if self.dead_letter.duplicate_of(moved.deduplication_id) is None:
+            self.dead_letter.put(moved, delay_seconds=0)
         return True
 
     def _hide(self, message: StoredMessage, until: float) -> None:
@@ -308,6 +315,9 @@ class MemoryQueue(ABC):
         self.waiters.clear()
 
     def _set_timer(self, due: float, message: StoredMessage, *, version: int) -> None:
+        if not self._timers or due < self._timers[0][0]:
+            # A poll that waits for the next change must not sleep through this one.
+            self._wake()
         self._timer_number += 1
         heapq.heappush(self._timers, (due, self._timer_number, message, version))
 
@@ -341,6 +351,10 @@ class MemoryQueue(ABC):
     ) -> None:
         stale = message is not None and handle != message.handle
         self._trail.add(AuditEntry(at, kind, self.settings.url, message_id, handle, caller, None, stale, code))
+
+    @abstractmethod
+    def duplicate_of(self, deduplication_id: str | None) -> str | None:
+        """The id of a message that came with this deduplication id within the last 5 minutes; None without one."""
 
     @abstractmethod
     def _receive(

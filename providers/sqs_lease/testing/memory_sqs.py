@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from threading import RLock
 from typing import Any
 from uuid import UUID
@@ -33,12 +33,26 @@ from sqs_lease.testing.memory_queue import (
     StoredMessage,
 )
 from sqs_lease.testing.memory_standard_queue import StandardQueue
+from sqs_lease.testing.sent_messages import check_sent_message, check_token
 from sqs_lease.testing.service_errors import MemorySqsError, ServiceError
 
-_DEDUPLICATION_SECONDS = 300
-_LONGEST_MESSAGE_BYTES = 1024 * 1024
+_MOST_MOVES_PER_SECOND = 500
+_MOST_RECEIVES = 1000
 _ACCOUNT = "123456789012"
 _REGION = "us-east-1"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTask:
+    """What a move task does.
+
+    Attributes:
+        moved: How many messages it moves.
+        failure: Why it ends before the last one; empty where it does not.
+    """
+
+    moved: int
+    failure: str = ""
 
 
 class MemorySqs:
@@ -50,13 +64,17 @@ class MemorySqs:
       visibility, so it can end the next holder's lease; its delete is answered with success and deletes nothing.
     - On a standard queue a message can be extended and deleted after its visibility timeout ended, as
       long as nobody else received it. On a FIFO queue it cannot: ``The receipt handle has expired``.
-    - A message that was made visible gives ``MessageNotInflight``.
+    - A message that was made visible gives ``MessageNotInflight``. A queue's own visibility timeout may be 0: what is
+      received without another one is visible at once.
     - An extension beyond 12 hours, counted from the receive, is rejected, not shortened.
     - A FIFO group is blocked while any of its messages is in flight; a released message comes first again.
     - A FIFO receive repeated with its ``ReceiveRequestAttemptId`` within 5 minutes returns the same messages
       again, unless any of them was changed or deleted.
     - With too many messages in flight, a standard queue answers ``OverLimit`` and a FIFO queue with nothing.
     - A message received more often than allowed goes to the dead-letter queue with its id and sent time.
+    - A move task (redrive) puts it back as a new message, with another id.
+    - A standard queue is a fair queue for messages with groups: tenants that have much in flight come last.
+    - A message has 1 MiB for its body and its attributes, Binary ones among them.
 
     It may be called from several threads. All times are of ``clock``; with a
     :class:`sqs_lease.testing.VirtualClock` nothing here takes real time.
@@ -80,8 +98,8 @@ class MemorySqs:
         self._trail = AuditTrail()
         self._queues: dict[str, MemoryQueue] = {}
         self._sent = 0
-        # By queue: deduplication id -> (when it was sent, message id), oldest first.
-        self._deduplication: dict[str, OrderedDict[str, tuple[float, str]]] = {}
+        # By dead-letter queue: until when its move task runs.
+        self._moving_until: dict[str, float] = {}
         self._lock = RLock()
 
     def create_queue(
@@ -120,6 +138,8 @@ class MemorySqs:
             raise ValueError(f"delay_seconds of queue {name!r} must be 0 to {MAX_DELAY_SECONDS}")
         if (dead_letter_queue_url is None) != (max_receive_count is None):
             raise ValueError(f"queue {name!r}: give dead_letter_queue_url and max_receive_count, or neither")
+        if max_receive_count is not None and not 1 <= max_receive_count <= _MOST_RECEIVES:
+            raise ValueError(f"max_receive_count of queue {name!r} must be 1 to {_MOST_RECEIVES}")
         dead_letter = None
         if dead_letter_queue_url is not None:
             dead_letter = self._queues.get(dead_letter_queue_url)
@@ -142,7 +162,6 @@ class MemorySqs:
         )
         kind = FifoQueue if fifo else StandardQueue
         self._queues[url] = kind(settings, self.clock, self._trail, dead_letter)
-        self._deduplication[url] = OrderedDict()
         return url
 
     def queue_url(self, name: str) -> str:
@@ -170,9 +189,9 @@ class MemorySqs:
 
         Args:
             queue_url: The queue.
-            body: The text, up to 1 MiB.
-            message_attributes: The sender's attributes in the shape of the SQS API.
-            message_group_id: The message group; required on FIFO queues.
+            body: The text, not empty.
+            message_attributes: The sender's attributes in the shape of the SQS API; up to 1 MiB with the body.
+            message_group_id: The message group; required on FIFO queues, the tenant of a fair queue on others.
             deduplication_id: FIFO only.
             delay_seconds: Standard only; the queue's own by default.
 
@@ -181,32 +200,21 @@ class MemorySqs:
         """
         with self._lock:
             queue = self._queue(queue_url)
-            if len(body.encode()) > _LONGEST_MESSAGE_BYTES:
-                raise MemorySqsError(errors.MESSAGE_TOO_LONG)
+            check_sent_message(body, message_attributes or {})
+            if message_group_id is not None:
+                check_token(message_group_id, "MessageGroupId")
             if delay_seconds is not None and not 0 <= delay_seconds <= MAX_DELAY_SECONDS:
                 raise MemorySqsError(errors.out_of_range("DelaySeconds", delay_seconds, 0, MAX_DELAY_SECONDS))
             if queue.fifo:
                 deduplication_id = self._checked_deduplication_id(
                     queue, body, message_group_id, deduplication_id, delay_seconds
                 )
-                earlier = self._duplicate(queue_url, deduplication_id)
+                earlier = queue.duplicate_of(deduplication_id)
                 if earlier is not None:
                     return earlier
             elif deduplication_id is not None:
                 raise MemorySqsError(errors.wrong_queue_type("MessageDeduplicationId"))
-            self._sent += 1
-            message = StoredMessage(
-                message_id=str(UUID(int=self._sent)),
-                body=body,
-                message_attributes=dict(message_attributes or {}),
-                message_group_id=message_group_id,
-                deduplication_id=deduplication_id,
-                sequence=self._sent,
-                sent_at=self.clock.now(),
-                sent_milliseconds=int(self.clock.wall() * 1000),
-            )
-            if deduplication_id is not None:
-                self._deduplication[queue_url][deduplication_id] = (message.sent_at, message.message_id)
+            message = self._new_message(body, dict(message_attributes or {}), message_group_id, deduplication_id)
             queue.put(message, delay_seconds=queue.settings.delay_seconds if delay_seconds is None else delay_seconds)
             return message.message_id
 
@@ -298,7 +306,7 @@ class MemorySqs:
         """
         with self._lock:
             queue = self._queue(queue_url)
-            _check_entries(len(changes))
+            _check_entries(len(changes), "ChangeMessageVisibilityBatch")
             return [queue.change(change.receipt.handle, change.seconds, caller) for change in changes]
 
     def delete(self, queue_url: str, receipts: Sequence[Receipt], *, caller: str = "") -> list[ServiceError | None]:
@@ -309,8 +317,51 @@ class MemorySqs:
         """
         with self._lock:
             queue = self._queue(queue_url)
-            _check_entries(len(receipts))
+            _check_entries(len(receipts), "DeleteMessageBatch")
             return [queue.delete(receipt.handle, caller) for receipt in receipts]
+
+    def start_message_move_task(
+        self, source_url: str, *, destination_url: str | None = None, max_per_second: int = _MOST_MOVES_PER_SECOND
+    ) -> MoveTask:
+        """Redrive: move what is visible in a dead-letter queue, each message as a new one with another id.
+
+        All of it leaves the dead-letter queue at once, and is delayed where it comes to until it is its turn.
+
+        Args:
+            source_url: The dead-letter queue.
+            destination_url: Where to; by default each message goes back to the queue that it was moved from.
+            max_per_second: How many messages are moved in a second, 1 to 500.
+
+        Returns:
+            How far it gets. It fails at a message that was sent to the dead-letter queue directly: that one has no
+            queue to go back to.
+
+        Raises:
+            MemorySqsError: The service would refuse it.
+        """
+        with self._lock:
+            source, destination = self._checked_move(source_url, destination_url, max_per_second)
+            now = source.catch_up()
+            if now < self._moving_until.get(source_url, now):
+                raise MemorySqsError(errors.MOVE_TASK_RUNNING)
+            by_arn = {queue.settings.arn: queue for queue in self._queues.values()}
+            moved = 0
+            failure = ""
+            for message in source.messages():
+                if message.state is not MessageState.VISIBLE:
+                    continue
+                target = by_arn.get(message.source_arn or "") if destination is None else destination
+                if target is None:
+                    failure = "CouldNotDetermineMessageSource"
+                    break
+                source.give_up(message)
+                again = self._new_message(
+                    message.body, message.message_attributes, message.message_group_id, message.deduplication_id
+                )
+                target.put(again, delay_seconds=moved / max_per_second)
+                moved += 1
+            self._moving_until[source_url] = now + moved / max_per_second
+            return MoveTask(moved, failure)
 
     def attributes(self, queue_url: str) -> QueueAttributes:
         """What the queue says of itself; the counts are exact here.
@@ -368,6 +419,26 @@ class MemorySqs:
             raise MemorySqsError(errors.NO_SUCH_QUEUE)
         return queue
 
+    def _checked_move(
+        self, source_url: str, destination_url: str | None, max_per_second: int
+    ) -> tuple[MemoryQueue, MemoryQueue | None]:
+        source = self._queues.get(source_url)
+        if source is None:
+            raise MemorySqsError(errors.NO_SUCH_SOURCE)
+        if all(queue.dead_letter is not source for queue in self._queues.values()):
+            raise MemorySqsError(errors.NO_DEAD_LETTER_QUEUE)
+        if not 1 <= max_per_second <= _MOST_MOVES_PER_SECOND:
+            parameter = "MaxNumberOfMessagesPerSecond"
+            raise MemorySqsError(errors.out_of_range(parameter, max_per_second, 1, _MOST_MOVES_PER_SECOND))
+        if destination_url is None:
+            return source, None
+        destination = self._queues.get(destination_url)
+        if destination is None:
+            raise MemorySqsError(errors.NO_SUCH_DESTINATION)
+        if destination.fifo != source.fifo:
+            raise MemorySqsError(errors.wrong_queue_type("DestinationArn"))
+        return source, destination
+
     def _checked_deduplication_id(
         self,
         queue: MemoryQueue,
@@ -381,26 +452,37 @@ class MemorySqs:
         if delay_seconds is not None:
             raise MemorySqsError(errors.wrong_queue_type("DelaySeconds"))
         if deduplication_id is not None:
+            check_token(deduplication_id, "MessageDeduplicationId")
             return deduplication_id
         if not queue.settings.content_based_deduplication:
             raise MemorySqsError(errors.MISSING_DEDUPLICATION)
         return hashlib.sha256(body.encode()).hexdigest()
 
-    def _duplicate(self, queue_url: str, deduplication_id: str) -> str | None:
-        """The id of a message sent with this deduplication id within the last 5 minutes."""
-        sent = self._deduplication[queue_url]
-        oldest_kept = self.clock.now() - _DEDUPLICATION_SECONDS
-        while sent and next(iter(sent.values()))[0] < oldest_kept:
-            sent.popitem(last=False)
-        earlier = sent.get(deduplication_id)
-        return None if earlier is None else earlier[1]
+    def _new_message(
+        self,
+        body: str,
+        message_attributes: Mapping[str, Mapping[str, Any]],
+        message_group_id: str | None,
+        deduplication_id: str | None,
+    ) -> StoredMessage:
+        self._sent += 1
+        return StoredMessage(
+            message_id=str(UUID(int=self._sent)),
+            body=body,
+            message_attributes=message_attributes,
+            message_group_id=message_group_id,
+            deduplication_id=deduplication_id,
+            sequence=self._sent,
+            sent_at=self.clock.now(),
+            sent_milliseconds=int(self.clock.wall() * 1000),
+        )
 
 
-def _check_entries(count: int) -> None:
+def _check_entries(count: int, operation: str) -> None:
     if count == 0:
-        raise MemorySqsError(errors.EMPTY_BATCH)
+        raise MemorySqsError(errors.empty_batch(operation))
     if count > MAX_BATCH_ENTRIES:
-        raise MemorySqsError(errors.TOO_MANY_ENTRIES)
+        raise MemorySqsError(errors.too_many_entries(count))
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

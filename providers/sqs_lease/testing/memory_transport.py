@@ -212,7 +212,7 @@ def _batch_answer(errors: Mapping[int, ServiceError | None]) -> Mapping[str, Any
     return {
         "Successful": [{"Id": str(place)} for place, error in errors.items() if error is None],
         "Failed": [
-            {"Id": str(place), "SenderFault": True, "Code": error.code, "Message": error.text}
+            {"Id": str(place), "SenderFault": error.sender_fault, "Code": error.code, "Message": error.text}
             for place, error in errors.items()
             if error is not None
         ],
@@ -220,7 +220,7 @@ def _batch_answer(errors: Mapping[int, ServiceError | None]) -> Mapping[str, Any
 
 
 def _as_sqs_error(error: ServiceError, operation: Operation, queue_url: str) -> SqsError:
-    return error_from_code(error.code, error.text, operation=operation.value, queue=queue_url, status=400)
+    return error_from_code(error.code, error.text, operation=operation.value, queue=queue_url, status=error.status)
 
 
 def _as_network_error(error: Exception, operation: Operation, queue_url: str) -> SqsError:

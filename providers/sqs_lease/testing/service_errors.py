@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
+from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +14,17 @@ class ServiceError:
     Attributes:
         code: The error code as botocore shows it, e.g. ``InvalidParameterValue``.
         text: The text, for people; some codes mean different things by it.
+        status: The HTTP status of a call that fails as a whole with it.
     """
 
     code: str
     text: str
+    status: int = 400
+
+    @property
+    def sender_fault(self) -> bool:
+        """``SenderFault`` of a batch entry that fails with it: whether the request is at fault, not the service."""
+        return self.status < 500
 
 
 class MemorySqsError(Exception):
@@ -47,12 +54,11 @@ NOT_IN_FLIGHT = ServiceError("MessageNotInflight", "The specified message isn't 
 OVER_LIMIT = ServiceError(
     "OverLimit", "Too many messages in flight: the maximum number of inflight messages is reached."
 )
-EMPTY_BATCH = ServiceError(
-    "AWS.SimpleQueueService.EmptyBatchRequest",
-    "There should be at least one ChangeMessageVisibilityBatchRequestEntry in the request.",
-)
-TOO_MANY_ENTRIES = ServiceError(
-    "AWS.SimpleQueueService.TooManyEntriesInBatchRequest", "Maximum number of entries per request are 10."
+MISSING_BODY = ServiceError("MissingParameter", "The request must contain the parameter MessageBody.")
+INVALID_CONTENTS = ServiceError(
+    "InvalidMessageContents",
+    "Invalid characters found. Valid unicode characters are "
+    "#x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF",
 )
 MISSING_GROUP = ServiceError("MissingParameter", "The request must contain the parameter MessageGroupId.")
 MISSING_DEDUPLICATION = ServiceError(
@@ -64,9 +70,54 @@ MESSAGE_TOO_LONG = ServiceError(
     "One or more parameters are invalid. Reason: Message must be shorter than 1048576 bytes.",
 )
 THROTTLED = ServiceError("RequestThrottled", "The request was denied due to request throttling.")
-INTERNAL_ERROR = ServiceError("InternalError", "We encountered an internal error. Please try again.")
-UNAVAILABLE = ServiceError("ServiceUnavailable", "The service is unavailable. Please try again.")
-ACCESS_DENIED = ServiceError("AccessDenied", "Access to the resource is denied: no policy allows the requested action.")
+INTERNAL_ERROR = ServiceError("InternalError", "We encountered an internal error. Please try again.", 500)
+UNAVAILABLE = ServiceError("ServiceUnavailable", "The service is unavailable. Please try again.", 503)
+ACCESS_DENIED = ServiceError(
+    "AccessDenied", "Access to the resource is denied: no policy allows the requested action.", 403
+)
+NO_SUCH_SOURCE = ServiceError(
+    "ResourceNotFoundException", "The resource that you specified for the SourceArn parameter doesn't exist.", 404
+)
+NO_SUCH_DESTINATION = ServiceError(
+    "ResourceNotFoundException", "The resource that you specified for the DestinationArn parameter doesn't exist.", 404
+)
+NO_DEAD_LETTER_QUEUE = ServiceError("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
+MOVE_TASK_RUNNING = ServiceError(
+    "InvalidParameterValue",
+    "There is already a task running. Only one active task is allowed for a source queue arn at a given time.",
+)
+
+
+def empty_batch(operation: str) -> ServiceError:
+    """A batch call, e.g. ``DeleteMessageBatch``, has no entries."""
+    return ServiceError(
+        "AWS.SimpleQueueService.EmptyBatchRequest",
+        f"There should be at least one {operation}RequestEntry in the request.",
+    )
+
+
+def too_many_entries(entries: int) -> ServiceError:
+    """A batch call has more than ten entries."""
+    return ServiceError(
+        "AWS.SimpleQueueService.TooManyEntriesInBatchRequest",
+        f"Maximum number of entries per request are {MAX_BATCH_ENTRIES}. You have sent {entries}.",
+    )
+
+
+def too_many_attributes(attributes: int, most: int) -> ServiceError:
+    """A message has too many attributes of its sender."""
+    return ServiceError(
+        "InvalidParameterValue", f"Number of message attributes [{attributes}] exceeds the allowed maximum [{most}]."
+    )
+
+
+def invalid_token(parameter: str) -> ServiceError:
+    """A group id or a deduplication id has other characters, or more of them, than the service allows."""
+    return ServiceError(
+        "InvalidParameterValue",
+        f"Value for parameter {parameter} is invalid. "
+        f"Reason: {parameter} can only include alphanumeric and punctuation characters. 1 to 128 in length.",
+    )
 
 
 def beyond_total_visibility(seconds: int) -> ServiceError:
