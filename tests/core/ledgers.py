@@ -10,7 +10,8 @@ from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed
 
 POLICY = Fixed(visibility=30, every=20)
-FAILED_VERDICTS = [Verdict.TRANSIENT, Verdict.THROTTLED, Verdict.REFUSED]
+PASSING_VERDICTS = [Verdict.TRANSIENT, Verdict.THROTTLED, Verdict.UNAVAILABLE]
+FAILED_VERDICTS = [*PASSING_VERDICTS, Verdict.REFUSED]
 
 
 def ledger_with(*held: Receipt, policy: Fixed = POLICY, received_at: float = 0.0) -> Ledger:

@@ -19,7 +19,7 @@ from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Se
 from sqs_lease.core.ledger import RELEASE_MARGIN_SECONDS, Ledger
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.core.pacing import LONGEST_PAUSE_SECONDS
+from sqs_lease.core.pacing import SLOWEST_CALLS_PER_SECOND
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
 
 VISIBILITY = 30.0
@@ -224,7 +224,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if waiting:
             due = self.ledger.next_due()
             assert due is not None
-            assert due <= min(waiting) + LONGEST_PAUSE_SECONDS
+            assert due <= min(waiting) + 1 / SLOWEST_CALLS_PER_SECOND
 
     def teardown(self) -> None:
         """A service that answers well lets everything come to its end."""
@@ -352,6 +352,8 @@ class LedgerMachine(RuleBasedStateMachine):
             case Outcome.DELETED:
                 assert isinstance(known.settlement, Delete)
                 assert known.last is Verdict.DONE
+                assert not known.lapsed
+                assert self.now <= known.deadline, "it may be somebody else's"
             case Outcome.DEAD_LETTERED:
                 assert known.forwarded
                 assert known.last is Verdict.DONE
@@ -361,8 +363,12 @@ class LedgerMachine(RuleBasedStateMachine):
             case Outcome.EXPIRED:
                 ends = known.lapsed or known.deadline - self.now < RELEASE_MARGIN_SECONDS
                 assert isinstance(known.settlement, Expire) or (isinstance(known.settlement, Release) and ends)
+            case Outcome.LOST if known.last is Verdict.DONE and isinstance(known.settlement, Delete):
+                assert known.lapsed or self.now > known.deadline
             case Outcome.LOST:
                 self._check_loss(event.receipt, known)
+            case Outcome.FAILED if known.last is Verdict.REFUSED:
+                pass
             case Outcome.FAILED:
                 assert isinstance(known.settlement, Delete | DeadLetter)
                 assert known.last not in (None, Verdict.DONE, Verdict.LOST)

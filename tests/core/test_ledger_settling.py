@@ -8,11 +8,11 @@ import pytest
 
 from sqs_lease.core.calls import DeleteCall, ExtendCall, ForwardCall, ReleaseCall, Verdict, VisibilityChange
 from sqs_lease.core.events import Outcome, Settled
-from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Never
-from tests.core.ledgers import FAILED_VERDICTS, POLICY, ledger_with, only
+from tests.core.ledgers import FAILED_VERDICTS, PASSING_VERDICTS, POLICY, ledger_with, only
 from tests.core.service import answers, receipts
 
 
@@ -44,7 +44,10 @@ class TestSettling:
         ledger.settle(receipt, Delete(), 21)
         assert ledger.due(22) == []
         ledger.report(extension, answers(extension, verdict), 23)
-        assert [type(call) for call in ledger.due(23)] == [DeleteCall]
+        now = ledger.next_due()
+        assert now is not None
+        assert now < 24
+        assert [type(call) for call in ledger.due(max(now, 23))] == [DeleteCall]
         assert ledger.due(1_000) == []
 
     def test_a_settlement_of_a_lease_whose_extension_under_way_is_refused_ends_as_lost(self) -> None:
@@ -164,7 +167,7 @@ class TestSettling:
         ledger.report(call, answers(call, Verdict.CAPPED), 5)
         assert ledger.due(5) == [ReleaseCall(5, (VisibilityChange(receipt, 0),))]
 
-    @pytest.mark.parametrize("verdict", FAILED_VERDICTS)
+    @pytest.mark.parametrize("verdict", PASSING_VERDICTS)
     def test_a_delete_that_fails_is_tried_again_and_given_up_as_failed_only_after_the_lease_ended(
         self, verdict: Verdict
     ) -> None:
@@ -183,6 +186,46 @@ class TestSettling:
         assert tries > 5
         assert last > 60
         assert ledger.take_events() == [Settled(receipt, Outcome.FAILED, "no")]
+
+    @pytest.mark.parametrize("settlement", [Delete(), Release(), DeadLetter("failed")])
+    def test_a_settlement_that_the_service_refuses_ends_at_once(self, settlement: Settlement) -> None:
+        (receipt,) = held = receipts(1)
+        ledger = ledger_with(*held)
+        ledger.settle(receipt, settlement, 5)
+        call = only(ledger.due(5))
+        ledger.report(call, answers(call, Verdict.REFUSED, text="denied"), 6)
+        assert ledger.take_events() == [Settled(receipt, Outcome.FAILED, "denied")]
+        assert ledger.due(1_000) == []
+
+    @pytest.mark.parametrize("verdict", [Verdict.THROTTLED, Verdict.UNAVAILABLE])
+    def test_a_release_that_was_certainly_not_carried_out_is_tried_again_soon(self, verdict: Verdict) -> None:
+        receipt = Receipt("message", "handle")
+        ledger = Ledger(Random(0))
+        ledger.hold(Lease(receipt, 0.0, 900.0), Never(visibility=900))
+        ledger.settle(receipt, Release(), 5)
+        for now in (5.0, 5.3, 6.0):
+            call = only(ledger.due(now))
+            assert isinstance(call, ReleaseCall)
+            ledger.report(call, answers(call, verdict), now)
+        due = ledger.next_due()
+        assert due is not None
+        call = only(ledger.due(due))
+        ledger.report(call, answers(call, Verdict.DONE), due)
+        assert ledger.take_events() == [Settled(receipt, Outcome.RELEASED)]
+        assert due < 10
+
+    def test_the_delete_of_a_lease_that_lapsed_is_not_certain_on_a_standard_queue(self) -> None:
+        for fifo, outcome in ((False, Outcome.LOST), (True, Outcome.DELETED)):
+            (receipt,) = receipts(1)
+            ledger = Ledger(Random(0), fifo=fifo)
+            ledger.hold(Lease(receipt, 0.0, 30.0), POLICY)
+            late = only(ledger.due(35))
+            ledger.report(late, answers(late, Verdict.DONE), 35)
+            ledger.settle(receipt, Delete(), 40)
+            delete = only(ledger.due(40))
+            ledger.report(delete, answers(delete, Verdict.DONE), 40)
+            ended = [event.outcome for event in ledger.take_events() if isinstance(event, Settled)]
+            assert ended == [outcome]
 
     def test_expire_touches_nothing(self) -> None:
         (receipt,) = held = receipts(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from datetime import UTC, datetime
 
-from sqs_lease.core.entries import Entry
+from sqs_lease.core.ledger import Entry
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 

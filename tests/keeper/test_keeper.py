@@ -8,6 +8,7 @@ import pytest
 
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused
+from sqs_lease.core.ledger import MAX_CALLS_UNDER_WAY, SLOTS_FOR_SETTLEMENTS
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.keeper import Keeper
@@ -111,7 +112,7 @@ def test_calls_overlap_but_only_so_many_of_a_queue_are_under_way_at_once(setting
         assert batch.report().late == 0
 
     setting.run(scenario)
-    assert setting.transport.most_under_way == 32
+    assert setting.transport.most_under_way == MAX_CALLS_UNDER_WAY - SLOTS_FOR_SETTLEMENTS
 
 
 def test_listeners_hear_of_lost_lapsed_refused_and_ending_leases_and_may_fail(setting: Setting) -> None:

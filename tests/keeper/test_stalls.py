@@ -7,7 +7,7 @@ from random import Random
 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import Fixed
-from sqs_lease.keeper.driver import RECOVERY_SECONDS, STALL_SECONDS
+from sqs_lease.keeper.driver import STALL_SECONDS
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.testing import VirtualClock, run_virtual
 from tests.keeper.scripted_transport import ScriptedTransport
@@ -15,9 +15,12 @@ from tests.keeper.scripted_transport import ScriptedTransport
 QUEUE = "https://queue"
 MESSAGE = Message(Receipt("m", "handle"), "body")
 POLICY = Fixed(visibility=60, every=20)
+QUIET_SECONDS = 3.0
 
 
-def extensions_after_a_stall(stall_seconds: float, *, forgotten: bool = False) -> list[float]:
+def extensions_after_a_stall(
+    stall_seconds: float, *, forgotten: bool = False, quiet_seconds: float = QUIET_SECONDS
+) -> list[float]:
     """When the message was extended, in seconds after a stall that began 5 s after its receive."""
     clock = VirtualClock()
     transport = ScriptedTransport(clock)
@@ -25,7 +28,7 @@ def extensions_after_a_stall(stall_seconds: float, *, forgotten: bool = False) -
 
     async def within() -> None:
         nonlocal ended_at
-        keeper = Keeper(transport, clock=clock, random=Random(0))
+        keeper = Keeper(transport, clock=clock, random=Random(0), quiet_after_stall_seconds=quiet_seconds)
         batch = keeper.open_batch(QUEUE, policy=POLICY)
         batch.add([MESSAGE], received_at=clock.now())
         await asyncio.sleep(5)
@@ -42,7 +45,7 @@ def extensions_after_a_stall(stall_seconds: float, *, forgotten: bool = False) -
 
 
 def test_an_overdue_lease_is_extended_some_seconds_after_a_stall() -> None:
-    assert extensions_after_a_stall(16 + STALL_SECONDS) == [RECOVERY_SECONDS]
+    assert extensions_after_a_stall(16 + STALL_SECONDS) == [QUIET_SECONDS]
 
 
 def test_a_lease_that_somebody_else_holds_by_then_is_not_extended_after_a_stall() -> None:
@@ -51,3 +54,11 @@ def test_a_lease_that_somebody_else_holds_by_then_is_not_extended_after_a_stall(
 
 def test_an_extension_that_is_only_a_little_late_is_made_at_once() -> None:
     assert extensions_after_a_stall(14 + STALL_SECONDS) == [0.0]
+
+
+def test_a_lease_that_is_about_to_end_is_extended_within_half_of_what_it_has_left() -> None:
+    assert extensions_after_a_stall(53) == [1.0]
+
+
+def test_a_host_that_nobody_takes_over_from_goes_on_at_once() -> None:
+    assert extensions_after_a_stall(16 + STALL_SECONDS, quiet_seconds=0) == [0.0]

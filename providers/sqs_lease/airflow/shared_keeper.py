@@ -31,6 +31,13 @@ logger = logging.getLogger(__name__)
 LAST_CALL_SECONDS: Final = 4.0
 """How long the last calls may take: a triggerer that stops is killed after 10 s."""
 
+QUIET_AFTER_STALL_SECONDS: Final = 3.0
+"""How long a triggerer that stood still calls nothing.
+
+Airflow tells it within about a second which of its triggers run elsewhere by now. To extend a lease that the new holder
+has released meanwhile would hide its message again.
+"""
+
 OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[Transport]]
 GetReady: TypeAlias = Callable[[], Awaitable[None]]
 
@@ -121,7 +128,12 @@ class TriggererKeepers:
             async with self._opening:
                 if connection not in self._keepers:
                     transport = await self._open_transport(connection)
-                    keeper = Keeper(transport, clock=self.clock, meter=self._meter)
+                    keeper = Keeper(
+                        transport,
+                        clock=self.clock,
+                        meter=self._meter,
+                        quiet_after_stall_seconds=QUIET_AFTER_STALL_SECONDS,
+                    )
                     self._keepers[connection] = SharedKeeper(connection, keeper, transport)
                     if self._measuring is None or self._measuring.done():
                         self._measuring = self.loop.create_task(

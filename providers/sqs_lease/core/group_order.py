@@ -1,18 +1,115 @@
-"""FIFO queues: a message that was not done holds back those behind it in its message group.
+"""FIFO queues: nothing is deleted ahead of an earlier message of its message group that goes back to the queue.
 
-Deleting message k + 1 while k goes back to the queue would have k processed after it. So what is behind a
-failed message is released, although its own work succeeded, and comes again after it, in order. A message that
-went to the dead-letter queue holds nothing back: it is out of the way. And as long as it is not decided what becomes
-of message k, message k + 1 is not deleted either: it waits, held (:func:`ready`).
+Deleting message k + 1 while k goes back would have k processed after it. So three rules hold within a group:
+
+- A delete waits until all earlier messages have *ended*, each confirmed by the service. Until then the lease is held
+  and extended: nothing is certain about message k while its work goes on, or while its own delete can still fail.
+- When a message ended other than by a delete or in the dead-letter queue, those behind it are released instead of
+  deleted, although their own work succeeded, and come again after it, in order.
+- A message that went to the dead-letter queue holds nothing back: it is out of the way.
+
+:class:`GroupOrder` keeps these rules within a ledger, for what is pending. :func:`hold_back` and :func:`ready` say the
+same beforehand, for hosts that write down what they are about to settle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heappop, heappush
+from typing import Generic, Protocol, TypeVar
 
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Release, Settlement
 from sqs_lease.core.messages import Lease, Receipt
+
+
+class Member(Protocol):
+    """A message of a group, as far as its order is concerned."""
+
+    sequence: int
+    """Its place: a higher number than that of the members that joined before it."""
+    behind: bool
+    """Whether its delete waits for earlier members."""
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether its work goes on."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is not held any more."""
+
+
+_Member = TypeVar("_Member", bound=Member)
+
+
+class _Group(Generic[_Member]):
+    """The members of one group. Those that moved on are dropped when they come up."""
+
+    __slots__ = ("members", "returned_from", "undecided", "waiting")
+
+    def __init__(self) -> None:
+        self.members: deque[_Member] = deque()
+        self.undecided: list[tuple[int, _Member]] = []  # a heap, the earliest first
+        self.waiting: list[tuple[int, _Member]] = []  # a heap, the latest first: its numbers are negative
+        self.returned_from: int | None = None  # what is behind this place goes back
+
+
+class GroupOrder(Generic[_Member]):
+    """The order within the message groups of one queue. Each operation costs O(log n)."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group[_Member]] = {}
+
+    def join(self, group: str, member: _Member) -> None:
+        """A message is held, behind those of its group that are held already."""
+        if (held := self._groups.get(group)) is None:
+            held = self._groups[group] = _Group()
+        held.members.append(member)
+        heappush(held.undecided, (member.sequence, member))
+
+    def first(self, group: str) -> _Member | None:
+        """The earliest message of a group that has not ended."""
+        held = self._groups.get(group)
+        while held is not None and held.members:
+            if not held.members[0].has_ended:
+                return held.members[0]
+            held.members.popleft()
+        return None
+
+    def leave(self, group: str) -> _Member | None:
+        """A message of the group has ended; return the earliest that has not."""
+        first = self.first(group)
+        if first is None:
+            self._groups.pop(group, None)
+        return first
+
+    def wait(self, group: str, member: _Member) -> None:
+        """A delete waits for the earlier messages of its group."""
+        heappush(self._groups[group].waiting, (-member.sequence, member))
+
+    def return_from(self, group: str, member: _Member) -> Iterator[_Member]:
+        """A message goes back to the queue; give out the waiting deletes behind it, which are not to happen."""
+        held = self._groups[group]
+        if held.returned_from is None or member.sequence < held.returned_from:
+            held.returned_from = member.sequence
+        while held.waiting and -held.waiting[0][0] > member.sequence:
+            _, later = heappop(held.waiting)
+            if later.behind and not later.has_ended:
+                yield later
+
+    def is_behind_returned(self, group: str, member: _Member) -> bool:
+        """Whether an earlier message of its group went back to the queue, or is about to."""
+        returned_from = self._groups[group].returned_from
+        return returned_from is not None and returned_from < member.sequence
+
+    def is_behind_undecided(self, group: str, member: _Member) -> bool:
+        """Whether the work on an earlier message of its group goes on."""
+        undecided = self._groups[group].undecided
+        while undecided and (undecided[0][1].has_ended or not undecided[0][1].is_undecided):
+            heappop(undecided)
+        return bool(undecided) and undecided[0][0] < member.sequence
 
 
 def hold_back(

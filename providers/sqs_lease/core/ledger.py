@@ -1,18 +1,30 @@
-"""The ledger of one queue's leases: says what to call and when, and learns from the answers. No I/O, no clock.
+"""The ledger of one queue's leases: the only scheduler of all calls on it. No I/O, no clock.
 
-The caller asks :meth:`Ledger.due` at the time that :meth:`Ledger.next_due` names, performs the calls it gets
-and reports each with :meth:`Ledger.report`. A lease is in one of these phases:
+The caller asks :meth:`Ledger.due` at the time that :meth:`Ledger.next_due` names, performs the calls that it gets,
+waits for each answer no longer than :meth:`Ledger.timeout_seconds` says, and reports each call once with
+:meth:`Ledger.report`. A lease is in one of these phases; any other change raises:
 
-    phase       left by                      to
-    WAITING     its renewal falls due        DUE
-                settle()                     SETTLING
-    DUE         due() puts it into a call    EXTENDING
-                settle()                     SETTLING
-    EXTENDING   answer                       WAITING (DUE when throttled), or SETTLING if that was asked meanwhile
-                answer "lost"                (gone)
-    SETTLING    due() puts it into a call    SENT
-                its time has run out         (gone)
-    SENT        answer                       (gone), or SETTLING to try again, or to delete what was forwarded
+    phase       left by                                     to
+    WAITING     its renewal falls due                       DUE
+                its settlement may be sent                  SETTLING
+    DUE         due() puts it into a call                   EXTENDING
+                it cannot be extended any further           WAITING
+                its settlement may be sent                  SETTLING
+    EXTENDING   answer                                      WAITING, or DUE when the whole call was throttled
+                answer, and a settlement was asked for      SETTLING
+    SETTLING    due() puts it into a call                   SENT
+    SENT        answer                                      SETTLING to try again, or to delete what was forwarded
+    any         answer "lost", settled, forgotten           ENDED
+
+What is called first, behind one pacing gate for the queue:
+
+* Extensions of live leases go first, the earliest deadline ahead; then releases, deletes by their leases' deadlines,
+  and extensions of leases that have lapsed. While calls are spaced, settlements and lapsed leases get every fourth
+  call in turn, so that neither starves. Forwards call another queue, the dead-letter queue, and have their own gate.
+* Slots are reserved: of the 32 calls under way, settlements and forwards leave eight to extensions, and extensions
+  leave four to them.
+* All batch calls are filled up to ten: extensions by leases that are due soon, settlements by those that wait for
+  another try. What fails together is tried again together.
 
 Rules that the table cannot show:
 
@@ -20,8 +32,12 @@ Rules that the table cannot show:
   have been carried out or not: the deadline is then the earlier of the two possible ones.
 * A message is released only while it is certainly invisible by that deadline, and never once that has passed, even
   if an extension succeeded since: somebody else may hold it, and on a standard queue an old receipt handle can
-  extend, and end, *their* lease. A release at once that got no answer is therefore never repeated.
+  extend, and end, *their* lease. A release at once that got no answer is therefore never repeated; one that was
+  certainly not carried out is.
 * No extension is sent once settlement began, and settlement waits for the answer to an extension under way.
+* A refused settlement ends at once: a repetition would get the same answer.
+* On a FIFO queue a delete waits until all earlier messages of its group have ended (:mod:`sqs_lease.core.group_order`).
+  Until then its lease is extended like any other.
 
 Every operation costs O(log n) comparisons; nothing ever looks at all leases.
 """
@@ -29,10 +45,12 @@ Every operation costs O(log n) comparisons; nothing ever looks at all leases.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from random import Random
 from typing import Final
+
+from msgspec import Struct
 
 from sqs_lease.core.calls import (
     Call,
@@ -44,49 +62,194 @@ from sqs_lease.core.calls import (
     Verdict,
     VisibilityChange,
 )
-from sqs_lease.core.entries import CAP_MARGIN_SECONDS, Entry, Heap, Phase, Queue
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement
+from sqs_lease.core.group_order import GroupOrder
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.core.pacing import CallPacing, retry_delay_seconds
+from sqs_lease.core.pacing import AnswerTime, CallPacing, extension_retry_seconds, settlement_retry_seconds
 from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.timers import ArrivalOrder, TimeOrder
+
+MAX_CALLS_UNDER_WAY: Final = 32
+"""Calls of one queue under way at once; more would only wait for connections, and a call must not wait once decided."""
+
+SLOTS_FOR_EXTENSIONS: Final = 8
+"""How many of them only extensions may take: settlements never keep a lease from being extended."""
+
+SLOTS_FOR_SETTLEMENTS: Final = 4
+"""How many of them extensions leave free: what failed becomes visible at once, also beside many slow extensions."""
+
+MAX_FORWARDS_UNDER_WAY: Final = 8
+"""Forwards under way at once: each may wait for a slow source of its message's content."""
+
+CALL_TIMEOUT_SECONDS: Final = 10.0
+"""Longest wait for the answer to one call, by default."""
+
+SHORTEST_TIMEOUT_SECONDS: Final = 1.0
+"""With less than twice this left there is no time for a second try: the call then gets the full time-out."""
 
 RELEASE_MARGIN_SECONDS: Final = 2.0
 """With less than this left a release could arrive after the lease ended, so the lease is left to end by itself."""
 
+CAP_MARGIN_SECONDS: Final = 5.0
+"""How far the last extension stays below the service's 12 hours: the service counts from when a call *arrives*."""
+
 RIDE_ALONG_SHARE: Final = 0.25
 """A lease may be renewed early, by up to this share of its waiting time, to fill a batch of ten."""
+
+RIDE_ALONG_SECONDS: Final = 1.0
+"""A settlement may be tried again so much early, to fill a batch of ten."""
 
 SETTLE_SECONDS: Final = 60.0
 """How long a settlement is tried at least, where that is safe, before it is given up."""
 
-_FORWARDED: Final = Delete()
-"""The delete that follows a confirmed forward to the dead-letter queue; told apart by identity."""
+FEWEST_TRIES: Final = 5
+"""How often a settlement is tried at least before it is given up."""
+
+SLOW_ANSWER_SECONDS: Final = 1.0
+"""From such answers on leases are renewed earlier, by one and a half times what an answer takes."""
+
+_UNCERTAIN_DELETE: Final = (
+    "the lease had ended before SQS confirmed the delete, which it does also where somebody else received the message"
+)
+
+
+class Phase(Enum):
+    """Where a lease stands; the module's table says what leads where."""
+
+    WAITING = auto()
+    DUE = auto()
+    EXTENDING = auto()
+    SETTLING = auto()
+    SENT = auto()
+    ENDED = auto()
+
+
+_NEXT: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.WAITING: frozenset({Phase.DUE, Phase.SETTLING, Phase.ENDED}),
+    Phase.DUE: frozenset({Phase.EXTENDING, Phase.WAITING, Phase.SETTLING, Phase.ENDED}),
+    Phase.EXTENDING: frozenset({Phase.WAITING, Phase.DUE, Phase.SETTLING, Phase.ENDED}),
+    Phase.SETTLING: frozenset({Phase.SENT, Phase.ENDED}),
+    Phase.SENT: frozenset({Phase.SETTLING, Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
+class Entry(Struct, eq=False, gc=False):
+    """The ledger's mutable record of one lease; it satisfies the policies' ``LeaseTimes``."""
+
+    lease: Lease
+    policy: RenewalPolicy
+    sequence: int
+    renewed_at: float = 0.0
+    deadline: float = 0.0
+    phase: Phase = Phase.WAITING
+    token: int = 0
+    renew_at: float = math.inf
+    final: bool = False  # it cannot be extended beyond its deadline
+    has_lapsed: bool = False  # its deadline passed, and no extension was confirmed since
+    doubtful: bool = False  # its deadline passed once: it may be somebody else's as well
+    refused: bool = False  # the last extension was refused, and that was said
+    settlement: Settlement | None = None
+    began_settling_at: float = math.inf
+    tries: int = 0  # of its settlement
+    in_order: bool = True  # its delete waits for earlier messages of its group
+    behind: bool = False  # its delete waits for one now; the lease is extended meanwhile
+    forwarded: bool = False  # a copy is in the dead-letter queue; its delete is left to be made
+
+    def __post_init__(self) -> None:
+        self.renewed_at = self.lease.received_at
+        self.deadline = self.lease.deadline
+        self.doubtful = self.lease.doubtful
+
+    @property
+    def received_at(self) -> float:
+        """When the receive that returned the message was sent."""
+        return self.lease.received_at
+
+    @property
+    def ends_at(self) -> float:
+        """The end that no extension can go beyond."""
+        longest = min(self.policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)
+        return self.lease.received_at + longest
+
+    @property
+    def receipt(self) -> Receipt:
+        """Which reception this is."""
+        return self.lease.receipt
+
+    @property
+    def group(self) -> str | None:
+        """Its message group."""
+        return self.lease.message_group_id
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether its work goes on."""
+        return self.settlement is None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is not held any more."""
+        return self.phase is Phase.ENDED
+
+    @property
+    def is_being_settled(self) -> bool:
+        """Whether nothing extends it any more."""
+        return self.settlement is not None and not self.behind
+
+    def enter(self, phase: Phase) -> None:
+        """Change the phase.
+
+        Raises:
+            RuntimeError: No such change is in the module's table.
+        """
+        if phase not in _NEXT[self.phase]:
+            raise RuntimeError(f"the lease of {self.receipt} cannot go from {self.phase.name} to {phase.name}")
+        self.phase = phase
 
 
 class Ledger:
-    """Holds the leases of one queue.
+    """Holds the leases of one queue, and schedules all calls about them.
 
     Times are seconds of one clock that never goes back, the same in all calls.
 
     Args:
         random: Source of the jitter of retries.
+        fifo: Whether the queue is a FIFO queue, where the order within a message group is kept and a receipt handle
+            that has expired deletes nothing. On a standard queue (the default) a group is the tenant of a fair queue.
+        call_timeout_seconds: Longest wait for the answer to one call; 10 s by default.
     """
 
-    def __init__(self, random: Random) -> None:
+    def __init__(
+        self, random: Random, *, fifo: bool = False, call_timeout_seconds: float = CALL_TIMEOUT_SECONDS
+    ) -> None:
         self._random = random
+        self._fifo = fifo
+        self._call_timeout_seconds = call_timeout_seconds
         self._entries: dict[Receipt, Entry] = {}
         self._by_message: dict[str, Entry] = {}
+        self._groups: GroupOrder[Entry] = GroupOrder()
         self._sequence = 0
-        self._waiting = Heap()  # by renewal time; final leases by deadline, to notice that they lapse
-        self._urgent = Heap()  # what is due, by deadline: a throttled queue serves the most urgent first
-        self._pausing = Heap()  # settlements to try again, by time
-        self._ready: dict[type, Queue] = {
-            kind: Queue() for kind in (Release, Delete, DeadLetter)
-        }  # settlements to send now
         self._events: list[LeaseEvent] = []
+        # What waits for a time.
+        self._waiting: TimeOrder[Entry] = TimeOrder()  # by renewal; final leases by deadline, to notice that they lapse
+        self._retries: dict[type, TimeOrder[Entry]] = {kind: TimeOrder() for kind in (Release, Delete, DeadLetter)}
+        # What may be called about now.
+        self._live: TimeOrder[Entry] = TimeOrder()  # to be extended, by deadline
+        self._lapsed: TimeOrder[Entry] = TimeOrder()  # to be extended, by the deadline that has passed
+        self._releases: ArrivalOrder[Entry] = ArrivalOrder()
+        self._deletes: TimeOrder[Entry] = TimeOrder()  # by deadline
+        self._forwards: ArrivalOrder[Entry] = ArrivalOrder()
+        # Calls.
+        self._under_way: dict[int, Call] = {}  # by identity: those that were not reported yet
+        self._extensions_under_way = 0
+        self._forwards_under_way = 0
         self._pacing = CallPacing(random)
+        self._forward_pacing = CallPacing(random)
+        self._answer_time = AnswerTime()
+        self._turn = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -125,16 +288,19 @@ class Ledger:
             policy: Its renewal policy, with a known visibility timeout.
         """
         if (entry := self._admit(lease, policy)) is not None:
-            self._wait(entry)
+            self._await_renewal(entry)
 
     def adopt(self, lease: Lease, policy: RenewalPolicy) -> None:
-        """Hold a lease that somebody else held until now, and extend it at once; its deadline may have passed."""
-        if (entry := self._admit(lease, policy)) is not None:
-            self._wait(entry)
+        """Hold a lease that somebody else held until now, and extend it at once; its deadline may have passed.
+
+        A lease that is held here already goes on with what is confirmed of it, by the new policy.
+        """
+        if (held := self._entries.get(lease.receipt)) is not None:
+            held.policy = policy
+            self._hurry(held)
+        elif (entry := self._admit(lease, policy)) is not None:
+            self._await_renewal(entry)
             self._hurry(entry)
-            if entry.final and policy.renew_at(entry) is not None:
-                # Its end was announced, if at all, to whoever held it before.
-                self._events.append(Ending(entry.receipt, entry.deadline))
 
     def extend_now(self, receipt: Receipt) -> bool:
         """Make an extension due at once, whatever the policy says.
@@ -147,40 +313,69 @@ class Ledger:
         if entry is None:
             return False
         self._hurry(entry)
-        return entry.phase in (Phase.DUE, Phase.EXTENDING) and entry.settlement is None
+        return entry.phase in (Phase.DUE, Phase.EXTENDING) and not entry.is_being_settled
 
-    def settle(self, receipt: Receipt, settlement: Settlement, now: float) -> bool:
+    def settle(self, receipt: Receipt, settlement: Settlement, now: float, *, in_order: bool = True) -> bool:
         """Begin to end a lease; :class:`~sqs_lease.core.events.Settled` tells how it ended.
 
+        Args:
+            receipt: The lease.
+            settlement: What becomes of the message.
+            now: The time.
+            in_order: Whether, on a FIFO queue, a delete waits for the earlier messages of its group, and becomes a
+                release when one of them was returned. True by default.
+
         Returns:
-            Whether it began now: False where the lease is not held, or is being settled already.
+            Whether it was decided now: False where the lease is not held, or was decided before.
         """
         entry = self._entries.get(receipt)
         if entry is None or entry.settlement is not None:
             return False
         entry.settlement = settlement
         entry.began_settling_at = now
-        if entry.phase is not Phase.EXTENDING:
+        entry.in_order = in_order
+        if self._fifo and entry.group is not None and in_order:
+            self._decide_in_group(entry, entry.group)
+        if entry.phase is not Phase.EXTENDING and not entry.behind:
             self._begin_settling(entry)
         return True
 
+    def waits_for_work(self, receipt: Receipt) -> bool:
+        """Whether a delete waits for an earlier message of its group that nothing was decided about yet."""
+        entry = self._entries.get(receipt)
+        if entry is None or not entry.behind or entry.group is None:
+            return False
+        return self._groups.is_behind_undecided(entry.group, entry)
+
     def forget(self, receipt: Receipt) -> None:
-        """Hold a lease no longer, without a call or an event: somebody else holds it now."""
+        """Stop tracking a lease, without a call or an event: somebody else holds it now."""
         entry = self._entries.get(receipt)
         if entry is not None:
-            self._remove(entry)
+            self._remove(entry, done=False)
+
+    # Deciding what to call
 
     def next_due(self) -> float | None:
-        """When :meth:`due` has something to say next; a time in the past means now, None means not by itself."""
-        if any(queue.first() is not None for queue in self._ready.values()):
-            return -math.inf
-        times = [first[0] for first in (self._waiting.first(), self._pausing.first()) if first is not None]
-        if self._urgent.first() is not None:
+        """When :meth:`due` has something to say next.
+
+        Returns:
+            A time; one in the past means now. None: not before a call is reported or a lease changes.
+        """
+        orders = (self._waiting, *self._retries.values())
+        times = [first[0] for order in orders if (first := order.first()) is not None]
+        if (self._extension_slots() and self._wants_extension()) or (self._settlement_slots() and self._wants_call()):
             times.append(self._pacing.open_at)
+        if self._forward_slots() and self._forwards.first() is not None:
+            times.append(self._forward_pacing.open_at)
         return min(times, default=None)
 
+    def next_deadline(self) -> float | None:
+        """The earliest deadline of a live lease whose extension was due when :meth:`due` was asked last."""
+        first = self._live.first()
+        return None if first is None else first[0]
+
     def due(self, now: float, limit: int | None = None) -> list[Call]:
-        """The calls to make now, the most urgent extensions first, then settlements.
+        """The calls to make now, in the order of the module's docstring.
 
         They are to be made at once, and each must be reported, however it went.
 
@@ -188,31 +383,52 @@ class Ledger:
             now: The time.
             limit: Most calls to return; what is left over is due still. None: no limit.
         """
-        for entry in self._pausing.pop_until(now):
-            self._make_ready(entry)
-        for entry in self._waiting.pop_until(now):
-            self._fall_due(entry, now)
-        return list(islice(chain(self._extension_calls(now), self._settlement_calls(now)), limit))
+        self._note_what_time_brought(now)
+        calls: list[Call] = []
+        while (limit is None or len(calls) < limit) and (call := self._next_call(now)) is not None:
+            self._under_way[id(call)] = call
+            self._extensions_under_way += isinstance(call, ExtendCall)
+            self._forwards_under_way += isinstance(call, ForwardCall)
+            calls.append(call)
+        return calls
+
+    def timeout_seconds(self, call: Call) -> float:
+        """How long to wait for the answer to a call.
+
+        An extension leaves time to try again within the most urgent live lease, unless answers were seen to take
+        longer. Where no time for a second try is left, and where no lease has anything left to lose, it gets the full
+        time-out: its answer still counts after the deadline.
+        """
+        if not isinstance(call, ExtendCall):
+            return self._call_timeout_seconds
+        entries = [self._entries.get(receipt) for receipt in call.receipts]
+        left = [entry.deadline - call.asked_at for entry in entries if entry is not None]
+        remaining = min((seconds for seconds in left if seconds > 0), default=0.0)
+        if remaining < 2 * SHORTEST_TIMEOUT_SECONDS:
+            return self._call_timeout_seconds
+        return min(max(remaining / 2, 2 * self._answer_time.expected_seconds), self._call_timeout_seconds)
 
     def report(self, call: Call, answers: Sequence[EntryAnswer], now: float) -> None:
         """Take in the answers to a call, one per entry; entries without one count as unanswered.
 
-        Answers about leases that were forgotten meanwhile are ignored.
+        Answers about leases that were forgotten meanwhile change nothing.
+
+        Raises:
+            ValueError: :meth:`due` did not return this call, it was reported before, or an answer is not of it.
         """
+        if self._under_way.pop(id(call), None) is not call:
+            raise ValueError("this call is not under way: it was reported before, or never asked for")
+        self._extensions_under_way -= isinstance(call, ExtendCall)
+        self._forwards_under_way -= isinstance(call, ForwardCall)
         by_receipt = {answer.receipt: answer for answer in answers}
-        for index, receipt in enumerate(call.receipts):
-            entry = self._entries.get(receipt)
-            answer = by_receipt.get(receipt, EntryAnswer(receipt, Verdict.TRANSIENT, text="no answer"))
-            if answer.verdict is Verdict.THROTTLED:
-                self._pacing.throttled(call.asked_at, now)
-            if entry is None:
-                continue
-            if isinstance(call, ExtendCall) and entry.phase is Phase.EXTENDING:
-                self._extension_answered(entry, call.asked_at + call.changes[index].seconds, answer, call.asked_at, now)
-            elif not isinstance(call, ExtendCall) and entry.phase is Phase.SENT:
-                self._settlement_answered(entry, call, index, answer, now)
-        if isinstance(call, ExtendCall) and any(answer.verdict is Verdict.DONE for answer in answers):
-            self._pacing.succeeded()
+        if not by_receipt.keys() <= set(call.receipts):
+            raise ValueError("an answer is about a message that the call did not concern")
+        whole = [by_receipt.get(receipt) or _unanswered(receipt) for receipt in call.receipts]
+        throttled = self._learn_from(call, whole, now)
+        if isinstance(call, ExtendCall):
+            self._extensions_answered(call, whole, now, throttled=throttled)
+        else:
+            self._settlements_answered(call, whole, now, throttled=throttled)
 
     # Holding
 
@@ -230,207 +446,424 @@ class Ledger:
         entry = Entry(lease, policy, self._sequence)
         self._entries[lease.receipt] = entry
         self._by_message[lease.receipt.message_id] = entry
+        if self._fifo and entry.group is not None:
+            self._groups.join(entry.group, entry)
         return entry
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: Entry, *, done: bool) -> None:
+        """Stop tracking a lease.
+
+        Args:
+            entry: The lease.
+            done: Whether its message is out of the way: deleted, or in the dead-letter queue.
+        """
+        entry.enter(Phase.ENDED)
         entry.token += 1
         del self._entries[entry.receipt]
         if self._by_message.get(entry.receipt.message_id) is entry:
             del self._by_message[entry.receipt.message_id]
+        if self._fifo and entry.group is not None:
+            if not done:
+                self._return_from(entry.group, entry)
+            first = self._groups.leave(entry.group)
+            if first is not None and first.behind:
+                self._stop_waiting_behind(first)
 
-    def _wait(self, entry: Entry) -> None:
+    def _await_renewal(self, entry: Entry) -> None:
         """Put a lease to wait for its renewal, or for its end if there is none."""
-        entry.phase = Phase.WAITING
         renew_at = entry.policy.renew_at(entry)
         if renew_at is None or entry.ends_at - entry.deadline < 1:
-            entry.final = True
-            entry.renew_at = entry.deadline
-        else:
-            entry.renew_at = renew_at
+            announced = renew_at is not None and entry.policy.max_lease_seconds > 0
+            self._await_end(entry, announced=announced)
+            return
+        expected = self._answer_time.expected_seconds
+        if expected > SLOW_ANSWER_SECONDS:
+            # No more than twice as often as the policy says.
+            earliest = (renew_at + entry.renewed_at) / 2
+            renew_at = min(renew_at, max(entry.deadline - 1.5 * expected, earliest))
+        entry.renew_at = renew_at
         self._waiting.push(entry.renew_at, entry)
+
+    def _await_end(self, entry: Entry, *, announced: bool) -> None:
+        """The lease cannot go on beyond its deadline: say so once, and wait for its settlement."""
+        entry.final = True
+        entry.renew_at = entry.deadline
+        if announced:
+            self._events.append(Ending(entry.receipt, entry.deadline))
+        self._waiting.push(entry.deadline, entry)
 
     def _hurry(self, entry: Entry) -> None:
         if entry.phase is Phase.WAITING and not entry.final:
-            entry.phase = Phase.DUE
-            self._urgent.push(entry.deadline, entry)
+            self._fall_due(entry)
+
+    def _fall_due(self, entry: Entry) -> None:
+        entry.enter(Phase.DUE)
+        self._live.push(entry.deadline, entry)
 
     def _lose(self, entry: Entry, detail: str) -> None:
-        """A lease is lost: one event says so, whichever waits for it."""
-        self._remove(entry)
+        """A lease is lost: one event says so, the one that is waited for."""
+        self._remove(entry, done=False)
         if entry.settlement is None:
             self._events.append(Lost(entry.receipt, detail))
         else:
             self._events.append(Settled(entry.receipt, Outcome.LOST, detail))
 
-    # Extending
-
-    def _fall_due(self, entry: Entry, now: float) -> None:
-        if not entry.final:
-            entry.phase = Phase.DUE
-            self._urgent.push(entry.deadline, entry)
-            return
-        if now >= entry.deadline:
-            self._note_lapse(entry, now)
-
     def _note_lapse(self, entry: Entry, now: float) -> None:
-        if not entry.lapsed and now > entry.deadline - 1e-9:
-            entry.lapsed = entry.doubtful = True
+        if not entry.has_lapsed and now > entry.deadline - 1e-9:
+            entry.has_lapsed = entry.doubtful = True
             self._events.append(Lapsed(entry.receipt, now - entry.deadline))
 
-    def _extension_calls(self, now: float) -> Iterator[Call]:
-        while self._urgent.first() is not None and self._pacing.admits(now):
-            changes: list[VisibilityChange] = []
-            while len(changes) < MAX_BATCH_ENTRIES and (entry := self._next_to_extend(now)) is not None:
-                seconds = self._extension_seconds(entry, now)
-                if seconds < 1:
-                    self._end(entry)
-                    continue
-                entry.phase = Phase.EXTENDING
-                changes.append(VisibilityChange(entry.receipt, seconds))
-            if changes:
-                self._pacing.sent(now)
-                yield ExtendCall(now, tuple(changes))
+    # The order within message groups
 
-    def _next_to_extend(self, now: float) -> Entry | None:
+    def _decide_in_group(self, entry: Entry, group: str) -> None:
+        if isinstance(entry.settlement, Release | Expire):
+            self._return_from(group, entry)
+        elif isinstance(entry.settlement, Delete):
+            if self._groups.is_behind_returned(group, entry):
+                entry.settlement = Release()
+            elif self._groups.first(group) is not entry:
+                entry.behind = True
+                self._groups.wait(group, entry)
+
+    def _return_from(self, group: str, entry: Entry) -> None:
+        """A message goes back to the queue: those behind it go back with it, and come again after it."""
+        for later in self._groups.return_from(group, entry):
+            later.settlement = Release()
+            self._stop_waiting_behind(later)
+
+    def _stop_waiting_behind(self, entry: Entry) -> None:
+        entry.behind = False
+        if entry.phase is not Phase.EXTENDING:
+            self._begin_settling(entry)
+
+    # Choosing calls
+
+    def _note_what_time_brought(self, now: float) -> None:
+        for entry in self._waiting.pop_until(now):
+            if entry.final:
+                self._note_lapse(entry, now)
+            else:
+                self._fall_due(entry)
+        # A throttled queue may be called about some leases only after they have lapsed.
+        for entry in self._live.pop_until(now):
+            self._note_lapse(entry, now)
+            self._lapsed.push(entry.deadline, entry)
+        for retries in self._retries.values():
+            for entry in retries.pop_until(now):
+                self._offer(entry)
+
+    def _total_slots(self) -> int:
+        return MAX_CALLS_UNDER_WAY - len(self._under_way)
+
+    def _extension_slots(self) -> bool:
+        free = MAX_CALLS_UNDER_WAY - SLOTS_FOR_SETTLEMENTS - self._extensions_under_way
+        return min(self._total_slots(), free) > 0
+
+    def _settlement_slots(self) -> bool:
+        settlements = len(self._under_way) - self._extensions_under_way
+        return min(self._total_slots(), MAX_CALLS_UNDER_WAY - SLOTS_FOR_EXTENSIONS - settlements) > 0
+
+    def _forward_slots(self) -> bool:
+        return self._settlement_slots() and self._forwards_under_way < MAX_FORWARDS_UNDER_WAY
+
+    def _wants_extension(self) -> bool:
+        return self._live.first() is not None or self._lapsed.first() is not None
+
+    def _wants_call(self) -> bool:
+        return self._releases.first() is not None or self._deletes.first() is not None
+
+    def _next_call(self, now: float) -> Call | None:
+        if self._pacing.admits(now):
+            choices = {"live": self._live_call, "settle": self._settlement_call, "lapsed": self._lapsed_call}
+            order = ["live", "lapsed", "settle"]
+            if self._pacing.is_pacing:
+                turn = ("live", "live", "live", "settle", "live", "live", "live", "lapsed")[self._turn % 8]
+                order = [turn, *(one for one in ("live", "settle", "lapsed") if one != turn)]
+            for one in order:
+                if (call := choices[one](now)) is not None:
+                    self._turn += 1
+                    self._pacing.sent(now)
+                    return call
+        if self._forward_pacing.admits(now) and self._forward_slots():
+            return self._forward_call(now)
+        return None
+
+    def _live_call(self, now: float) -> Call | None:
+        return self._extension_call((self._live, self._lapsed), now)
+
+    def _lapsed_call(self, now: float) -> Call | None:
+        return self._extension_call((self._lapsed, self._live), now)
+
+    def _extension_call(self, orders: Sequence[TimeOrder[Entry]], now: float) -> Call | None:
+        """A call that extends what is first in the first of these orders, filled up from all."""
+        if not self._extension_slots():
+            return None
+        changes: list[VisibilityChange] = []
+        while orders[0].first() is not None or changes:
+            if len(changes) == MAX_BATCH_ENTRIES or (entry := self._next_to_extend(orders, now)) is None:
+                break
+            seconds = self._extension_seconds(entry, now)
+            if seconds < 1:
+                entry.enter(Phase.WAITING)
+                self._await_end(entry, announced=True)
+                continue
+            entry.enter(Phase.EXTENDING)
+            changes.append(VisibilityChange(entry.receipt, seconds))
+        return ExtendCall(now, tuple(changes)) if changes else None
+
+    def _next_to_extend(self, orders: Sequence[TimeOrder[Entry]], now: float) -> Entry | None:
         """The most urgent lease that is due, else one that may ride along."""
-        if self._urgent.first() is not None:
-            return self._urgent.pop()
+        for order in orders:
+            if order.first() is not None:
+                return order.pop()
         first = self._waiting.first()
         if first is None or first[1].final:
             return None
         renew_at, entry = first
         if renew_at - now > RIDE_ALONG_SHARE * (renew_at - entry.renewed_at):
             return None
-        return self._waiting.pop()
+        self._waiting.pop()
+        entry.enter(Phase.DUE)
+        return entry
 
     @staticmethod
     def _extension_seconds(entry: Entry, now: float) -> int:
-        """What the policy asks for, cut to whole seconds and to the lease's end; below 1 where nothing is gained."""
-        wanted = min(entry.policy.extension_seconds(entry, now), MAX_VISIBILITY_SECONDS)
+        """What the policy asks for, rounded up and cut to the lease's end; below 1 where nothing is gained."""
+        wanted = math.ceil(min(entry.policy.extension_seconds(entry, now), MAX_VISIBILITY_SECONDS) - 1e-9)
         longest = entry.ends_at - now
         if wanted > longest and now + longest < entry.deadline + 1:
             return 0
-        return math.floor(min(wanted, longest) + 1e-9)
+        return min(wanted, math.floor(longest + 1e-9))
 
-    def _end(self, entry: Entry) -> None:
-        """The lease cannot go on beyond its deadline: say so once, and wait for its settlement."""
-        entry.phase = Phase.WAITING
-        entry.final = True
-        entry.renew_at = entry.deadline
-        self._events.append(Ending(entry.receipt, entry.deadline))
-        self._waiting.push(entry.deadline, entry)
+    def _settlement_call(self, now: float) -> Call | None:
+        if not self._settlement_slots():
+            return None
+        return self._release_call(now) or self._delete_call(now)
 
-    def _extension_answered(
-        self, entry: Entry, deadline: float, answer: EntryAnswer, asked_at: float, now: float
+    def _release_call(self, now: float) -> Call | None:
+        changes: list[VisibilityChange] = []
+        while len(changes) < MAX_BATCH_ENTRIES:
+            if self._releases.first() is not None:
+                entry = self._releases.pop()
+            elif changes and (early := self._next_retry(Release, now)) is not None:
+                entry = early
+            else:
+                break
+            if entry.doubtful or entry.deadline - now < RELEASE_MARGIN_SECONDS:
+                self._end(entry, Outcome.EXPIRED, "the lease was about to end, or had ended, by itself")
+                continue
+            entry.enter(Phase.SENT)
+            changes.append(VisibilityChange(entry.receipt, self._release_seconds(entry, now)))
+        return ReleaseCall(now, tuple(changes)) if changes else None
+
+    @staticmethod
+    def _release_seconds(entry: Entry, now: float) -> int:
+        # The service counts the delay into its 12 hours as well.
+        longest = math.floor(entry.received_at + MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS - now)
+        delay = entry.settlement.delay_seconds if isinstance(entry.settlement, Release) else 0
+        return max(0, min(delay, longest))
+
+    def _delete_call(self, now: float) -> Call | None:
+        deleted: list[Receipt] = []
+        while len(deleted) < MAX_BATCH_ENTRIES:
+            if self._deletes.first() is not None:
+                entry = self._deletes.pop()
+            elif deleted and (early := self._next_retry(Delete, now)) is not None:
+                entry = early
+            else:
+                break
+            entry.enter(Phase.SENT)
+            deleted.append(entry.receipt)
+        return DeleteCall(now, tuple(deleted)) if deleted else None
+
+    def _next_retry(self, kind: type, now: float) -> Entry | None:
+        """A settlement that is to be tried again soon, to fill a call that is made anyway."""
+        first = self._retries[kind].first()
+        if first is None or first[0] > now + RIDE_ALONG_SECONDS:
+            return None
+        return self._retries[kind].pop()
+
+    def _forward_call(self, now: float) -> Call | None:
+        if self._forwards.first() is None:
+            return None
+        entry = self._forwards.pop()
+        entry.enter(Phase.SENT)
+        self._forward_pacing.sent(now)
+        reason = entry.settlement.reason if isinstance(entry.settlement, DeadLetter) else ""
+        return ForwardCall(now, entry.receipt, reason)
+
+    # Learning from answers
+
+    def _learn_from(self, call: Call, answers: Sequence[EntryAnswer], now: float) -> bool:
+        """Adapt the pace and the time-outs; return whether the call was throttled as a whole."""
+        verdicts = {answer.verdict for answer in answers}
+        pacing = self._forward_pacing if isinstance(call, ForwardCall) else self._pacing
+        throttled = verdicts == {Verdict.THROTTLED}
+        answered = not verdicts <= {Verdict.TRANSIENT, Verdict.UNAVAILABLE}
+        if throttled:
+            pacing.throttled(call.asked_at, now)
+        elif answered:
+            pacing.went_through(now)
+        if isinstance(call, ForwardCall):
+            return throttled  # its time is that of the message's source, too
+        if answered:
+            self._answer_time.answered(now - call.asked_at)
+        elif Verdict.TRANSIENT in verdicts:
+            self._answer_time.unanswered(now - call.asked_at)
+        return throttled
+
+    def _extensions_answered(
+        self, call: ExtendCall, answers: Sequence[EntryAnswer], now: float, *, throttled: bool
     ) -> None:
-        if answer.verdict is Verdict.LOST:
-            self._lose(entry, _detail(answer))
-            return
-        self._note_lapse(entry, now)
-        if answer.verdict is Verdict.DONE:
+        failed: list[Entry] = []
+        for change, answer in zip(call.changes, answers, strict=True):
+            entry = self._entries.get(change.receipt)
+            if entry is None or entry.phase is not Phase.EXTENDING:
+                continue
+            if answer.verdict is Verdict.LOST:
+                self._lose(entry, _detail(answer))
+                continue
+            self._note_lapse(entry, now)
+            self._learn_deadline(entry, answer.verdict, call.asked_at, change.seconds)
+            if entry.is_being_settled:
+                self._begin_settling(entry)
+            elif answer.verdict is Verdict.DONE:
+                entry.enter(Phase.WAITING)
+                self._await_renewal(entry)
+            elif answer.verdict is Verdict.CAPPED:
+                entry.enter(Phase.WAITING)
+                self._await_end(entry, announced=True)
+            elif throttled:
+                self._fall_due(entry)
+            else:
+                self._note_refusal(entry, answer)
+                failed.append(entry)
+        self._extend_again(failed, min(change.seconds for change in call.changes), now)
+
+    @staticmethod
+    def _learn_deadline(entry: Entry, verdict: Verdict, asked_at: float, seconds: int) -> None:
+        if verdict is Verdict.DONE:
             entry.renewed_at = asked_at
-            entry.deadline = deadline
-            entry.lapsed = entry.refused = False
-        elif answer.verdict is Verdict.TRANSIENT:
-            entry.deadline = min(entry.deadline, deadline)
-        if entry.settlement is not None:
-            self._begin_settling(entry)
-        elif answer.verdict is Verdict.DONE:
-            self._wait(entry)
-            if entry.final:
-                self._events.append(Ending(entry.receipt, entry.deadline))
-        elif answer.verdict is Verdict.CAPPED:
-            self._end(entry)
-        elif answer.verdict is Verdict.THROTTLED:
-            entry.phase = Phase.DUE
-            self._urgent.push(entry.deadline, entry)
-        else:
-            if answer.verdict is Verdict.REFUSED and not entry.refused:
-                entry.refused = True
-                self._events.append(Refused(entry.receipt, _detail(answer)))
-            entry.phase = Phase.WAITING
-            entry.renew_at = now + retry_delay_seconds(entry.deadline - now, self._random)
-            self._waiting.push(entry.renew_at, entry)
+            entry.deadline = asked_at + seconds
+            entry.has_lapsed = entry.refused = False
+        elif verdict is Verdict.TRANSIENT:
+            entry.deadline = min(entry.deadline, asked_at + seconds)
+
+    def _note_refusal(self, entry: Entry, answer: EntryAnswer) -> None:
+        if answer.verdict is Verdict.REFUSED and not entry.refused:
+            entry.refused = True
+            self._events.append(Refused(entry.receipt, _detail(answer)))
+
+    def _extend_again(self, failed: Sequence[Entry], seconds: int, now: float) -> None:
+        """Try all that failed in one call again together, when the most urgent of them asks for it."""
+        if not failed:
+            return
+        left = [entry.deadline - now for entry in failed]
+        remaining = min((one for one in left if one > 0), default=max(left))
+        again_at = now + extension_retry_seconds(remaining, seconds, self._random)
+        for entry in failed:
+            entry.enter(Phase.WAITING)
+            entry.renew_at = again_at
+            self._waiting.push(again_at, entry)
 
     # Settling
 
     def _begin_settling(self, entry: Entry) -> None:
         if isinstance(entry.settlement, Expire):
-            self._settled(entry, Outcome.EXPIRED)
+            self._end(entry, Outcome.EXPIRED)
             return
-        self._make_ready(entry)
+        entry.enter(Phase.SETTLING)
+        self._offer(entry)
 
-    def _make_ready(self, entry: Entry) -> None:
-        entry.phase = Phase.SETTLING
-        self._ready[type(entry.settlement)].push(entry)
-
-    def _settled(self, entry: Entry, outcome: Outcome, detail: str = "") -> None:
-        self._remove(entry)
-        self._events.append(Settled(entry.receipt, outcome, detail))
-
-    def _settlement_calls(self, now: float) -> Iterator[Call]:
-        # The next kind is looked at only when the caller wants one call more: what is not sent stays ready.
-        while releases := [*islice(self._releases_to_send(now), MAX_BATCH_ENTRIES)]:
-            yield ReleaseCall(now, tuple(releases))
-        while deletes := [*islice(self._to_send(Delete), MAX_BATCH_ENTRIES)]:
-            yield DeleteCall(now, tuple(entry.receipt for entry in deletes))
-        for entry in self._to_send(DeadLetter):
-            assert isinstance(entry.settlement, DeadLetter)  # noqa: S101 - that is what its queue holds
-            yield ForwardCall(now, entry.receipt, entry.settlement.reason)
-
-    def _to_send(self, kind: type) -> Iterator[Entry]:
-        queue = self._ready[kind]
-        while (entry := queue.first()) is not None:
-            queue.pop()
-            entry.phase = Phase.SENT
-            yield entry
-
-    def _releases_to_send(self, now: float) -> Iterator[VisibilityChange]:
-        for entry in self._to_send(Release):
-            if entry.doubtful or entry.deadline - now < RELEASE_MARGIN_SECONDS:
-                self._settled(entry, Outcome.EXPIRED, "the lease was about to end, or had ended, by itself")
-                continue
-            assert isinstance(entry.settlement, Release)  # noqa: S101 - that is what its queue holds
-            # The service counts the delay into its 12 hours as well.
-            longest = entry.received_at + MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS - now
-            seconds = max(0, min(entry.settlement.delay_seconds, math.floor(longest)))
-            yield VisibilityChange(entry.receipt, seconds)
-
-    def _settlement_answered(
-        self, entry: Entry, call: DeleteCall | ReleaseCall | ForwardCall, index: int, answer: EntryAnswer, now: float
-    ) -> None:
-        match call, answer.verdict:
-            case ForwardCall(), Verdict.DONE:
-                # What is in the dead-letter queue now is deleted here; the outcome still names the forwarding.
-                entry.settlement = _FORWARDED
-                self._make_ready(entry)
-            case DeleteCall(), Verdict.DONE:
-                forwarded = entry.settlement is _FORWARDED
-                self._settled(entry, Outcome.DEAD_LETTERED if forwarded else Outcome.DELETED)
-            case ReleaseCall(), Verdict.DONE:
-                self._settled(entry, Outcome.RELEASED)
-            case _, Verdict.LOST:
-                self._settled(entry, Outcome.LOST, _detail(answer))
-            case ReleaseCall(), Verdict.CAPPED:
-                entry.settlement = Release(0)
-                self._make_ready(entry)
-            case ReleaseCall() as release, Verdict.TRANSIENT:
-                # Carried out or not: it is certainly invisible only until the earlier of the two ends.
-                entry.deadline = min(entry.deadline, release.asked_at + release.changes[index].seconds)
-                self._try_again(entry, answer, now)
-            case _:
-                self._try_again(entry, answer, now)
-
-    def _try_again(self, entry: Entry, answer: EntryAnswer, now: float) -> None:
+    def _offer(self, entry: Entry) -> None:
+        """Let a settlement be sent as soon as its turn comes."""
         if isinstance(entry.settlement, Release):
-            if entry.deadline - now < RELEASE_MARGIN_SECONDS:
-                self._settled(entry, Outcome.EXPIRED, _detail(answer))
-                return
-        elif now > max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS):
-            self._settled(entry, Outcome.FAILED, _detail(answer))
+            self._releases.push(entry)
+        elif isinstance(entry.settlement, Delete):
+            self._deletes.push(entry.deadline, entry)
+        else:
+            self._forwards.push(entry)
+
+    def _end(self, entry: Entry, outcome: Outcome, detail: str = "") -> None:
+        self._events.append(Settled(entry.receipt, outcome, detail))
+        self._remove(entry, done=outcome in (Outcome.DELETED, Outcome.DEAD_LETTERED))
+
+    def _settlements_answered(
+        self,
+        call: DeleteCall | ReleaseCall | ForwardCall,
+        answers: Sequence[EntryAnswer],
+        now: float,
+        *,
+        throttled: bool,
+    ) -> None:
+        failed: list[tuple[Entry, EntryAnswer]] = []
+        for index, answer in enumerate(answers):
+            entry = self._entries.get(answer.receipt)
+            if entry is None or entry.phase is not Phase.SENT:
+                continue
+            match call, answer.verdict:
+                case _, Verdict.DONE:
+                    self._settled(entry, call, now)
+                case _, Verdict.LOST:
+                    self._end(entry, Outcome.LOST, _detail(answer))
+                case _, Verdict.REFUSED:
+                    self._end(entry, Outcome.FAILED, _detail(answer))
+                case ReleaseCall(), Verdict.CAPPED:
+                    entry.settlement = Release(0)
+                    entry.enter(Phase.SETTLING)
+                    self._offer(entry)
+                case ReleaseCall() as release, Verdict.TRANSIENT:
+                    # Carried out or not: it is certainly invisible only until the earlier of the two ends.
+                    entry.deadline = min(entry.deadline, release.asked_at + release.changes[index].seconds)
+                    failed.append((entry, answer))
+                case _:
+                    failed.append((entry, answer))
+        self._settle_again(failed, now, throttled=throttled)
+
+    def _settled(self, entry: Entry, call: DeleteCall | ReleaseCall | ForwardCall, now: float) -> None:
+        match call:
+            case ForwardCall():
+                # What is in the dead-letter queue now is deleted here; the outcome still names the forwarding.
+                entry.forwarded = True
+                entry.settlement = Delete()
+                entry.tries = 0
+                entry.enter(Phase.SETTLING)
+                self._offer(entry)
+            case ReleaseCall():
+                self._end(entry, Outcome.RELEASED)
+            case DeleteCall() if entry.forwarded:
+                self._end(entry, Outcome.DEAD_LETTERED)
+            case DeleteCall() if self._fifo or not (entry.doubtful or now > entry.deadline):
+                self._end(entry, Outcome.DELETED)
+            case DeleteCall():
+                self._end(entry, Outcome.LOST, _UNCERTAIN_DELETE)
+
+    def _settle_again(self, failed: Sequence[tuple[Entry, EntryAnswer]], now: float, *, throttled: bool) -> None:
+        """Try all that failed in one call again together, as long as that is safe and has a chance."""
+        again: list[Entry] = []
+        for entry, answer in failed:
+            entry.tries += 1
+            if isinstance(entry.settlement, Release):
+                if entry.deadline - now < RELEASE_MARGIN_SECONDS:
+                    self._end(entry, Outcome.EXPIRED, _detail(answer))
+                    continue
+            elif entry.tries >= FEWEST_TRIES and now > max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS):
+                self._end(entry, Outcome.FAILED, _detail(answer))
+                continue
+            again.append(entry)
+        if not again:
             return
-        entry.phase = Phase.SETTLING
-        self._pausing.push(now + retry_delay_seconds(entry.deadline - now, self._random), entry)
+        pause = 0.0 if throttled else settlement_retry_seconds(max(entry.tries for entry in again), self._random)
+        for entry in again:
+            entry.enter(Phase.SETTLING)
+            if throttled:
+                self._offer(entry)  # the pacing gate says when
+            else:
+                self._retries[type(entry.settlement)].push(now + pause, entry)
+
+
+def _unanswered(receipt: Receipt) -> EntryAnswer:
+    return EntryAnswer(receipt, Verdict.TRANSIENT, text="no answer")
 
 
 def _detail(answer: EntryAnswer) -> str:

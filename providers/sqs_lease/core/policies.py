@@ -42,7 +42,7 @@ class RenewalPolicy(ABC):
 
     Attributes:
         visibility: The visibility timeout that messages are received with, and that extensions start
-            from; up to 12 hours. None (the default) takes the queue's own.
+            from; up to 12 hours, rounded up to whole seconds. None (the default) takes the queue's own.
         max_lease: How long a message is held at most, counted from its receive. Default and most:
             12 hours, the service's limit. 0: never extend.
     """
@@ -56,15 +56,15 @@ class RenewalPolicy(ABC):
         seconds_of(self.max_lease, name="max_lease", maximum=MAX_VISIBILITY_SECONDS)
 
     @property
-    def visibility_seconds(self) -> float:
-        """The visibility timeout in seconds.
+    def visibility_seconds(self) -> int:
+        """The visibility timeout in whole seconds, rounded up: SQS counts no fractions.
 
         Raises:
             ValueError: The policy was not told the queue's visibility timeout, see :meth:`for_queue`.
         """
         if self.visibility is None:
             raise ValueError("visibility is None: call for_queue() with the queue's visibility timeout first")
-        return seconds_of(self.visibility, name="visibility")
+        return math.ceil(seconds_of(self.visibility, name="visibility"))
 
     @property
     def max_lease_seconds(self) -> float:
@@ -133,7 +133,8 @@ class Growing(RenewalPolicy):
         """As the class says."""
         worked = now - lease.received_at
         grown = min(self.growth * worked, seconds_of(self.ceiling, name="ceiling"))
-        return max(self.visibility_seconds, grown)
+        # Rounded down: not beyond the growth that bounds what a crash costs.
+        return max(self.visibility_seconds, math.floor(grown))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,15 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
-from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
-from sqs_lease.core.group_order import hold_back
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, FailureRule, Release, Settlement, release
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.driver import QueueDriver
+from sqs_lease.keeper.plug_ins import PlugIns, guarded
 
 
 class Meter(Protocol):
@@ -54,8 +54,10 @@ class Unmetered:
 logger = logging.getLogger(__name__)
 
 EventListener: TypeAlias = Callable[[LeaseEvent], None]
-_End: TypeAlias = tuple[Outcome, str]  # how a lease ended: a Settled without its receipt
 MessageSource: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Message]]]
+
+_NAMED_IN_LOG: Final = 5
+"""How many messages one line of the log names."""
 
 
 class KeeperClosedError(RuntimeError):
@@ -90,12 +92,16 @@ class _Wait:
     done: asyncio.Future[None]
     outcomes: dict[Receipt, Settled] = field(default_factory=dict)
 
-    def ended(self, settled: Settled) -> None:
-        if settled.receipt in self.awaited:
-            self.awaited.remove(settled.receipt)
-            self.outcomes[settled.receipt] = settled
-            if not self.awaited and not self.done.done():
-                self.done.set_result(None)
+    def learn(self, settled: Settled) -> None:
+        """One of the leases ended."""
+        self.awaited.discard(settled.receipt)
+        self.outcomes[settled.receipt] = settled
+        self.finish_if_complete()
+
+    def finish_if_complete(self) -> None:
+        """Let the waiting end when there is nothing left to wait for."""
+        if not self.awaited and not self.done.done():
+            self.done.set_result(None)
 
 
 class Batch:
@@ -107,7 +113,6 @@ class Batch:
         *,
         driver: QueueDriver,
         policy: RenewalPolicy,
-        visibility_seconds: float,
         on_failure: FailureRule,
         on_event: EventListener | None,
         message_source: MessageSource | None,
@@ -117,20 +122,21 @@ class Batch:
     ) -> None:
         self.queue_url = queue_url
         self._driver = driver
-        self._policy = policy
-        self._visibility_seconds = visibility_seconds
+        self._plug_ins = PlugIns(queue_url)
+        self._policy = guarded(policy, self._plug_ins, clock)
+        self._visibility_seconds = policy.visibility_seconds
         self._on_failure = on_failure
         self._on_event = on_event
         self._message_source = message_source
         self._random = random
         self._clock = clock
         self._meter = meter
-        self._fifo = queue_url.endswith(".fifo")
         self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
         self._messages: dict[Receipt, Message] = {}
-        self._ended: dict[Receipt, _End] = {}
-        self._ends: dict[_End, _End] = {}  # leases that ended alike share one value: most of a batch do
-        self._waits: list[_Wait] = []
+        # How leases ended. Those that ended alike share one value, as most of a batch do.
+        self._outcomes: dict[Receipt, tuple[Outcome, str]] = {}
+        self._shared: dict[tuple[Outcome, str], tuple[Outcome, str]] = {}
+        self._waits: dict[Receipt, list[_Wait]] = {}
         self._settling_since: dict[Receipt, float] = {}
         self._forgotten = False
         self.extensions = 0  # confirmed so far, counted per message
@@ -142,13 +148,16 @@ class Batch:
     def add(self, messages: Iterable[Message], *, received_at: float, sent_at: float | None = None) -> None:
         """Hold messages that were just received; times are of the keeper's clock.
 
-        A message that the batch holds already is held by its new receipt alone: the older one is void.
+        A message that the batch holds already is held by its newer receipt alone: the older one is void.
 
         Args:
             messages: The messages, received with the policy's visibility timeout.
             received_at: When the call that brought them was sent first: the service's 12 hours count from no
                 earlier.
             sent_at: When it was sent last, if it was repeated (FIFO): the visibility timeout counts from no earlier.
+
+        Raises:
+            KeeperClosedError: The keeper was closed, or the batch dropped: nobody would extend them.
         """
         deadline = (received_at if sent_at is None else sent_at) + self._visibility_seconds
         for message in messages:
@@ -156,19 +165,30 @@ class Batch:
             self._put(lease, message, at_once=False)
 
     def adopt(self, leases: Iterable[Lease], messages: Iterable[Message] = ()) -> None:
-        """Hold leases that were held elsewhere, and extend them at once; times are of the keeper's clock."""
+        """Hold leases that were held elsewhere, and extend them at once; times are of the keeper's clock.
+
+        Another batch of this keeper that still holds one of them gives it up to this one.
+
+        Raises:
+            KeeperClosedError: The keeper was closed, or the batch dropped: nobody would extend them.
+        """
         by_receipt = {message.receipt: message for message in messages}
         for lease in leases:
             self._put(lease, by_receipt.get(lease.receipt), at_once=True)
 
     def _put(self, lease: Lease, message: Message | None, *, at_once: bool) -> None:
+        if self._forgotten:
+            raise KeeperClosedError(f"The keeper of {self.queue_url} ended: it cannot hold more messages")
         held = self._leases.get(lease.receipt.message_id)
         if held is not None and (older := held.receipt) != lease.receipt:
-            self._driver.forget([older])
-            if any(older in wait.awaited for wait in self._waits):
-                self._end(Settled(older, Outcome.LOST, "the message was received again"))
+            if held.receive_count > lease.receive_count and self._driver.holds(older, self):
+                logger.info("%s of %s was received again since; it is not held", lease.receipt, self.queue_url)
+                return
+            self._driver.forget([older], self)
+            if older in self._waits:
+                self._note_end(Settled(older, Outcome.LOST, "the message was received again"))
             self._messages.pop(older, None)
-            self._ended.pop(older, None)
+            self._outcomes.pop(older, None)
         self._leases[lease.receipt.message_id] = lease
         if message is not None:
             self._messages[lease.receipt] = message
@@ -185,16 +205,21 @@ class Batch:
 
     def leases(self) -> Sequence[Lease]:
         """The leases still held, in the order they were put in, with their deadlines as confirmed so far."""
-        leases = (self._driver.lease(lease.receipt) for lease in self._leases.values())
-        return [lease for lease in leases if lease is not None]
+        held = (receipt for lease in self._leases.values() if self._driver.holds(receipt := lease.receipt, self))
+        return [lease for receipt in held if (lease := self._driver.lease(receipt)) is not None]
 
     def holds(self, receipt: Receipt) -> bool:
-        """Whether the lease is still held: neither settled nor lost."""
-        return self._is_ours(receipt) and self._driver.holds(receipt)
+        """Whether the lease is still extended: neither settled nor known to be lost; it may have lapsed."""
+        return self._is_ours(receipt) and self._driver.holds(receipt, self)
+
+    def still_held(self, receipt: Receipt) -> bool:
+        """Whether nobody else can have the message, for certain: its lease never lapsed, and has not ended."""
+        lease = self._driver.lease(receipt) if self.holds(receipt) else None
+        return lease is not None and not lease.doubtful and self._clock.now() < lease.deadline
 
     def count_held(self) -> int:
         """How many leases are still held."""
-        return 0 if self._forgotten else len(self._leases) - len(self._ended)
+        return 0 if self._forgotten else len(self._leases) - len(self._outcomes)
 
     def oldest_received_at(self) -> float | None:
         """When the oldest lease still held was received, by the keeper's clock; None where none is held.
@@ -203,7 +228,8 @@ class Batch:
         """
         if not self.count_held():
             return None
-        return next((lease.received_at for lease in self._leases.values() if self._driver.holds(lease.receipt)), None)
+        held = (lease for lease in self._leases.values() if self._driver.holds(lease.receipt, self))
+        return next((lease.received_at for lease in held), None)
 
     def certain_until(self) -> float | None:
         """Until when every lease still held lasts at least; None where there is none, or where one has lapsed."""
@@ -227,23 +253,32 @@ class Batch:
     def forget(self) -> None:
         """Hold no longer and call nothing: somebody else does. Who waits for a settlement is told that none comes."""
         self._forgotten = True
-        self._driver.forget([lease.receipt for lease in self._leases.values()])
-        for wait in self._waits:
+        self._driver.forget([lease.receipt for lease in self._leases.values()], self)
+        for wait in {id(wait): wait for waits in self._waits.values() for wait in waits}.values():
             if not wait.done.done():
                 wait.done.set_exception(
                     KeeperClosedError(f"The keeper of {self.queue_url} ended before the settlement")
                 )
+        self._waits.clear()
 
     # Settling
 
     async def settle(
-        self, settlements: Mapping[Receipt, Settlement], *, ordered: bool = True
+        self, settlements: Mapping[Receipt, Settlement], *, in_order: bool = True
     ) -> Mapping[Receipt, Settled]:
-        """Settle leases and wait for the outcome of each.
+        """Settle leases and wait for their outcomes.
 
-        Settling one twice gives its first outcome again, and so does settling one that was lost. On a FIFO
-        queue a message behind one that was not done is released instead of deleted (core/group_order.py), unless
-        ``ordered`` is false.
+        To settle one twice gives its first outcome again, and so does settling one that was lost. On a FIFO queue a
+        delete waits until all earlier messages of its group have ended, and becomes a release where one of them was
+        returned (:mod:`sqs_lease.core.group_order`). This method does not wait for deletes behind a message whose work
+        goes on: they happen later, and :meth:`outcomes` has them then.
+
+        Args:
+            settlements: What becomes of each message.
+            in_order: Whether that order is kept; True by default.
+
+        Returns:
+            The outcomes; none for messages that wait for the work on an earlier one.
 
         Raises:
             KeyError: A receipt is not of this batch.
@@ -252,32 +287,35 @@ class Batch:
         unknown = [receipt for receipt in settlements if not self._is_ours(receipt)]
         if unknown:
             raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
-        pending = [receipt for receipt in settlements if receipt not in self._ended]
+        pending = [receipt for receipt in settlements if receipt not in self._outcomes]
         if pending and self._forgotten:
             raise KeeperClosedError(f"{len(pending)} messages of {self.queue_url} are not held here any more")
         outcomes = {
-            receipt: Settled(receipt, *self._ended[receipt]) for receipt in settlements if receipt in self._ended
+            receipt: Settled(receipt, *self._outcomes[receipt]) for receipt in settlements if receipt in self._outcomes
         }
-        now = self._clock.now()
-        for receipt in pending:
-            self._settling_since.setdefault(receipt, now)
-        if self._fifo and ordered:
-            settlements = hold_back(settlements, self._leases.values(), self._outcome_of)
         if not pending:
             return outcomes
+        now = self._clock.now()
         # One future a call and not one a receipt: hundreds of batches of hundreds may end at the same moment.
         wait = _Wait(set(pending), asyncio.get_running_loop().create_future())
-        self._waits.append(wait)
+        for receipt in pending:
+            self._settling_since.setdefault(receipt, now)
+            self._waits.setdefault(receipt, []).append(wait)
         try:
-            self._driver.settle({receipt: settlements[receipt] for receipt in pending})
+            self._driver.settle({receipt: settlements[receipt] for receipt in pending}, in_order=in_order)
+            wait.awaited -= {receipt for receipt in wait.awaited if self._driver.waits_for_work(receipt)}
+            wait.finish_if_complete()
             await wait.done
         finally:
-            self._waits.remove(wait)
+            for receipt in pending:
+                self._stop_waiting(receipt, wait)
         return outcomes | wait.outcomes
 
-    def _outcome_of(self, receipt: Receipt) -> Outcome | None:
-        ended = self._ended.get(receipt)
-        return None if ended is None else ended[0]
+    def _stop_waiting(self, receipt: Receipt, wait: _Wait) -> None:
+        if (waits := self._waits.get(receipt)) is not None and wait in waits:
+            waits.remove(wait)
+            if not waits:
+                del self._waits[receipt]
 
     async def succeed(self, receipts: Iterable[Receipt] | None = None) -> Mapping[Receipt, Settled]:
         """Their work succeeded: delete them (None: all that are still held)."""
@@ -298,13 +336,33 @@ class Batch:
             KeyError: A receipt is not of this batch.
             KeeperClosedError: The keeper was closed, or the batch handed over, before the end.
         """
-        rule = self._on_failure.matching(errors)
-        settlements: dict[Receipt, Settlement] = {}
-        for receipt in self._chosen(receipts):
-            lease = self._driver.lease(receipt)
-            count = 1 if lease is None else lease.receive_count
-            settlements[receipt] = rule.settlement(receive_count=count, reason=reason, random=self._random)
-        return await self.settle(settlements)
+        return await self.settle(self.failing(reason, self._chosen(receipts), errors=errors))
+
+    def failing(
+        self, reason: str, receipts: Iterable[Receipt], *, errors: Sequence[str] = ()
+    ) -> dict[Receipt, Settlement]:
+        """What the batch's failure rule makes of messages that failed; a rule that raises makes it a release at once.
+
+        Args:
+            reason: See :meth:`fail`.
+            receipts: Leases of this batch.
+            errors: See :meth:`fail`.
+        """
+        rule = self._plug_ins.call("failure rule", lambda: self._on_failure.matching(errors), release())
+        return {receipt: self._failed_one(rule, reason, receipt) for receipt in receipts}
+
+    def _failed_one(self, rule: FailureRule, reason: str, receipt: Receipt) -> Settlement:
+        lease = self._driver.lease(receipt)
+        count = 1 if lease is None else lease.receive_count
+
+        def ask() -> Settlement:
+            settlement = rule.settlement(receive_count=count, reason=reason, random=self._random)
+            if not isinstance(settlement, Release | Expire | DeadLetter | Delete):
+                raise TypeError(f"a failure rule must return a settlement such as Release(), not {settlement!r}")
+            return settlement
+
+        instead: Settlement = Release()
+        return self._plug_ins.call("failure rule", ask, instead)
 
     async def release_all(self) -> Mapping[Receipt, Settled]:
         """Make all that is still held visible at once, whatever the failure rule: its work is not at fault."""
@@ -315,53 +373,67 @@ class Batch:
 
     # What the driver tells
 
-    def happened(self, event: LeaseEvent) -> None:
-        """Take in what happened to one of the batch's leases. The driver calls this."""
-        match event:
-            case Settled():
-                self._end(event)
-            case Lost(receipt=receipt, detail=detail):
-                self._end(Settled(receipt, Outcome.LOST, detail))
-            case Lapsed():
-                self._late += 1
-                self._meter.late(self.queue_url)
+    def happened(self, events: Sequence[LeaseEvent]) -> None:
+        """Take in what happened to some of the batch's leases. The driver calls this."""
+        for event in events:
+            match event:
+                case Settled():
+                    self._note_end(event)
+                case Lost(receipt=receipt, detail=detail):
+                    self._note_end(Settled(receipt, Outcome.LOST, detail))
+                case Lapsed():
+                    self._late += 1
+                    self._plug_ins.call("meter", lambda: self._meter.late(self.queue_url), None)
         if self._on_event is None:
-            _log(event, self.queue_url)
-            return
-        try:
-            self._on_event(event)
-        except Exception:
-            # A listener's error is its own: the other leases must go on.
-            logger.exception("A listener failed on %s of %s", type(event).__name__, event.receipt)
+            _log(events, self.queue_url)
+        for event in events:
+            self._tell_listener(event)
 
-    def _end(self, settled: Settled) -> None:
+    def _tell_listener(self, event: LeaseEvent) -> None:
+        if (listener := self._on_event) is None:
+            return
+        if isinstance(event, Ending):
+            # The keeper's clock means nothing to a listener.
+            event = Ending(event.receipt, event.ends_at - self._clock.now() + self._clock.wall())
+        self._plug_ins.call("listener", lambda: listener(event), None)
+
+    def _note_end(self, settled: Settled) -> None:
         end = (settled.outcome, settled.detail)
-        self._ended[settled.receipt] = self._ends.setdefault(end, end)
+        self._outcomes[settled.receipt] = self._shared.setdefault(end, end)
         since = self._settling_since.pop(settled.receipt, None)
-        self._meter.ended(self.queue_url, settled.outcome, None if since is None else self._clock.now() - since)
-        for wait in self._waits:
-            wait.ended(settled)
+        seconds = None if since is None else self._clock.now() - since
+        self._plug_ins.call("meter", lambda: self._meter.ended(self.queue_url, settled.outcome, seconds), None)
+        for wait in self._waits.pop(settled.receipt, ()):
+            wait.learn(settled)
 
     def extended(self, extensions: int) -> None:
         """Count a call that extended some of the batch's leases. The driver calls this."""
         self._extension_calls += 1
         self.extensions += extensions
-        self._meter.extended(self.queue_url, extensions)
+        self._plug_ins.call("meter", lambda: self._meter.extended(self.queue_url, extensions), None)
 
     async def content(self, receipt: Receipt) -> Message | None:
-        """The message itself, if it was put in with the lease or the batch's source has it."""
+        """The message itself, if it was put in with the lease or the batch's source has it.
+
+        Raises:
+            Exception: The source failed.
+        """
         if (message := self._messages.get(receipt)) is not None or self._message_source is None:
             return message
-        return (await self._message_source([receipt.message_id])).get(receipt.message_id)
+        try:
+            return (await self._message_source([receipt.message_id])).get(receipt.message_id)
+        except Exception as error:
+            self._plug_ins.failed("message source", error)
+            raise
 
     def outcomes(self) -> Mapping[Receipt, Settled]:
         """How the leases that ended did so."""
-        return {receipt: Settled(receipt, *end) for receipt, end in self._ended.items()}
+        return {receipt: Settled(receipt, *end) for receipt, end in self._outcomes.items()}
 
     def report(self) -> LeaseReport:
         """Counts so far."""
         counts = dict.fromkeys(Outcome, 0)
-        for outcome, _ in self._ended.values():
+        for outcome, _ in self._outcomes.values():
             counts[outcome] += 1
         return LeaseReport(
             received=len(self._leases),
@@ -378,14 +450,28 @@ class Batch:
         )
 
 
-def _log(event: LeaseEvent, queue_url: str) -> None:
-    """Log what happened to a lease that nobody listens for."""
-    match event:
-        case Lost(receipt=receipt, detail=detail):
-            logger.warning("Lost the lease of %s of %s: %s", receipt, queue_url, detail)
-        case Lapsed(receipt=receipt, overdue_seconds=overdue):
-            logger.warning("The lease of %s of %s lapsed %.1f s ago", receipt, queue_url, overdue)
-        case Ending(receipt=receipt):
-            logger.warning("The lease of %s of %s cannot be extended any further", receipt, queue_url)
-        case Refused(receipt=receipt, detail=detail):
-            logger.error("Extending %s of %s was refused: %s", receipt, queue_url, detail)
+def _log(events: Sequence[LeaseEvent], queue_url: str) -> None:
+    """Log what happened to leases that nobody listens for: one line for each kind and reason."""
+    alike: dict[tuple[type, str], list[LeaseEvent]] = {}
+    for event in events:
+        if not isinstance(event, Settled) or event.outcome in (Outcome.LOST, Outcome.FAILED):
+            detail = getattr(event, "detail", "")
+            alike.setdefault((type(event), detail), []).append(event)
+    for (kind, detail), several in alike.items():
+        level, happened = _LOGGED[kind]
+        named = ", ".join(str(event.receipt) for event in several[:_NAMED_IN_LOG])
+        more = f" and {len(several) - _NAMED_IN_LOG} more" if len(several) > _NAMED_IN_LOG else ""
+        reason = f": {detail}" if detail else ""
+        logger.log(level, "%s (%d of %s)%s: %s%s", happened, len(several), queue_url, reason, named, more)
+
+
+_LOGGED: Final[Mapping[type, tuple[int, str]]] = {
+    Lost: (logging.WARNING, "Leases were lost while their work goes on; somebody else may have the messages"),
+    Lapsed: (
+        logging.WARNING,
+        "Leases lapsed before an extension was confirmed; somebody else may receive the messages",
+    ),
+    Ending: (logging.WARNING, "Leases cannot be extended any further"),
+    Refused: (logging.ERROR, "SQS refuses to extend leases"),
+    Settled: (logging.ERROR, "Messages could not be settled as asked"),
+}

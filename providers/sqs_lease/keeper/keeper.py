@@ -57,6 +57,9 @@ class Keeper:
         call_timeout_seconds: Longest wait for the answer to one call, 10 s by default; extensions wait
             less when their lease is about to end.
         meter: Told what to count; nothing is counted by default.
+        quiet_after_stall_seconds: How long the keeper calls nothing after its process stood still for more than ten
+            seconds, so that its host can tell it first which leases others hold by now; less where a lease would end
+            meanwhile. 0, the default: it goes on at once.
     """
 
     def __init__(
@@ -67,12 +70,14 @@ class Keeper:
         random: Random | None = None,
         call_timeout_seconds: float = DEFAULT_CALL_TIMEOUT_SECONDS,
         meter: Meter | None = None,
+        quiet_after_stall_seconds: float = 0.0,
     ) -> None:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.transport = transport
         self._random = Random() if random is None else random
         self._call_timeout_seconds = call_timeout_seconds
         self._meter: Meter = Unmetered() if meter is None else meter
+        self._quiet_after_stall_seconds = quiet_after_stall_seconds
         self._drivers: dict[str, QueueDriver] = {}
         self._batches: dict[Batch, None] = {}
         self._closed = False
@@ -117,12 +122,12 @@ class Keeper:
                 clock=self.clock,
                 random=self._random,
                 call_timeout_seconds=self._call_timeout_seconds,
+                quiet_after_stall_seconds=self._quiet_after_stall_seconds,
             )
         batch = Batch(
             queue_url,
             driver=driver,
             policy=policy,
-            visibility_seconds=policy.visibility_seconds,
             on_failure=release() if on_failure is None else on_failure,
             on_event=on_event,
             message_source=message_source,
@@ -146,7 +151,7 @@ class Keeper:
         return list(holdings.values())
 
     def drop(self, batch: Batch) -> None:
-        """Know a batch no longer; what it still holds is forgotten without a call."""
+        """Stop tracking a batch; what it still holds is forgotten without a call."""
         batch.forget()
         self._batches.pop(batch, None)
 
@@ -162,10 +167,10 @@ class Keeper:
             last = [batch.extend_now() if extending else batch.release_all() for batch in self._batches]
             try:
                 async with asyncio.timeout(self._call_timeout_seconds):
-                    await asyncio.gather(*last)
+                    # A batch that is dropped meanwhile ends its own calls, not those of the others.
+                    await asyncio.gather(*last, return_exceptions=True)
             except TimeoutError:
                 logger.warning("Closing the keeper: not all calls were answered in time; those leases run out")
         await asyncio.gather(*(driver.stop() for driver in self._drivers.values()))
-        for batch in self._batches:
-            batch.forget()
-        self._batches.clear()
+        for batch in list(self._batches):
+            self.drop(batch)

@@ -307,7 +307,7 @@ class Settler:
 
     async def _settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
         try:
-            outcomes = await self._batch.settle(settlements, ordered=self._ordered)
+            outcomes = await self._batch.settle(settlements, in_order=self._ordered)
         except KeeperClosedError as error:
             logger.warning("%d messages could not be settled here: %s", len(settlements), error)
             return

@@ -1,0 +1,119 @@
+"""What users and hosts plug into a keeper: it may raise, or block for a while, and no lease stops for it.
+
+Each plug-in's first failure is logged with its traceback, further ones are not: a policy is asked for every lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from sqs_lease.clock import Clock
+from sqs_lease.core.policies import Buffered, Fixed, Growing, LeaseTimes, Never, RenewalPolicy, Threshold
+
+logger = logging.getLogger(__name__)
+
+LONGEST_ANSWER_SECONDS: Final = 0.25
+"""A policy that takes longer keeps all leases of the process waiting; it is not asked again."""
+
+_OURS: Final = (Growing, Threshold, Buffered, Fixed, Never)
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class PlugIns:
+    """Calls the plug-ins of one batch.
+
+    Attributes:
+        queue_url: The batch's queue, for the log.
+    """
+
+    queue_url: str
+    _failed: set[str] = field(default_factory=set)
+
+    def call(self, name: str, function: Callable[[], _T], instead: _T) -> _T:
+        """Call a plug-in.
+
+        Args:
+            name: What it is, for the log, e.g. ``listener``.
+            function: Calls it.
+            instead: What is returned when it raises.
+        """
+        try:
+            return function()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may fail in any way
+            self.failed(name, error)
+            return instead
+
+    def failed(self, name: str, error: BaseException) -> None:
+        """Log the first failure of a plug-in."""
+        if name not in self._failed:
+            self._failed.add(name)
+            logger.error(
+                "The %s of a batch of %s failed; its leases go on. Further failures of it are not logged",
+                name,
+                self.queue_url,
+                exc_info=error,
+            )
+
+
+def guarded(policy: RenewalPolicy, plug_ins: PlugIns, clock: Clock) -> RenewalPolicy:
+    """Return a policy that never raises, and answers with times: one of the user's own is replaced when it fails."""
+    if type(policy) in _OURS:
+        return policy
+    return _GuardedPolicy(
+        visibility=policy.visibility_seconds,
+        max_lease=policy.max_lease,
+        guard=_Guard(
+            policy, Growing(visibility=policy.visibility_seconds, max_lease=policy.max_lease), plug_ins, clock
+        ),
+    )
+
+
+class _Guard:
+    """Asks a policy until it fails, and from then on the one that takes its place."""
+
+    def __init__(self, policy: RenewalPolicy, instead: RenewalPolicy, plug_ins: PlugIns, clock: Clock) -> None:
+        self._policy = policy
+        self._instead = instead
+        self._plug_ins = plug_ins
+        self._clock = clock
+
+    def ask(self, question: Callable[[RenewalPolicy], float | None]) -> float | None:
+        """Return the policy's answer, a number or None."""
+        try:
+            return self._asked(question)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may fail in any way
+            self._plug_ins.failed(
+                f"renewal policy ({type(self._policy).__name__}), replaced by the default one,", error
+            )
+            self._policy = self._instead
+            return question(self._policy)
+
+    def _asked(self, question: Callable[[RenewalPolicy], float | None]) -> float | None:
+        began = self._clock.now()
+        answer = question(self._policy)
+        if answer is not None and math.isnan(answer := float(answer)):
+            raise ValueError("a renewal policy must return a number of seconds, not NaN")
+        if self._clock.now() - began > LONGEST_ANSWER_SECONDS:
+            raise TimeoutError("a renewal policy must answer at once: all leases wait for it")
+        return answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GuardedPolicy(RenewalPolicy):
+    """A policy behind a guard."""
+
+    guard: _Guard
+
+    def renew_at(self, lease: LeaseTimes) -> float | None:
+        """As the policy says."""
+        return self.guard.ask(lambda policy: policy.renew_at(lease))
+
+    def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
+        """As the policy says; nothing where it says None."""
+        return self.guard.ask(lambda policy: policy.extension_seconds(lease, now)) or 0.0
