@@ -380,7 +380,7 @@ def test_as_many_messages_as_wanted_can_be_taken_by_one_task(dag: DAG) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"queue_url": "not a queue"}, ValueError, "no name of a queue"),
+        ({"queue_url": "not a queue"}, ValueError, "is not a queue name"),
         ({"queue_url": "ftp://somewhere/orders"}, ValueError, "not the URL of an SQS queue"),
         ({"visibility": 43_201}, ValueError, "visibility must be between 1 and 43200 seconds"),
         ({"visibility": timedelta(hours=13)}, ValueError, "visibility must be between 1 and 43200 seconds"),

@@ -11,6 +11,7 @@ from sqs_lease.sqs.errors import (
     OverLimitError,
     ThrottledError,
     TransientError,
+    UnavailableError,
 )
 from sqs_lease.testing import VirtualClock, run_virtual
 from tests.sqs.scripted_polls import Reply, ScriptedPolls
@@ -19,6 +20,7 @@ URL = "https://sqs.us-east-1.amazonaws.com/123456789012/orders"
 FIFO = f"{URL}.fifo"
 
 TRANSIENT = TransientError("no answer", queue=URL)
+UNAVAILABLE = UnavailableError("not available", queue=URL)
 THROTTLED = ThrottledError("slower", queue=URL)
 OVER_LIMIT = OverLimitError("too many in flight", queue=URL)
 DENIED = AccessDeniedError("denied", queue=URL)

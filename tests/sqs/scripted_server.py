@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -17,6 +19,9 @@ class Fault(Enum):
     """Instead of an answer."""
 
     CUT = "the connection is closed without an answer"
+    RESET = "the connection is reset without an answer"
+    CUT_IN_HEADERS = "the connection is closed within the headers of an answer"
+    CUT_IN_BODY = "the connection is closed within the body of an answer"
     HANG = "no answer before the server is released"
 
 
@@ -85,6 +90,7 @@ def scripted_server() -> Iterator[ScriptedServer]:
                 scripted.released.wait()
             if isinstance(answer, Fault):
                 self.close_connection = True
+                self.misbehave(answer)
                 return
             body = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
             self.send_response(answer.status)
@@ -94,6 +100,16 @@ def scripted_server() -> Iterator[ScriptedServer]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body.encode())
+
+        def misbehave(self, fault: Fault) -> None:
+            if fault is Fault.RESET:
+                # Closing discards what was not sent, and sends a reset instead of an end.
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+            elif fault is Fault.CUT_IN_HEADERS:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Ty")
+            elif fault is Fault.CUT_IN_BODY:
+                self.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"Messages": [{"Mess')
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             """Nothing on the test's output."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,8 +12,9 @@ from threading import Thread
 from typing import ClassVar
 
 import pytest
-from botocore.exceptions import ProfileNotFound
 
+from sqs_lease.sqs import errors
+from sqs_lease.sqs.boto3 import Boto3Transport
 from sqs_lease.sqs.client import AwsAccess, make_client
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
@@ -98,6 +100,116 @@ def test_a_role_is_assumed_again_before_its_credentials_expire(aws: type[Aws], m
     assert len(set(used)) == 2
 
 
-def test_a_profile_that_does_not_exist_is_an_error(aws: type[Aws]) -> None:
-    with pytest.raises(ProfileNotFound, match="nobody"):
-        make_client(AwsAccess(profile_name="nobody"))
+def test_a_profile_that_does_not_exist_is_an_error_that_names_the_queue_and_the_remedy(
+    aws: type[Aws], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remedy = r"client for queue orders: the AWS profile does not exist\. Correct profile_name or AWS_PROFILE.*nobody"
+    with pytest.raises(errors.ConfigurationError, match=remedy):
+        make_client(AwsAccess(profile_name="nobody"), queue="orders")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(errors.ConfigurationError, match=remedy):
+        make_client(queue="orders")
+    assert aws.asked == []
+
+
+EU_WEST_1 = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+
+
+@pytest.fixture
+def without_region(aws: type[Aws], monkeypatch: pytest.MonkeyPatch) -> type[Aws]:
+    """Credentials, but no region anywhere."""
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "SHOP")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    return aws
+
+
+@pytest.mark.parametrize("queue", [EU_WEST_1, "arn:aws:sqs:eu-west-1:123456789012:orders"])
+@pytest.mark.parametrize("role_arn", [None, ROLE])
+def test_without_a_configured_region_the_queues_url_or_arn_names_it(
+    without_region: type[Aws], queue: str, role_arn: str | None
+) -> None:
+    client = make_client(AwsAccess(role_arn=role_arn, role_session_name="orders"), queue=queue)
+    assert client.meta.region_name == "eu-west-1"
+    client.get_queue_url(QueueName="orders")
+    assert without_region.asked[-1][0] == "eu-west-1"
+
+
+@pytest.mark.parametrize("source", ["access", "environment", "profile"])
+def test_a_configured_region_comes_before_the_queues_own_and_the_transport_says_that_they_differ(
+    without_region: type[Aws], monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    access = AwsAccess(region_name="eu-west-3") if source == "access" else AwsAccess()
+    if source == "environment":
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-3")
+    elif source == "profile":
+        monkeypatch.setenv("AWS_PROFILE", "shop")
+    client = make_client(access, queue=EU_WEST_1)
+    assert client.meta.region_name == "eu-west-3"
+
+    async def scenario() -> None:
+        async with Boto3Transport(client) as transport:
+            await transport.queue_url(EU_WEST_1)
+
+    with pytest.raises(errors.WrongRegionError, match=r"in region eu-west-1, .* calls eu-west-3"):
+        asyncio.run(scenario())
+    assert without_region.asked == []
+
+
+@pytest.mark.parametrize("queue", ["orders", "http://localhost:9324/000000000000/orders"])
+def test_without_any_region_the_error_names_the_queue_and_the_remedy(without_region: type[Aws], queue: str) -> None:
+    with pytest.raises(errors.ConfigurationError, match="no AWS region is configured") as raised:
+        make_client(queue=queue)
+    assert queue in str(raised.value)
+    assert "Set region_name, AWS_DEFAULT_REGION" in str(raised.value)
+    assert raised.value.queue == queue
+    with pytest.raises(errors.ConfigurationError, match="no AWS region is configured"):
+        make_client()
+
+
+def test_what_is_not_a_queue_is_refused(without_region: type[Aws]) -> None:
+    with pytest.raises(ValueError, match="is not a queue name"):
+        make_client(queue="my orders")
+
+
+@pytest.mark.parametrize("role_arn", [None, ROLE])
+def test_without_credentials_no_client_is_made(
+    without_region: type[Aws], monkeypatch: pytest.MonkeyPatch, role_arn: str | None
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(errors.CredentialsError, match=r"orders: no usable credentials\. Give the client credentials"):
+        make_client(AwsAccess(role_arn=role_arn), queue=EU_WEST_1)
+
+
+def test_a_part_of_the_credentials_is_not_enough(without_region: type[Aws], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(errors.CredentialsError, match=r"orders: no usable credentials.*AWS_SECRET_ACCESS_KEY"):
+        make_client(queue=EU_WEST_1)
+
+
+def test_a_configuration_file_that_cannot_be_read_is_named(
+    without_region: type[Aws], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("region = eu-west-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(broken))
+    with pytest.raises(errors.ConfigurationError, match=r"orders: the AWS configuration cannot be used.*broken"):
+        make_client(queue=EU_WEST_1)
+
+
+@pytest.mark.parametrize("endpoint_url", ["localhost:9324", "http://"])
+def test_an_endpoint_url_that_cannot_be_used_is_named(without_region: type[Aws], endpoint_url: str) -> None:
+    with pytest.raises(errors.EndpointError, match=r"queue .*orders: the client's endpoint is misconfigured"):
+        make_client(AwsAccess(endpoint_url=endpoint_url), queue=EU_WEST_1)
+
+
+def test_credentials_that_a_process_does_not_give_may_come_later(
+    without_region: type[Aws], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    config = tmp_path / "process"
+    config.write_text("[default]\ncredential_process = false\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    with pytest.raises(errors.CredentialsUnavailableError, match="cannot be fetched right now"):
+        make_client(queue=EU_WEST_1)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import socket
+from http.client import RemoteDisconnected
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 from botocore import exceptions as botocore_errors
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
+from urllib3 import exceptions as urllib3_errors
 
 from sqs_lease.core.calls import Verdict
 from sqs_lease.sqs import errors
-from sqs_lease.sqs.classification import entry_verdict, error_from_code, error_from_exception, plain_code, redacted
+from sqs_lease.sqs.classification import (
+    entry_verdict,
+    error_from_code,
+    error_from_exception,
+    plain_code,
+    redacted,
+    translate_client_errors,
+)
 
 QUEUE = "https://sqs.us-east-1.amazonaws.com/123456789012/orders"
 URL = "https://sqs.us-east-1.amazonaws.com/"
@@ -72,18 +84,20 @@ EXPIRED = "Value AQEB for parameter ReceiptHandle is invalid. Reason: The receip
         ("OverLimit", "", Verdict.THROTTLED),
         ("InternalError", "", Verdict.TRANSIENT),
         ("InternalFailure", "", Verdict.TRANSIENT),
-        ("ServiceUnavailable", "", Verdict.TRANSIENT),
-        ("AWS.SimpleQueueService.ServiceUnavailable", "", Verdict.TRANSIENT),
-        ("ServiceUnavailableException", "", Verdict.TRANSIENT),
+        ("ServiceUnavailable", "", Verdict.UNAVAILABLE),
+        ("AWS.SimpleQueueService.ServiceUnavailable", "", Verdict.UNAVAILABLE),
+        ("ServiceUnavailableException", "", Verdict.UNAVAILABLE),
         ("RequestTimeout", "", Verdict.TRANSIENT),
+        ("RequestAbortedException", "", Verdict.TRANSIENT),
         ("AccessDenied", "", Verdict.REFUSED),
         ("AccessDeniedException", "", Verdict.REFUSED),
         ("QueueDoesNotExist", "", Verdict.REFUSED),
         ("AWS.SimpleQueueService.NonExistentQueue", "", Verdict.REFUSED),
         ("KmsAccessDenied", "", Verdict.REFUSED),
         ("KMS.AccessDeniedException", "", Verdict.REFUSED),
-        ("ExpiredToken", "", Verdict.REFUSED),
-        ("ExpiredTokenException", "", Verdict.REFUSED),
+        ("ExpiredToken", "", Verdict.UNAVAILABLE),
+        ("ExpiredTokenException", "", Verdict.UNAVAILABLE),
+        ("KmsDisabled", "", Verdict.REFUSED),
         ("UnrecognizedClientException", "", Verdict.REFUSED),
         ("InvalidClientTokenId", "", Verdict.REFUSED),
         ("SignatureDoesNotMatch", "", Verdict.REFUSED),
@@ -117,7 +131,7 @@ def test_an_unknown_code_is_judged_by_whose_fault_it_is(sender_fault: bool | Non
         ("KMS.NotFoundException", errors.EncryptionKeyError),
         ("KMS.InvalidStateException", errors.EncryptionKeyError),
         ("KmsDisabled", errors.EncryptionKeyError),
-        ("ExpiredTokenException", errors.CredentialsError),
+        ("ExpiredTokenException", errors.CredentialsUnavailableError),
         ("InvalidClientTokenId", errors.CredentialsError),
         ("SignatureDoesNotMatch", errors.CredentialsError),
         ("RequestExpired", errors.CredentialsError),
@@ -127,6 +141,7 @@ def test_an_unknown_code_is_judged_by_whose_fault_it_is(sender_fault: bool | Non
         ("KMS.ThrottlingException", errors.ThrottledError),
         ("RequestThrottled", errors.ThrottledError),
         ("InternalFailure", errors.TransientError),
+        ("ServiceUnavailable", errors.UnavailableError),
         ("InvalidParameterValue", errors.InvalidRequestError),
         ("UnsupportedOperation", errors.InvalidRequestError),
     ],
@@ -154,7 +169,7 @@ def test_a_code_of_the_service_is_an_exception_whatever_the_status(code: str, er
         (429, errors.ThrottledError),
         (500, errors.TransientError),
         (502, errors.TransientError),
-        (503, errors.TransientError),
+        (503, errors.UnavailableError),
         (504, errors.TransientError),
     ],
 )
@@ -174,20 +189,26 @@ def test_an_unknown_code_is_judged_by_the_http_status(status: int | None, error:
             errors.TransientError,
             Verdict.TRANSIENT,
         ),
-        (botocore_errors.MetadataRetrievalError(error_msg="timed out"), errors.TransientError, Verdict.TRANSIENT),
+        (
+            botocore_errors.MetadataRetrievalError(error_msg="timed out"),
+            errors.CredentialsUnavailableError,
+            Verdict.UNAVAILABLE,
+        ),
         (ResponseParserError("not JSON"), errors.TransientError, Verdict.TRANSIENT),
         (TimeoutError(), errors.TransientError, Verdict.TRANSIENT),
         (ConnectionResetError("reset by peer"), errors.TransientError, Verdict.TRANSIENT),
+        (ConnectionRefusedError("refused"), errors.EndpointUnreachableError, Verdict.UNAVAILABLE),
+        (socket.gaierror("no such name"), errors.EndpointUnreachableError, Verdict.UNAVAILABLE),
         (
             botocore_errors.EndpointConnectionError(endpoint_url=URL),
             errors.EndpointUnreachableError,
-            Verdict.TRANSIENT,
+            Verdict.UNAVAILABLE,
         ),
-        (botocore_errors.ConnectTimeoutError(endpoint_url=URL), errors.EndpointUnreachableError, Verdict.TRANSIENT),
+        (botocore_errors.ConnectTimeoutError(endpoint_url=URL), errors.EndpointUnreachableError, Verdict.UNAVAILABLE),
         (
             botocore_errors.ProxyConnectionError(proxy_url="http://proxy"),
             errors.EndpointUnreachableError,
-            Verdict.TRANSIENT,
+            Verdict.UNAVAILABLE,
         ),
         (
             botocore_errors.SSLError(endpoint_url=URL, error=OSError("EOF occurred in violation of protocol")),
@@ -199,7 +220,10 @@ def test_an_unknown_code_is_judged_by_the_http_status(status: int | None, error:
             errors.EndpointError,
             Verdict.REFUSED,
         ),
-        (botocore_errors.NoRegionError(), errors.EndpointError, Verdict.REFUSED),
+        (botocore_errors.NoRegionError(), errors.ConfigurationError, Verdict.REFUSED),
+        (botocore_errors.ProfileNotFound(profile="nobody"), errors.ConfigurationError, Verdict.REFUSED),
+        (botocore_errors.ConfigParseError(path="config"), errors.ConfigurationError, Verdict.REFUSED),
+        (ValueError("Invalid endpoint: localhost:4566"), errors.EndpointError, Verdict.REFUSED),
         (botocore_errors.NoCredentialsError(), errors.CredentialsError, Verdict.REFUSED),
         (
             botocore_errors.PartialCredentialsError(provider="env", cred_var="secret"),
@@ -208,8 +232,13 @@ def test_an_unknown_code_is_judged_by_the_http_status(status: int | None, error:
         ),
         (
             botocore_errors.CredentialRetrievalError(provider="process", error_msg="exit status 1"),
-            errors.CredentialsError,
-            Verdict.REFUSED,
+            errors.CredentialsUnavailableError,
+            Verdict.UNAVAILABLE,
+        ),
+        (
+            RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired."),
+            errors.CredentialsUnavailableError,
+            Verdict.UNAVAILABLE,
         ),
         (botocore_errors.UnauthorizedSSOTokenError(), errors.CredentialsError, Verdict.REFUSED),
         (botocore_errors.ParamValidationError(report="bad"), errors.InvalidRequestError, Verdict.REFUSED),
@@ -226,8 +255,55 @@ def test_an_exception_of_the_client_is_one_of_ours(
     assert QUEUE in str(described)
 
 
+CONNECTION_KEY: Any = SimpleNamespace(host="sqs", port=443, ssl=True, is_ssl=True)
+
+
+@pytest.mark.parametrize(
+    ("cause", "verdict"),
+    [
+        (urllib3_errors.NewConnectionError(None, "refused"), Verdict.UNAVAILABLE),  # type: ignore[arg-type]
+        (urllib3_errors.NameResolutionError("sqs", None, socket.gaierror()), Verdict.UNAVAILABLE),  # type: ignore[arg-type]
+        (urllib3_errors.ConnectTimeoutError("connect timeout=5"), Verdict.UNAVAILABLE),
+        (urllib3_errors.ProxyError("proxy", urllib3_errors.ConnectTimeoutError("5")), Verdict.UNAVAILABLE),
+        (urllib3_errors.ProxyError("proxy", OSError("Tunnel connection failed: 502 Bad Gateway")), Verdict.UNAVAILABLE),
+        (urllib3_errors.ProxyError("proxy", RemoteDisconnected("without response")), Verdict.TRANSIENT),
+        (urllib3_errors.ProxyError("proxy", ConnectionResetError(104, "reset")), Verdict.TRANSIENT),
+        (aiohttp.ClientConnectorError(CONNECTION_KEY, OSError(111, "refused")), Verdict.UNAVAILABLE),
+        (aiohttp.ClientProxyConnectionError(CONNECTION_KEY, OSError(111, "refused")), Verdict.UNAVAILABLE),
+        (aiohttp.ClientConnectorDNSError(CONNECTION_KEY, OSError(-2, "unknown")), Verdict.UNAVAILABLE),
+        (aiohttp.ConnectionTimeoutError("Connection timeout to host"), Verdict.UNAVAILABLE),
+        (aiohttp.ClientOSError(104, "Connection reset by peer"), Verdict.TRANSIENT),
+        (aiohttp.ClientConnectionResetError("Cannot write to closing transport"), Verdict.TRANSIENT),
+        (aiohttp.ClientConnectionError("Connector is closed"), Verdict.TRANSIENT),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    "raised", [botocore_errors.EndpointConnectionError, botocore_errors.ProxyConnectionError], ids=["direct", "proxy"]
+)
+def test_an_error_about_a_connection_was_not_carried_out_only_if_nothing_was_sent(
+    raised: Any, cause: Exception, verdict: Verdict
+) -> None:
+    error = raised(endpoint_url=URL, proxy_url="http://proxy", error=cause)
+    described = error_from_exception(error, operation="ChangeMessageVisibilityBatch", queue=QUEUE)
+    assert described is not None
+    assert described.verdict is verdict
+
+
+def test_an_error_while_a_client_is_made_names_the_queue_and_the_remedy() -> None:
+    with (
+        pytest.raises(errors.ConfigurationError, match=r"client for queue orders: no AWS region .* Set region_name"),
+        translate_client_errors("orders"),
+    ):
+        raise botocore_errors.NoRegionError
+    with pytest.raises(errors.ConfigurationError, match="The client for SQS: "), translate_client_errors(""):
+        raise botocore_errors.NoRegionError
+    with pytest.raises(ZeroDivisionError), translate_client_errors("orders"):
+        raise ZeroDivisionError
+
+
 def test_an_exception_that_nothing_is_known_of_is_a_defect_and_stays_one() -> None:
-    for defect in (TypeError("not callable"), KeyError("x"), RuntimeError("closed")):
+    for defect in (TypeError("not callable"), KeyError("x"), RuntimeError("closed"), ValueError("x")):
         assert error_from_exception(defect, operation="ReceiveMessage", queue=QUEUE) is None
 
 
@@ -251,7 +327,7 @@ def test_a_client_error_is_read_from_its_answer() -> None:
     assert isinstance(described, errors.QueueNotFoundError)
     assert str(described) == (
         "ReceiveMessage on queue orders: there is no such queue. Check its name, account and region, and that the "
-        "caller may call sqs:ReceiveMessage on it: to a caller without any permission the queue does not exist. "
+        "caller may call sqs:ReceiveMessage on it: SQS hides a queue from a caller without any permission. "
         "[NonExistentQueue: The specified queue does not exist.]"
     )
 
@@ -260,7 +336,7 @@ def test_a_client_error_without_a_code_is_judged_by_its_status() -> None:
     described = error_from_exception(
         client_error("ReceiveMessage", "503", "", status=503), operation="ReceiveMessage", queue=QUEUE
     )
-    assert type(described) is errors.TransientError
+    assert type(described) is errors.UnavailableError
 
 
 def test_a_refusal_of_the_service_that_gives_credentials_is_about_the_credentials() -> None:
@@ -270,6 +346,31 @@ def test_a_refusal_of_the_service_that_gives_credentials_is_about_the_credential
     assert "AssumeRole" in str(described)
     busy = client_error("AssumeRole", "Throttling", "Rate exceeded")
     assert type(error_from_exception(busy, operation="ReceiveMessage", queue=QUEUE)) is errors.ThrottledError
+
+
+@pytest.mark.parametrize(
+    ("operation", "code", "status"),
+    [
+        ("AssumeRole", "InternalFailure", 500),
+        ("AssumeRole", "ServiceUnavailable", 503),
+        ("AssumeRoleWithWebIdentity", "ExpiredTokenException", 400),
+        ("AssumeRoleWithWebIdentity", "IDPCommunicationError", 400),
+        ("GetRoleCredentials", "504", 504),
+    ],
+)
+def test_a_failure_of_the_service_that_gives_credentials_leaves_the_call_undone(
+    operation: str, code: str, status: int
+) -> None:
+    failed = client_error(operation, code, "", status=status)
+    described = error_from_exception(failed, operation="ChangeMessageVisibilityBatch", queue=QUEUE)
+    assert type(described) is errors.CredentialsUnavailableError
+    assert described.verdict is Verdict.UNAVAILABLE
+
+
+def test_each_error_is_found_under_the_kind_that_says_what_to_do() -> None:
+    assert issubclass(errors.EndpointUnreachableError, errors.UnavailableError)
+    assert issubclass(errors.CredentialsUnavailableError, errors.CredentialsError)
+    assert not issubclass(errors.UnavailableError, errors.TransientError)
 
 
 def test_a_text_keeps_its_sense_without_secrets() -> None:

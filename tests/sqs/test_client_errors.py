@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
+from botocore.config import Config
 
 from sqs_lease.core.calls import Verdict, VisibilityChange
 from sqs_lease.core.messages import Receipt
@@ -50,6 +51,7 @@ def test_each_entry_of_a_batch_has_its_own_answer_in_the_order_given(
                     {"Id": "4", "SenderFault": False, "Code": "InternalError", "Message": "again"},
                     {"Id": "5", "SenderFault": True, "Code": "RequestThrottled"},
                     {"Id": "6", "SenderFault": True, "Code": "AccessDenied", "Message": "no"},
+                    {"Id": "7", "SenderFault": False, "Code": "ServiceUnavailable"},
                 ],
             }
         ),
@@ -72,8 +74,8 @@ def test_each_entry_of_a_batch_has_its_own_answer_in_the_order_given(
         Verdict.TRANSIENT,
         Verdict.THROTTLED,
         Verdict.REFUSED,
+        Verdict.UNAVAILABLE,
         Verdict.TRANSIENT,  # mentioned neither as successful nor as failed
-        Verdict.TRANSIENT,
         Verdict.DONE,
     ]
     ids = [entry["Id"] for entry in scripted.sent(operation)["Entries"]]
@@ -89,7 +91,9 @@ def test_each_entry_of_a_batch_has_its_own_answer_in_the_order_given(
         (Answer("Too many", 429), Verdict.THROTTLED, "429"),
         (refused("InternalFailure", "sorry", status=500), Verdict.TRANSIENT, "InternalFailure"),
         (Answer("<html>Bad gateway</html>", 502), Verdict.TRANSIENT, "502"),
-        (refused("ServiceUnavailable", "sorry", status=503), Verdict.TRANSIENT, "ServiceUnavailable"),
+        (refused("ServiceUnavailable", "sorry", status=503), Verdict.UNAVAILABLE, "ServiceUnavailable"),
+        (Answer("<html>Service Unavailable</html>", 503), Verdict.UNAVAILABLE, "503"),
+        (refused("ExpiredTokenException", "old", status=403), Verdict.UNAVAILABLE, "ExpiredToken"),
         (Fault.CUT, Verdict.TRANSIENT, "ConnectionClosedError"),
         (
             refused("QueueDoesNotExist", "gone", query_code="AWS.SimpleQueueService.NonExistentQueue"),
@@ -190,9 +194,15 @@ def test_no_receipt_handle_and_no_body_gets_into_an_error_text(
         ),
         (refused("InvalidAddress", "not here"), errors.WrongRegionError, "region"),
         (refused("OverLimit", "too many", status=403), errors.OverLimitError, "Settle messages"),
-        (refused("ExpiredTokenException", "old", status=403), errors.CredentialsError, "Renew"),
+        (refused("ExpiredTokenException", "old", status=403), errors.CredentialsUnavailableError, "Renew"),
+        (refused("ServiceUnavailable", "sorry", status=503), errors.UnavailableError, "Try again"),
+        (Answer("<html>Service Unavailable</html>", 503), errors.UnavailableError, "Try again"),
+        (Answer("<html>Bad Gateway</html>", 502), errors.TransientError, "Try again"),
+        (Answer("<html>Log in first</html>"), errors.TransientError, "endpoint URL and proxy"),
         (refused("RequestThrottled", "slower", status=403), errors.ThrottledError, "Call less often"),
         (Fault.CUT, errors.TransientError, "Try again"),
+        (Fault.RESET, errors.TransientError, "Try again"),
+        (Fault.CUT_IN_BODY, errors.TransientError, "Try again"),
         (Answer("<html>Not found</html>", 404), errors.EndpointError, "endpoint URL"),
     ],
     ids=lambda value: getattr(value, "__name__", "")[:40],
@@ -218,18 +228,76 @@ def test_a_receive_that_fails_says_what_happened_to_which_queue_and_what_to_do(
     assert scripted.count("ReceiveMessage") == 1
 
 
-def test_an_endpoint_nobody_listens_at_is_unreachable(make_transport: MakeTransport) -> None:
+@pytest.fixture
+def unused_port() -> Iterator[int]:
+    """A port of the loopback address that refuses connections."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        endpoint_url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        yield unused.getsockname()[1]
 
-        async def scenario() -> set[Verdict]:
-            async with make_transport(endpoint_url) as transport:
-                with pytest.raises(errors.EndpointUnreachableError, match="endpoint URL"):
-                    await receive_one(transport)
-                return {answer.verdict for answer in await transport.delete(QUEUE, RECEIPTS)}
 
-        assert asyncio.run(scenario()) == {Verdict.TRANSIENT}
+@pytest.fixture
+def unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names under ``.invalid`` do not resolve, at once and without a network."""
+    resolve = socket.getaddrinfo
+
+    def resolved(host: Any, *args: Any, **more: Any) -> Any:
+        if str(host).endswith(".invalid"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+
+
+@pytest.mark.parametrize(
+    ("endpoint_url", "proxy_url"),
+    [
+        ("http://127.0.0.1:{port}", None),
+        ("https://127.0.0.1:{port}", None),
+        ("http://localhost:{port}", None),
+        ("http://sqs.invalid", None),
+        ("https://sqs.invalid", None),
+        ("http://sqs.example.com", "http://127.0.0.1:{port}"),
+        ("https://sqs.example.com", "http://127.0.0.1:{port}"),
+        ("https://sqs.example.com", "http://proxy.invalid:3128"),
+    ],
+)
+@pytest.mark.usefixtures("unknown_names")
+def test_a_call_that_finds_no_connection_was_not_carried_out(
+    make_transport: MakeTransport, unused_port: int, endpoint_url: str, proxy_url: str | None
+) -> None:
+    proxies = {}
+    if proxy_url is not None:
+        proxies[endpoint_url.partition(":")[0]] = proxy_url.format(port=unused_port)
+
+    async def scenario() -> set[Verdict]:
+        async with make_transport(endpoint_url.format(port=unused_port), Config(proxies=proxies)) as transport:
+            with pytest.raises(errors.EndpointUnreachableError, match="endpoint URL"):
+                await receive_one(transport)
+            return {answer.verdict for answer in await transport.change_visibility(QUEUE, CHANGES)}
+
+    assert asyncio.run(scenario()) == {Verdict.UNAVAILABLE}
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT, Fault.RESET, Fault.CUT_IN_HEADERS, Fault.CUT_IN_BODY])
+@pytest.mark.parametrize("by", ["endpoint", "proxy"])
+@pytest.mark.parametrize("connection", ["new", "used"])
+def test_a_call_whose_connection_was_torn_may_have_been_carried_out(
+    make_transport: MakeTransport, scripted: ScriptedServer, fault: Fault, by: str, connection: str
+) -> None:
+    done = Answer({"Successful": [{"Id": "0"}]})
+    scripted.script("ChangeMessageVisibilityBatch", *([done] if connection == "used" else []), fault)
+    endpoint_url, proxies = scripted.endpoint_url, {}
+    if by == "proxy":
+        endpoint_url, proxies = "http://sqs.example.com", {"http": scripted.endpoint_url}
+
+    async def scenario() -> list[Verdict]:
+        async with make_transport(endpoint_url, Config(proxies=proxies)) as transport:
+            if connection == "used":
+                await transport.change_visibility(QUEUE, CHANGES[:1])
+            return [answer.verdict for answer in await transport.change_visibility(QUEUE, CHANGES[:1])]
+
+    assert asyncio.run(scenario()) == [Verdict.TRANSIENT]
 
 
 def test_a_read_is_repeated_when_it_failed_on_the_way_and_not_when_it_was_refused(
@@ -246,7 +314,7 @@ def test_a_read_is_repeated_when_it_failed_on_the_way_and_not_when_it_was_refuse
             assert await transport.queue_url("orders") == QUEUE
             with pytest.raises(errors.AccessDeniedError):
                 await transport.queue_attributes(QUEUE)
-            with pytest.raises(errors.TransientError):
+            with pytest.raises(errors.UnavailableError):
                 await transport.send(QUEUE, "text")
 
     asyncio.run(scenario())
@@ -270,11 +338,20 @@ def test_a_read_that_keeps_failing_is_raised(
     assert scripted.count("GetQueueUrl") == client_transport.READ_ATTEMPTS
 
 
-@pytest.mark.parametrize("operation", ["GetQueueUrl", "GetQueueAttributes", "SendMessage"])
-def test_what_answers_without_being_sqs_is_an_endpoint_error(
-    make_transport: MakeTransport, scripted: ScriptedServer, operation: str
+@pytest.mark.parametrize(
+    ("operation", "error"),
+    [
+        ("GetQueueUrl", errors.EndpointError),
+        ("GetQueueAttributes", errors.EndpointError),
+        # The message may have been sent all the same.
+        ("SendMessage", errors.TransientError),
+    ],
+)
+@pytest.mark.parametrize("body", ["<html>Log in first</html>", "{}"], ids=["HTML", "JSON"])
+def test_what_answers_without_being_sqs_is_an_error_of_the_endpoint_where_the_call_changes_nothing(
+    make_transport: MakeTransport, scripted: ScriptedServer, operation: str, error: type[errors.SqsError], body: str
 ) -> None:
-    scripted.script(operation, Answer("<html>Log in first</html>"))
+    scripted.script(operation, Answer(body))
 
     async def scenario() -> None:
         async with make_transport(scripted.endpoint_url) as transport:
@@ -286,7 +363,7 @@ def test_what_answers_without_being_sqs_is_an_endpoint_error(
                     call = transport.queue_attributes(QUEUE)
                 case _:
                     call = transport.send(QUEUE, "text")
-            with pytest.raises(errors.EndpointError, match="not one of SQS"):
+            with pytest.raises(error, match="does not come from SQS"):
                 await call
 
     asyncio.run(scenario())

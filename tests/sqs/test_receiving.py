@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import pairwise
+
 import pytest
 
 from sqs_lease.keeper.receiver import MAX_POLLS, Collected, Receiver, Reception
@@ -51,6 +54,15 @@ class TestLingering:
         assert case.collect(10, wait=10, linger=20).messages == messages(range(2))
         assert case.seconds == 29
 
+    def test_it_is_one_second_by_default(self) -> None:
+        case = Collecting(Reply(messages(range(1))), Reply(messages(range(1, 2)), after_seconds=0.9))
+
+        async def main() -> Collected:
+            return await case.receiver.collect(10, wait=30, on_received=case.hold)
+
+        assert case.run(main).messages == messages(range(2))
+        assert 1 <= case.clock.now() - 1000 <= 2
+
     def test_polls_are_cut_to_what_is_left_of_it(self) -> None:
         case = Collecting(Reply(messages(range(1))), Reply(), Reply())
         case.collect(3, wait=30, linger=13)
@@ -61,6 +73,56 @@ class TestLingering:
         case = Collecting(Reply(messages(range(4)), 1), Reply(messages(range(4, 10)), 1))
         assert case.collect(10, wait=30, linger=3600).messages == messages(range(10))
         assert case.seconds == 2
+
+
+class TestEmptyAnswersThatComeAtOnce:
+    """Some endpoints and proxies answer a long poll at once instead of waiting."""
+
+    @pytest.mark.parametrize("after_seconds", [0.0, 0.005, 0.4])
+    def test_they_are_asked_for_about_once_a_second_to_the_end(self, after_seconds: float) -> None:
+        case = Collecting(*[Reply(after_seconds=after_seconds)] * 5000)
+        assert case.collect(10, wait=20) == Collected(())
+        assert 18 <= len(case.polls.polls) <= 28
+        assert 20 <= case.seconds <= 20 + after_seconds
+        pauses = [later - earlier for earlier, later in pairwise(case.sent_at())]
+        assert all(0.7 <= pause <= 1.3 for pause in pauses[:15])
+        assert len(set(pauses[:15])) == 15, "jittered"
+
+    def test_a_message_that_comes_between_is_received_with_the_next_poll(self) -> None:
+        case = Collecting(*[Reply(after_seconds=0)] * 5, Reply(messages(range(10))))
+        assert case.collect(10, wait=20).messages == messages(range(10))
+        assert case.seconds <= 6.5
+
+    def test_lingering_is_as_long_as_ever_and_looks_more_than_once(self) -> None:
+        case = Collecting(Reply(messages(range(1))), *[Reply(after_seconds=0)] * 500)
+        assert case.collect(10, wait=20, linger=1).messages == messages(range(1))
+        assert case.seconds == 1
+        assert 3 <= len(case.polls.polls) <= 12
+
+    def test_an_answer_with_messages_ends_the_pause(self) -> None:
+        # Of the two polls after the first answer, one comes back empty at once and the other brings more.
+        case = Collecting(
+            Reply(messages(range(10))),
+            Reply(messages(range(10, 20)), after_seconds=0.1),
+            Reply(after_seconds=0),
+            Reply(messages(range(20, 30))),
+        )
+        assert len(case.collect(30, wait=20, linger=5).messages) == 30
+        assert case.seconds == pytest.approx(0.1)
+
+    def test_a_single_look_and_no_linger_wait_for_nothing(self) -> None:
+        case = Collecting(Reply(after_seconds=0))
+        assert case.collect(10, wait=0) == Collected(())
+        assert (case.seconds, len(case.polls.polls)) == (0, 1)
+        case = Collecting(Reply(messages(range(1))), Reply(after_seconds=0))
+        case.collect(10, wait=20, linger=0)
+        assert (case.seconds, len(case.polls.polls)) == (0, 1)
+
+    def test_polls_that_wait_for_most_of_their_time_follow_each_other_at_once(self) -> None:
+        case = Collecting(*[Reply(after_seconds=0.9)] * 20, visibility_seconds=2)
+        case.collect(10, wait=9)
+        assert case.waits() == [1] * 10
+        assert case.sent_at() == pytest.approx([0.9 * number for number in range(10)])
 
 
 class TestConcurrency:
@@ -150,6 +212,53 @@ class TestHandingOver:
         assert len(case.handed_ids) == 30
         assert len(case.polls.polls) == 3
 
+    def test_a_listener_that_always_fails_still_gets_what_every_poll_brings(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        case = Collecting(
+            Reply(messages(range(10)), 1), Reply(messages(range(10, 20)), 1), Reply(messages(range(20, 30)), 2)
+        )
+        hold = case.hold
+
+        def fails(reception: Reception) -> None:
+            hold(reception)
+            if len(case.handed) > 1:
+                raise ZeroDivisionError(len(case.handed))
+
+        case.hold = fails  # type: ignore[method-assign]
+        with pytest.raises(ZeroDivisionError, match="2"):
+            case.collect(100, wait=30, linger=30)
+        assert len(case.handed_ids) == 30
+        (record,) = caplog.records
+        assert "failed once more" in record.getMessage(), "what is not raised is logged"
+
+    def test_a_listener_that_fails_while_the_collection_is_cancelled_is_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        case = Collecting(
+            Reply(messages(range(10)), 1), Reply(messages(range(10, 20)), 5), Reply(messages(range(1)), 6)
+        )
+        hold = case.hold
+
+        def fails(reception: Reception) -> None:
+            hold(reception)
+            if len(case.handed) > 1:
+                raise ZeroDivisionError
+
+        case.hold = fails  # type: ignore[method-assign]
+
+        async def main() -> Collected:
+            collecting = asyncio.create_task(case.collecting(100, wait=30, linger=30))
+            await asyncio.sleep(2)
+            collecting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await collecting
+            return Collected(())
+
+        case.run(main)
+        assert len(case.handed) == 3
+        assert "failed, and was cancelled" in caplog.records[-1].getMessage()
+
 
 class TestArguments:
     @pytest.mark.parametrize("max_messages", [0, -1, 120_001, 1.5, True])
@@ -169,5 +278,5 @@ class TestArguments:
             Collecting(visibility_seconds=visibility_seconds)
 
     def test_a_queue_url_is_needed(self) -> None:
-        with pytest.raises(ValueError, match="a queue URL is needed"):
+        with pytest.raises(ValueError, match="is not a queue URL"):
             Collecting(url="orders")

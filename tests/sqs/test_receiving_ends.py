@@ -10,17 +10,18 @@ import pytest
 from sqs_lease.keeper.receiver import Collected, Reception
 from sqs_lease.sqs.errors import (
     AccessDeniedError,
+    EndpointUnreachableError,
     OverLimitError,
     SqsError,
     ThrottledError,
     TransientError,
 )
-from tests.sqs.collecting import DENIED, FIFO, OVER_LIMIT, THROTTLED, TRANSIENT, Collecting
+from tests.sqs.collecting import DENIED, FIFO, OVER_LIMIT, THROTTLED, TRANSIENT, UNAVAILABLE, Collecting
 from tests.sqs.scripted_polls import Reply, messages
 
 
 class TestErrors:
-    @pytest.mark.parametrize("error", [TRANSIENT, THROTTLED])
+    @pytest.mark.parametrize("error", [TRANSIENT, UNAVAILABLE, THROTTLED])
     def test_errors_that_may_pass_are_tried_again_with_growing_pauses(self, error: SqsError) -> None:
         case = Collecting(*[Reply(error=error)] * 7, Reply(messages(range(1))))
         assert case.collect(10, wait=60) == Collected(messages(range(1)))
@@ -117,17 +118,18 @@ class TestFifo:
         assert third.sent_at is not None
         assert third.sent_at > 1010
 
-    @pytest.mark.parametrize("error", [THROTTLED, OVER_LIMIT])
-    def test_a_poll_that_was_refused_took_nothing_and_is_not_repeated(self, error: SqsError) -> None:
+    @pytest.mark.parametrize("error", [THROTTLED, OVER_LIMIT, UNAVAILABLE, EndpointUnreachableError("no way")])
+    def test_a_poll_that_was_not_carried_out_took_nothing_and_is_not_repeated(self, error: SqsError) -> None:
         case = Collecting(Reply(messages(range(1))), Reply(error=error), url=FIFO)
         case.collect(9, wait=30, linger=5)
         ids = [poll.attempt_id for poll in case.polls.polls]
         assert len(set(ids)) == len(ids)
 
-    def test_a_lost_answer_is_not_forgotten_when_asking_for_it_again_is_throttled(self) -> None:
+    @pytest.mark.parametrize("error", [THROTTLED, UNAVAILABLE])
+    def test_a_lost_answer_is_not_forgotten_when_asking_for_it_again_is_not_carried_out(self, error: SqsError) -> None:
         case = Collecting(
             Reply(error=TRANSIENT, after_seconds=5),
-            Reply(error=THROTTLED),
+            Reply(error=error),
             Reply(messages(range(2))),
             url=FIFO,
         )

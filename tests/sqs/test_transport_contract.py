@@ -267,7 +267,7 @@ def test_input_that_the_service_would_refuse_is_refused_before_anything_is_sent(
         "deduplication_id is for FIFO": lambda t: t.send(standard, "text", deduplication_id="x"),
         "message_group_id is required": lambda t: t.send(fifo, "text"),
         "body": lambda t: t.send(standard, ""),
-        "no name of a queue": lambda t: t.queue_url("a queue"),
+        "is not a queue name": lambda t: t.queue_url("a queue"),
     }
 
     async def scenario() -> None:

@@ -67,22 +67,22 @@ def test_the_region_is_read_from_hosts_of_aws_and_from_no_others(host: str, regi
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ("", "by its name, ARN or URL"),
-        ("   ", "by its name, ARN or URL"),
-        (None, "by its name, ARN or URL"),
-        ("my queue", "no name of a queue"),
-        ("orders.fifo2", "no name of a queue"),
-        (".fifo", "no name of a queue"),
+        ("", "is not a queue name, ARN or URL"),
+        ("   ", "is not a queue name, ARN or URL"),
+        (None, "is not a queue name, ARN or URL"),
+        ("my queue", "is not a queue name: "),
+        ("orders.fifo2", "is not a queue name: "),
+        (".fifo", "is not a queue name: "),
         ("q" * 81, "1 to 80 letters"),
         ("q" * 76 + ".fifo", "1 to 80 letters"),
-        ("arn:aws:sns:eu-west-1:123456789012:orders", "not the ARN of an SQS queue"),
-        ("arn:aws:sqs:eu-west-1:1234:orders", "not the ARN of an SQS queue"),
-        ("arn:aws:sqs:eu-west-1:123456789012:or ders", "no name of a queue"),
-        ("https://sqs.eu-west-1.amazonaws.com", "not the URL of an SQS queue"),
-        ("sqs.eu-west-1.amazonaws.com/123456789012/orders", "not the URL of an SQS queue"),
-        ("ftp://host/123456789012/orders", "not the URL of an SQS queue"),
-        (f"{URL}?Action=SendMessage", "not the URL of an SQS queue"),
-        ("https://host/123456789012/or%20ders", "no name of a queue"),
+        ("arn:aws:sns:eu-west-1:123456789012:orders", "is not the ARN of an SQS queue"),
+        ("arn:aws:sqs:eu-west-1:1234:orders", "is not the ARN of an SQS queue"),
+        ("arn:aws:sqs:eu-west-1:123456789012:or ders", "is not a queue name: "),
+        ("https://sqs.eu-west-1.amazonaws.com", "is not the URL of an SQS queue"),
+        ("sqs.eu-west-1.amazonaws.com/123456789012/orders", "is not the URL of an SQS queue"),
+        ("ftp://host/123456789012/orders", "is not the URL of an SQS queue"),
+        (f"{URL}?Action=SendMessage", "is not the URL of an SQS queue"),
+        ("https://host/123456789012/or%20ders", "is not a queue name: "),
     ],
 )
 def test_what_names_no_queue_is_refused(given: Any, text: str) -> None:
@@ -92,7 +92,7 @@ def test_what_names_no_queue_is_refused(given: Any, text: str) -> None:
 
 @pytest.mark.parametrize("given", ["orders", "arn:aws:sqs:eu-west-1:123456789012:orders", None])
 def test_where_a_url_is_needed_a_name_is_not_enough(given: Any) -> None:
-    with pytest.raises(ValueError, match="a queue URL is needed here"):
+    with pytest.raises(ValueError, match="is not a queue URL"):
         check_queue_url(given)
 
 
@@ -142,7 +142,7 @@ def test_a_batch_has_ten_entries_at_most() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"queue_url": URL, "body": ""}, "not empty"),
+        ({"queue_url": URL, "body": ""}, "and not empty"),
         ({"queue_url": FIFO}, "message_group_id is required"),
         ({"queue_url": URL, "deduplication_id": "x"}, "deduplication_id is for FIFO queues only"),
         ({"queue_url": URL, "message_group_id": "a group"}, "message_group_id .* must be 1 to 128"),

@@ -17,6 +17,7 @@ from sqs_lease.sqs.errors import (
     SqsError,
     ThrottledError,
     TransientError,
+    UnavailableError,
 )
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.testing import (
@@ -166,13 +167,16 @@ def test_a_refused_call_does_nothing_and_concerns_each_entry() -> None:
     setting.run(work)
 
 
-@pytest.mark.parametrize(("fault", "left"), [("request_lost", 3), ("answer_lost", 2)])
-def test_a_lost_request_is_not_carried_out_and_a_lost_answer_is(fault: str, left: int) -> None:
+@pytest.mark.parametrize(
+    ("fault", "verdict", "left"),
+    [("request_lost", Verdict.UNAVAILABLE, 3), ("answer_lost", Verdict.TRANSIENT, 2)],
+)
+def test_a_lost_request_is_not_carried_out_and_a_lost_answer_is(fault: str, verdict: Verdict, left: int) -> None:
     setting = Setting(ScriptedFaults(Fault(**{fault: True, "after_seconds": 7}), operation=Operation.DELETE))  # type: ignore[arg-type]
 
     async def work(_: Transport) -> None:
         receipt, *_rest = await setting.receive()
-        assert await setting.delete(receipt) is Verdict.TRANSIENT
+        assert await setting.delete(receipt) is verdict
         assert setting.clock.now() == 7
         assert len(setting.sqs.contents(setting.url)) == left
 
@@ -229,7 +233,7 @@ def test_a_call_cancelled_on_its_way_is_withdrawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unreachable", "error"), [(False, TransientError), (True, EndpointUnreachableError)], ids=["answers", "silent"]
+    ("unreachable", "error"), [(False, UnavailableError), (True, EndpointUnreachableError)], ids=["answers", "silent"]
 )
 def test_an_outage_lasts_as_long_as_it_lasts(unreachable: bool, error: type[SqsError]) -> None:
     setting = Setting(Outages([(10, 20)], unreachable=unreachable))

@@ -1,37 +1,39 @@
 """Receiving: collects up to N messages by concurrent long polls and hands over each poll's messages as they come.
 
-A collection waits up to ``wait`` for the first message, then up to ``linger`` more to fill the batch. Each poll's
-messages go to the caller's ``on_received`` at once, so that a keeper extends the first ones while others are
-still awaited. What holds:
+A collection waits up to ``wait`` for the first message, then up to ``linger`` for more. Each poll's messages go to
+``on_received`` at once, so that a keeper extends the first ones while others are still on their way. The rules:
 
-- **Never more than asked for.** The ``max_messages`` of the polls in flight never add up to more than what
-  is missing. While nothing came there is one poll; each answer with messages doubles the polls, up to ten;
-  an empty answer or an error brings them back to one.
-- **No lease is old when it arrives.** A lease counts from when its poll was sent, so no poll waits longer
-  than a third of the visibility timeout (and 20 s, and what is left of ``wait`` or ``linger``, in whole
-  seconds rounded up: a collection can take up to one second, and the time of an answer, longer).
-- **One receipt a message.** A standard queue may deliver a message twice within one collection. The
-  delivery with the higher receive count is the newer one. A newer one is handed over like any message:
-  *it takes the place of the receipt of the same message id handed over before*, which must not be extended,
-  released or deleted any more (:class:`sqs_lease.keeper.keeper.Batch` does that). An older one is dropped.
-- **FIFO answers that were lost are asked for again.** Each poll of a FIFO queue has a
-  ``ReceiveRequestAttemptId``. When its answer is lost (no answer in time, a cut connection, a 5xx), it is
-  repeated with the same id, within the five minutes for which the service remembers it and for up to ten seconds
-  after the waiting ended. On standard queues the messages of a lost answer are visible again
-  after their visibility timeout; nothing can be done about them.
-- **Errors.** Transient errors and throttling are tried again with jittered exponential back-off, while
-  there is time; then they are raised if nothing was received, and given in :attr:`Collected.error` otherwise.
-  ``OverLimit`` ends the collection in the same way, at once. The caller's own errors (denied, no such
-  queue, ...) are always raised, at once. Before anything is raised the polls in flight are awaited: whatever they
-  bring is handed over, and what was handed over stays so.
+- **Never more than asked for.** The ``max_messages`` of all polls in flight never exceed what is missing. Until
+  messages come there is one poll. Each answer with messages doubles the polls, up to ten; an empty answer or an error
+  brings them back to one.
+- **No lease is old when it arrives.** A lease counts from when its poll was sent. So a poll waits no longer than a
+  third of the visibility timeout, 20 s, and what is left of ``wait`` or ``linger``. A poll waits whole seconds, rounded
+  up, so a collection can take up to one second, and the time of an answer, longer.
+- **One receipt for each message.** A standard queue may deliver a message twice within one collection. The delivery
+  with the higher receive count is the newer one. The receiver hands it over like any message: *its receipt replaces
+  the receipt of the same message id handed over before*, which must not be extended, released or deleted any more
+  (:class:`sqs_lease.keeper.keeper.Batch` does that). The receiver drops a delivery that is older than what it handed
+  over.
+- **Lost answers of FIFO queues are asked for again.** Each poll of a FIFO queue has a ``ReceiveRequestAttemptId``. When
+  its answer is lost (a time-out, a torn connection, a 500), the receiver repeats the poll with the same id. It does so
+  within the five minutes for which the service remembers the id, and for up to ten seconds after the waiting ended. A
+  poll that was certainly not carried out (503, no connection, throttling) took no messages, so nothing is repeated.
+  The messages of a lost answer of a standard queue become visible again after their visibility timeout; nothing can
+  fetch them earlier.
+- **No busy loop.** An endpoint or proxy may answer long polls empty at once. After such an answer the receiver waits
+  for about the rest of one second before the next poll, and never beyond the end of the collection.
+- **Errors.** While there is time, the receiver repeats polls after errors that may pass (lost answers, no service, no
+  connection, throttling) with jittered exponential back-off. When the time is up it raises the error if nothing was
+  received, and returns it in :attr:`Collected.error` otherwise. ``OverLimit`` ends the collection in the same way, at
+  once. Errors that stay (denied, no such queue, ...) are always raised, at once. So is an exception of ``on_received``.
+  Before it raises anything, the receiver awaits the polls in flight and hands over what they bring.
 
-**Stopping.** :meth:`Receiver.stop` starts no more polls, awaits those in flight (each is bounded by its wait and
-the transport's time for an answer) and returns what there is. **Cancelling** a collection does the same and then
-raises ``CancelledError``: every message that the service gave was handed over by then, and no poll is open that could
-take a message which the caller releases. A poll is never cancelled once it was sent, because a cancelled HTTP call may
-have been carried out, and its messages would stay invisible, held by nobody, until their visibility timeout
-ends. Polls that still wait for a connection are dropped. Cancelling a *second* time is for those who cannot wait:
-it abandons the polls in flight with just that consequence.
+**Stopping.** :meth:`Receiver.stop` starts no more polls, awaits those in flight (each ends after its wait and the
+transport's time for an answer) and returns what there is. **Cancelling** a collection does the same and then raises
+``CancelledError``: by then every message that the service gave was handed over, and no poll is open that could take a
+message which the caller releases. The receiver never cancels a poll that was sent: a cancelled HTTP call may have been
+carried out, and nobody would hold its messages until their visibility timeout ends. It drops polls that still wait for
+a connection. A caller that cannot wait cancels a *second* time: that abandons the polls in flight, and their messages.
 """
 
 from __future__ import annotations
@@ -55,20 +57,24 @@ from sqs_lease.core.limits import (
     RECEIVE_ATTEMPT_SECONDS,
 )
 from sqs_lease.core.messages import Message
-from sqs_lease.sqs.errors import OverLimitError, SqsError, TransientError
+from sqs_lease.sqs.errors import OverLimitError, SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX, check_queue_url, check_visibility, check_whole_number
 
 logger = logging.getLogger(__name__)
 
 MAX_POLLS: Final = 10
-"""Most long polls of one collection in flight at once."""
+"""The most long polls that one collection has in flight."""
 
 LOST_ANSWER_SECONDS: Final = 10.0
-"""How long after the waiting ended the lost answers of a FIFO queue are still asked for again."""
+"""How long a collection asks again for the lost answers of a FIFO queue, counted from the end of its waiting."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 10.0
+
+# After an answer that came empty much too early: one poll a second, a few more in the last one.
+_EMPTY_PERIOD_SECONDS: Final = 1.0
+_SHORTEST_EMPTY_PAUSE_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +83,9 @@ class Reception:
 
     Attributes:
         messages: The messages, at least one.
-        received_at: When the poll was sent, on the receiver's clock, before the service can have received
-            it; of a poll that was repeated, the first time. The service's 12 hours count from no earlier.
-        sent_at: When it was sent the last time: their visibility timeout counts from no earlier.
+        received_at: When the poll was sent, on the receiver's clock; for a repeated poll, the first time. The service's
+            12 hours begin then or later.
+        sent_at: When the poll was sent the last time. The messages' visibility timeout begins then or later.
     """
 
     messages: tuple[Message, ...]
@@ -89,12 +95,12 @@ class Reception:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection ended with.
+    """The result of a collection.
 
     Attributes:
         messages: What was received, each message once, with its newest receipt, in the order of arrival.
-        error: Why there may be fewer than there could be: the transient error, throttling or ``OverLimit`` with
-            which it ended, or with which an answer of a FIFO queue was lost for good; else None.
+        error: Why there may be more messages than these: the error that may pass or the ``OverLimit`` that ended the
+            collection, or the one by which an answer of a FIFO queue was lost for good; else None.
     """
 
     messages: tuple[Message, ...]
@@ -108,14 +114,14 @@ class Receiver:
     """Receives from one queue over a transport; one collection after the other, or several at once.
 
     Args:
-        transport: Where the calls go.
+        transport: Makes the calls.
         queue_url: The queue's URL.
-        visibility_seconds: Visibility timeout of the messages received, in whole seconds, 1 to 43 200.
-        clock: Source of time; the machine's by default. Reception times are readings of its ``now``.
-        random: Source of jitter and attempt ids; a fresh one by default.
+        visibility_seconds: The visibility timeout of the messages received, in whole seconds, 1 to 43 200.
+        clock: The source of time; the machine's by default. Reception times are readings of its ``now``.
+        random: The source of jitter and attempt ids; a fresh one by default.
 
     Raises:
-        ValueError: ``queue_url`` is no queue URL, or ``visibility_seconds`` is out of range.
+        ValueError: ``queue_url`` is not a queue URL, or ``visibility_seconds`` is out of range.
     """
 
     def __init__(
@@ -138,18 +144,20 @@ class Receiver:
         self._stopped = False
 
     async def collect(
-        self, max_messages: int, *, wait: Duration, linger: Duration = 0.0, on_received: ReceptionListener
+        self, max_messages: int, *, wait: Duration, linger: Duration = 1.0, on_received: ReceptionListener
     ) -> Collected:
-        """Collect messages; the module's docstring states what holds, also on errors and cancellation.
+        """Collect messages; the module's docstring has the rules, also for errors and cancellation.
 
         Args:
-            max_messages: Most messages to collect, 1 to 120 000.
+            max_messages: The most messages to collect, 1 to 120 000.
             wait: How long to wait for a first message; 0 looks once.
-            linger: How long to wait for more once one came; 0, the default, takes what the first answer brought.
-            on_received: Called in the event loop with each poll's messages. It must not block, and not raise.
+            linger: How long to wait for more after the first ones; 1 s by default, 0 takes what the first answer
+                brings.
+            on_received: Called in the event loop with each poll's messages. It must not block. If it raises, no more
+                polls are sent, it still gets the messages of those in flight, and then its first exception is raised.
 
         Returns:
-            What was received, nothing if nothing came within ``wait``. After :meth:`stop`, nothing.
+            What was received: nothing if nothing came within ``wait``, and nothing after :meth:`stop`.
 
         Raises:
             ValueError: An argument is out of range.
@@ -177,7 +185,7 @@ class Receiver:
             self._collections.discard(collection)
 
     def stop(self) -> None:
-        """Start no more polls, now and later; collections under way end once their polls in flight are answered."""
+        """Start no more polls, now and later; each collection under way ends when its polls in flight are answered."""
         self._stopped = True
         for collection in self._collections:
             collection.stop()
@@ -185,7 +193,7 @@ class Receiver:
 
 @dataclass(slots=True, eq=False)
 class _Poll:
-    """One poll: as it is about to be sent, in flight, or lost and to be repeated with its ``attempt_id``."""
+    """One poll: about to be sent, in flight, or lost and about to be repeated with its ``attempt_id``."""
 
     max_messages: int
     attempt_id: str | None
@@ -232,8 +240,10 @@ class _Collection:
         self._closing = False
         self._stopped = False
         self._wake = asyncio.Event()
-        # Errors: the last that may pass, since when and how often in a row; that of a lost answer which did not
-        # come again; and the one that ends everything.
+        # Until when to wait after an answer that came empty too early.
+        self._calm_until = -math.inf
+        # Errors: the last one that may pass, how often in a row and since when; the one of a lost answer which did not
+        # come again; and the one that ends the collection.
         self._passing: SqsError | None = None
         self._given_up: SqsError | None = None
         self._failures = 0
@@ -249,6 +259,8 @@ class _Collection:
                         await self._wake.wait()
         except asyncio.CancelledError:
             await self._drain()
+            if self._fatal is not None:
+                logger.exception("Receiving from %s failed, and was cancelled", self._queue_url, exc_info=self._fatal)
             raise
         if self._fatal is not None:
             raise self._fatal
@@ -263,7 +275,7 @@ class _Collection:
     # Deciding
 
     def _advance(self) -> bool:
-        """Start and drop polls as the moment requires; return whether there is anything left to wait for."""
+        """Start and drop the polls that are due; return whether there is anything left to wait for."""
         self._wake.clear()
         now = self._clock.now()
         self._forget_what_cannot_be_repeated(now)
@@ -273,7 +285,8 @@ class _Collection:
         return bool(self._polls) or self._seconds_to_next_step() is not None
 
     def _next_poll(self, now: float) -> _Poll | None:
-        if self._closing or now < self._resume_at or len(self._polls) >= self._concurrency:
+        paused = now < self._resume_at or now < self._calm_until
+        if self._closing or paused or len(self._polls) >= self._concurrency:
             return None
         if self._lost:
             return self._lost.pop(0)
@@ -285,18 +298,20 @@ class _Collection:
         return _Poll(min(missing, MAX_BATCH_ENTRIES), attempt_id)
 
     def _seconds_to_next_step(self) -> float | None:
-        """How long until something is to be done even if no poll is answered; None where only answers matter."""
+        """How long until something is due even if no poll is answered; None where only answers matter."""
         if self._closing:
             return None
         now = self._clock.now()
         steps = []
+        if now < self._calm_until:
+            steps.append(self._calm_until)
         if now < self._resume_at and (self._lost or self._resume_at < self._ends_at):
             steps.append(self._resume_at)
         steps += [until for poll in self._polls.values() if not poll.sent and now < (until := self._unsent_until(poll))]
         return min(steps) - now if steps and min(steps) < math.inf else None
 
     def _forget_what_cannot_be_repeated(self, now: float) -> None:
-        """Lost answers that the service would not give again, or that there is no time left for."""
+        """Give up lost answers that the service would not give again, or that no time is left for."""
         given_up = [poll for poll in self._lost if max(now, self._resume_at) >= self._repeatable_until(poll)]
         for poll in given_up:
             self._lost.remove(poll)
@@ -309,11 +324,11 @@ class _Collection:
         return min(first_sent_at + RECEIVE_ATTEMPT_SECONDS, self._visible_again_at(poll), ends_at)
 
     def _visible_again_at(self, poll: _Poll) -> float:
-        """When messages that a lost answer may have held are visible to all again, at the latest."""
+        """When the messages of a lost answer are visible to all again, at the latest."""
         return poll.sent_at + poll.wait_seconds + self._visibility_seconds
 
     def _unsent_until(self, poll: _Poll) -> float:
-        """Until when a poll waits for a connection: as long as it takes while nothing came, then to the end."""
+        """Until when a poll may wait for a connection: for ever until messages came, then to the end of lingering."""
         if poll.first_sent_at is not None:
             return self._repeatable_until(poll)
         return self._ends_at if self._messages else math.inf
@@ -353,17 +368,36 @@ class _Collection:
         except SqsError as error:
             self._failed(poll, error)
             return
-        # Nothing is awaited between the answer and its handing over, so nothing can come in between.
+        # Nothing is awaited between the answer and handing it over, so nothing can come in between.
         self._passing = None
         self._failures = 0
-        self._concurrency = min(self._concurrency * 2, MAX_POLLS) if messages else 1
-        self._hand_over(poll, messages)
+        if messages:
+            self._concurrency = min(self._concurrency * 2, MAX_POLLS)
+            self._calm_until = -math.inf
+            self._hand_over(poll, messages)
+        else:
+            self._concurrency = 1
+            self._calm_down(poll)
+
+    def _calm_down(self, poll: _Poll) -> None:
+        """Wait before the next poll if this one came back empty much sooner than it should have waited."""
+        now = self._clock.now()
+        took_seconds = now - poll.sent_at
+        if took_seconds >= min(poll.wait_seconds / 2, _EMPTY_PERIOD_SECONDS):
+            return
+        pause = (_EMPTY_PERIOD_SECONDS - took_seconds) * (0.75 + self._random.random() / 2)
+        left = max(self._ends_at - now, 0.0)
+        # A second before the end is not the end yet: lingering is as short as that.
+        self._calm_until = now + min(pause, max(left / 2, _SHORTEST_EMPTY_PAUSE_SECONDS), left)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         del self._polls[task]
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A defect, of the transport or of the listener; what other polls bring is still handed over.
-            self._fatal = self._fatal or error
+            # A defect of the transport or of the listener. What other polls bring is still handed over.
+            if self._fatal is None:
+                self._fatal = error
+            else:
+                logger.error("Receiving from %s failed once more while it ended", self._queue_url, exc_info=error)
             self._closing = True
         self._wake.set()
 
@@ -372,7 +406,7 @@ class _Collection:
         for message in messages:
             known = new.get(message.message_id) or self._messages.get(message.message_id)
             if known is not None and message.receive_count < known.receive_count:
-                logger.info("%s came late, after a newer delivery of the same message: dropped", message.receipt)
+                logger.info("Dropped %s: it came after a newer delivery of the same message", message.receipt)
             else:
                 new[message.message_id] = message
         if not new:
@@ -403,15 +437,15 @@ class _Collection:
         self._failed_at = now
         if poll.attempt_id is None or poll.first_sent_at is None:
             return
-        # A repetition that is throttled does not find the lost answer, but leaves it where it is.
-        if poll.error is not None or isinstance(error, TransientError):
+        # A repetition that was not carried out does not find the lost answer, but leaves it where it is.
+        if poll.error is not None or error.verdict is Verdict.TRANSIENT:
             poll.error = poll.error or error
             self._lost.append(poll)
 
     # Ending
 
     def _drop_unsent(self, now: float) -> None:
-        """Cancel polls that wait for a connection when their time is over: the service has not heard of them."""
+        """Cancel polls that wait for a connection when their time is over: the service has not seen them."""
         for task, poll in self._polls.items():
             if not poll.sent and (self._closing or now >= self._unsent_until(poll)):
                 self._given_up = poll.error or self._given_up

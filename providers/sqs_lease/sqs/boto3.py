@@ -1,4 +1,4 @@
-"""The transport over a boto3 client, whose blocking calls run in threads of the transport's own."""
+"""The transport over a boto3 client: its blocking calls run in the transport's own threads."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 class Boto3Transport(ClientTransport):
-    """A :class:`sqs_lease.sqs.transport.Transport` for synchronous hosts; it needs no more than boto3.
+    """A :class:`sqs_lease.sqs.transport.Transport` for synchronous hosts; it needs nothing but boto3.
 
-    A call that is cancelled, or given up because its answer took too long, goes on in its thread and keeps
-    its connection until the client's own timeouts end it. What a receive brings then is seen by
-    nobody, and invisible until its visibility timeout ends.
+    A call that is cancelled, or whose answer takes too long, goes on in its thread and keeps its connection until the
+    client's own timeouts end it. Nobody sees what a receive brings then; those messages stay invisible until their
+    visibility timeout ends.
 
     Args:
-        client: ``boto3.client("sqs", config=client_config())``, ready for use. The transport owns it: it
-            sets a shorter read timeout on calls that are no long polls, and closes it.
+        client: ``boto3.client("sqs", config=client_config())``, ready for use. The transport owns it: it shortens the
+            read timeout of all calls except long polls, and closes it.
     """
 
     def __init__(self, client: SQSClient) -> None:
         super().__init__()
         self._given = cast("Any", client)  # the stubs do not know all of it
-        # As many threads as connections, started as they are needed. The capacity decides who may call, so
-        # that no call ever waits in the pool's own queue.
+        # One thread for each connection, started when it is needed. The capacity decides which call goes next, so no
+        # call ever waits in the pool's own queue.
         connections: int = self._given.meta.config.max_pool_connections
         self._threads = ThreadPoolExecutor(max(connections, 2), thread_name_prefix="sqs-lease")
 
@@ -46,7 +46,7 @@ class Boto3Transport(ClientTransport):
         loop = asyncio.get_running_loop()
 
         def freed(_: object) -> None:
-            # The call may outlive the loop: then nobody is left to whom the connection matters.
+            # The call may outlive the loop: then nobody needs the connection.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(free)
 
@@ -61,14 +61,14 @@ class Boto3Transport(ClientTransport):
 
     async def _close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        # Idle connections are closed now, those in use when their call ends.
+        # This closes idle connections now, and those in use when their call ends.
         self._given.close()
 
 
 def _limit_read_time(model: Any, context: dict[str, Any], **_: Any) -> None:
-    """Let a thread wait for no answer that the transport has given up; botocore reads this key for each call.
+    """Let no thread wait for an answer that the transport no longer waits for; botocore reads this key for each call.
 
-    Older releases of botocore ignore it: there the client's own read timeout holds.
+    Older releases of botocore ignore it: there the client's own read timeout applies.
     """
     if model.name != "ReceiveMessage":
         context.setdefault("read_timeout", ANSWER_SECONDS)

@@ -1,18 +1,25 @@
 """What an error of SQS, botocore or the network means: by code and text, as an exception or as a lease's verdict.
 
-Two questions are answered here. :func:`entry_verdict`: what does one entry's error mean for its lease?
+Two questions are answered here. :func:`entry_verdict`: what does the error of one entry mean for its lease?
 :func:`error_from_code` and :func:`error_from_exception`: which :class:`SqsError` is a call that failed as a whole?
 
-SQS speaks AWS JSON with errors named like shapes (``QueueDoesNotExist``), and the header
-``x-amzn-query-error`` adds the older query protocol's name (``AWS.SimpleQueueService.NonExistentQueue``), which
-botocore then prefers in ``response["Error"]["Code"]``. Other services of AWS add ``Exception`` or a namespace.
-All of these spellings are brought to one before the tables are asked.
+Each answer says whether the call was carried out. It is *certainly not* where the service turned the call away
+before it began (503, throttling) or the request was never sent (no connection, no credentials). It *may have been*
+where the answer is missing or useless (500, 502, 504, a time-out, a torn connection). In doubt it may have been: an
+extension, a receive or a delete may be repeated in either case, but a release that was carried out and is repeated
+can end the lease of the next consumer.
+
+SQS speaks AWS JSON with errors named like shapes (``QueueDoesNotExist``). The header ``x-amzn-query-error`` adds the
+older query protocol's name (``AWS.SimpleQueueService.NonExistentQueue``), and botocore prefers that one in
+``response["Error"]["Code"]``. Other services of AWS add ``Exception`` or a namespace. All of these spellings are
+brought to one before the tables are asked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +28,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from sqs_lease.core.calls import Verdict
 from sqs_lease.sqs.errors import (
     AccessDeniedError,
+    ConfigurationError,
     CredentialsError,
+    CredentialsUnavailableError,
     EncryptionKeyError,
     EndpointError,
     EndpointUnreachableError,
@@ -31,13 +40,14 @@ from sqs_lease.sqs.errors import (
     SqsError,
     ThrottledError,
     TransientError,
+    UnavailableError,
     WrongRegionError,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """An exception, what happened, and the remedy (``{operation}`` is the API operation)."""
+    """An exception, what happened, and the remedy, in which ``{operation}`` stands for the API operation."""
 
     error: type[SqsError]
     happened: str
@@ -48,7 +58,7 @@ _NOT_FOUND: Final = _Meaning(
     QueueNotFoundError,
     "there is no such queue",
     "Check its name, account and region, and that the caller may call sqs:{operation} on it: "
-    "to a caller without any permission the queue does not exist.",
+    "SQS hides a queue from a caller without any permission.",
 )
 _DENIED: Final = _Meaning(
     AccessDeniedError, "access denied", "Allow sqs:{operation} in the caller's IAM policy and the queue's policy."
@@ -64,7 +74,14 @@ _KEY_UNUSABLE: Final = _Meaning(
     "Check that the queue's KMS key exists, is enabled and is a symmetric encryption key.",
 )
 _EXPIRED: Final = _Meaning(
-    CredentialsError, "the credentials have expired", "Renew them, or use credentials that renew themselves."
+    CredentialsUnavailableError,
+    "the credentials have expired",
+    "Renew them, or use credentials that renew themselves.",
+)
+_CREDENTIALS_UNAVAILABLE: Final = _Meaning(
+    CredentialsUnavailableError,
+    "the credentials cannot be fetched right now",
+    "Try again; if it persists, check the role, the process or the metadata service that gives them.",
 )
 _UNKNOWN_CREDENTIALS: Final = _Meaning(
     CredentialsError,
@@ -84,7 +101,7 @@ _SIGNATURE: Final = _Meaning(
 _ADDRESS: Final = _Meaning(
     WrongRegionError,
     "the endpoint does not know this address",
-    "Create the client for the region (and endpoint) that the queue URL names.",
+    "Make the client for the region (and endpoint) that the queue URL names.",
 )
 _OVER_LIMIT: Final = _Meaning(
     OverLimitError,
@@ -94,9 +111,14 @@ _OVER_LIMIT: Final = _Meaning(
 _THROTTLED: Final = _Meaning(
     ThrottledError, "too many requests", "Call less often, in larger batches, or ask AWS for a higher quota."
 )
+_UNAVAILABLE: Final = _Meaning(
+    UnavailableError,
+    "the service is not available",
+    "Try again; if it persists, check AWS's health dashboard.",
+)
 _TRANSIENT: Final = _Meaning(
     TransientError,
-    "no answer, or an error of the service's own",
+    "the answer was lost, or the service failed",
     "Try again; if it persists, check the network and AWS's health dashboard.",
 )
 _UNREACHABLE: Final = _Meaning(
@@ -108,6 +130,22 @@ _ENDPOINT: Final = _Meaning(
     EndpointError,
     "the client's endpoint is misconfigured",
     "Check the client's region, endpoint URL, proxy and certificates (`verify`, AWS_CA_BUNDLE).",
+)
+_NO_REGION: Final = _Meaning(
+    ConfigurationError,
+    "no AWS region is configured",
+    "Set region_name, AWS_DEFAULT_REGION or the region of the AWS profile or connection, or name the queue by its ARN "
+    "or its URL at AWS.",
+)
+_NO_PROFILE: Final = _Meaning(
+    ConfigurationError,
+    "the AWS profile does not exist",
+    "Correct profile_name or AWS_PROFILE, or add the profile to the AWS configuration file.",
+)
+_CONFIGURATION: Final = _Meaning(
+    ConfigurationError,
+    "the AWS configuration cannot be used",
+    "Correct the AWS configuration file or setting that the text names.",
 )
 _INVALID: Final = _Meaning(InvalidRequestError, "the request was refused", "Correct the request as the text says.")
 
@@ -159,15 +197,17 @@ _BY_CODE: Final[dict[str, _Meaning]] = {
             "InternalFailure",
             "InternalServerError",
             "InternalService",
-            "RequestAborted",
+            "RequestAborted",  # "aborted before a reply is sent back": perhaps after the work was done
             "RequestTimeout",
-            "ServiceUnavailable",
         ),
         _TRANSIENT,
     ),
+    "ServiceUnavailable": _UNAVAILABLE,
+    # Of STS, which asks the identity provider for a role's credentials.
+    "IDPCommunicationError": _CREDENTIALS_UNAVAILABLE,
     **dict.fromkeys(("InvalidAction", "InvalidSecurity", "UnknownOperation"), _ENDPOINT),
-    # Everything else the service names is the request's own fault; these are listed so that a status code of
-    # 5xx, which some emulators send along, does not make them look as if trying again could help.
+    # All other codes are the request's own fault. These are listed because some emulators send them with a status of
+    # 5xx, which would make them look as if trying again could help.
     **dict.fromkeys(
         (
             "BatchEntryIdsNotDistinct",
@@ -191,28 +231,37 @@ _BY_CODE: Final[dict[str, _Meaning]] = {
     ),
 }
 
-# By class name, looked up along the method resolution order: botocore adds classes from release to release, and
-# all of these exist under the same names in every version that the project supports.
+# By class name, looked up along the method resolution order: botocore adds classes from release to release.
 _BY_EXCEPTION: Final[dict[str, _Meaning]] = {
     **dict.fromkeys(
         (
-            "CredentialRetrievalError",
             "LoginError",
             "NoAuthTokenError",
             "NoCredentialsError",
             "PartialCredentialsError",
             "SSOError",
-            "TokenRetrievalError",
         ),
         _NO_CREDENTIALS,
     ),
-    **dict.fromkeys(("ConnectTimeoutError", "EndpointConnectionError", "ProxyConnectionError"), _UNREACHABLE),
+    # Of the sources of credentials: the request to SQS was not even signed.
+    **dict.fromkeys(
+        ("CredentialRetrievalError", "MetadataRetrievalError", "TokenRetrievalError"), _CREDENTIALS_UNAVAILABLE
+    ),
+    **dict.fromkeys(
+        (
+            "ConnectTimeoutError",  # the first three with reserve: see _may_have_been_sent
+            "EndpointConnectionError",
+            "ProxyConnectionError",
+            "ConnectionRefusedError",
+            "gaierror",
+        ),
+        _UNREACHABLE,
+    ),
     **dict.fromkeys(
         (
             "ConnectionError",
             "HTTPClientError",  # read timeouts and cut connections among others
             "IncompleteReadError",
-            "MetadataRetrievalError",
             "ResponseParserError",
             "SSLError",  # but see _meaning_of_exception: certificates
             "TimeoutError",
@@ -226,13 +275,45 @@ _BY_EXCEPTION: Final[dict[str, _Meaning]] = {
             "EndpointProviderError",
             "InvalidEndpointConfigurationError",
             "InvalidProxiesConfigError",
-            "InvalidRegionError",
-            "UnknownRegionError",
         ),
         _ENDPOINT,
     ),
+    "NoRegionError": _NO_REGION,
+    "ProfileNotFound": _NO_PROFILE,
+    **dict.fromkeys(
+        (
+            "ConfigNotFound",
+            "ConfigParseError",
+            "InvalidConfigError",
+            "InvalidDefaultsMode",
+            "InvalidRegionError",
+            "InvalidRetryConfigurationError",
+            "UnknownCredentialError",
+            "UnknownRegionError",
+        ),
+        _CONFIGURATION,
+    ),
     "BotoCoreError": _INVALID,
 }
+
+# What urllib3, aiohttp and httpx raise while they make a connection, before anything of the request was sent.
+_NOT_CONNECTED: Final = frozenset(
+    {
+        # urllib3
+        "NewConnectionError",
+        "ConnectTimeoutError",
+        # aiohttp
+        "ClientConnectorError",
+        "ClientHttpProxyError",
+        "ConnectionTimeoutError",
+        # httpx
+        "ConnectError",
+        "ConnectTimeout",
+        # the operating system
+        "ConnectionRefusedError",
+        "gaierror",
+    }
+)
 
 _LOST_CODES: Final = frozenset({"MessageNotInflight", "ReceiptHandleIsInvalid"})
 # Parts of texts of InvalidParameterValue, in lower case. Sources: facts of the API, and LocalStack's recorded tests.
@@ -297,7 +378,7 @@ def entry_verdict(code: str, text: str, *, sender_fault: bool | None = None) -> 
 def error_from_code(
     code: str, text: str, *, operation: str, queue: str, status: int | None = None, secrets: Iterable[str] = ()
 ) -> SqsError:
-    """The exception for a call that the service answered with an error.
+    """Return the exception for a call that the service answered with an error.
 
     Args:
         code: The error code in any spelling.
@@ -313,46 +394,104 @@ def error_from_code(
 
 
 def error_from_exception(
-    error: Exception, *, operation: str, queue: str, secrets: Iterable[str] = ()
+    error: Exception, *, operation: str | None, queue: str, secrets: Iterable[str] = ()
 ) -> SqsError | None:
-    """The exception for a call in which a client of botocore or aiobotocore raised ``error``.
+    """Return the exception for a call in which a client of botocore or aiobotocore raised ``error``.
 
     Args:
         error: What the client raised.
-        operation: The API operation that was called, e.g. ``ReceiveMessage``.
-        queue: The queue's URL, or what the caller gave for it.
+        operation: The API operation that was called, e.g. ``ReceiveMessage``; None while the client was made.
+        queue: The queue's URL, or what the caller gave for it; empty where no queue is known yet.
         secrets: See :func:`redacted`.
 
     Returns:
-        None when it is no error of the service, the client's configuration or the network: a defect.
+        None for a defect: an exception that neither the service, the client's configuration nor the network explains.
     """
     if isinstance(error, ClientError):
         answer: dict[str, Any] = dict(error.response)
         described = answer.get("Error", {})
         code, text = str(described.get("Code", "")), str(described.get("Message", ""))
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        refused = error_from_code(code, text, operation=operation, queue=queue, status=status, secrets=secrets)
-        if error.operation_name == operation or refused.verdict is not Verdict.REFUSED:
+        called = error.operation_name
+        refused = error_from_code(code, text, operation=called, queue=queue, status=status, secrets=secrets)
+        if called == operation or refused.verdict is Verdict.THROTTLED:
             return refused
-        # The client calls other services for its credentials, e.g. STS's AssumeRole.
-        meaning = _Meaning(
-            CredentialsError,
-            f"{error.operation_name}, which the client's credentials come from, was refused",
-            "Check the role and the credentials of the client.",
-        )
+        # The client calls other services for its credentials, e.g. STS's AssumeRole: SQS heard nothing of this call.
+        meaning = _CREDENTIALS_UNAVAILABLE
+        if refused.verdict is Verdict.REFUSED:
+            meaning = _Meaning(
+                CredentialsError,
+                f"{called}, which the client's credentials come from, was refused",
+                "Check the role and the credentials of the client.",
+            )
         return _error(meaning, operation=operation, queue=queue, code=refused.code, text=refused.text)
-    if not isinstance(error, BotoCoreError | OSError) and type(error).__name__ not in _BY_EXCEPTION:
+    known = isinstance(error, BotoCoreError | OSError) or type(error).__name__ in _BY_EXCEPTION
+    if not (known or _is_stale_refresh(error) or _is_invalid_endpoint(error)):
         return None
     text = redacted(str(error) or type(error).__name__, secrets)
     meaning = _meaning_of_exception(error)
     return _error(meaning, operation=operation, queue=queue, code=type(error).__name__, text=text)
 
 
+@contextmanager
+def translate_client_errors(queue: str) -> Iterator[None]:
+    """Turn what botocore raises while a client is made into errors that name the queue and the remedy.
+
+    Args:
+        queue: The queue's URL, name or ARN; empty where no queue is known yet.
+
+    Raises:
+        SqsError: The client cannot be made: no region, an unknown profile, no credentials, an unusable setting.
+    """
+    try:
+        yield
+    except Exception as error:
+        described = error_from_exception(error, operation=None, queue=queue)
+        if described is None:
+            raise
+        raise described from error
+
+
 def _meaning_of_exception(error: Exception) -> _Meaning:
-    names = [kind.__name__ for kind in type(error).__mro__]
-    if "SSLError" in names and "certificate" in str(error).lower():
+    names = _names(error)
+    certificate = "SSLError" in names and "certificate" in str(error).lower()
+    if certificate or _is_invalid_endpoint(error):
         return _ENDPOINT
-    return next((_BY_EXCEPTION[name] for name in names if name in _BY_EXCEPTION), _INVALID)
+    if _is_stale_refresh(error):
+        return _CREDENTIALS_UNAVAILABLE
+    meaning = next((_BY_EXCEPTION[name] for name in names if name in _BY_EXCEPTION), _INVALID)
+    return _TRANSIENT if meaning is _UNREACHABLE and _may_have_been_sent(error) else meaning
+
+
+def _may_have_been_sent(error: Exception) -> bool:
+    """Whether an error about a connection leaves open that the request was sent over it.
+
+    The names of botocore's exceptions do not tell. aiobotocore raises ``EndpointConnectionError`` also for a connection
+    that was reset while it waited for the answer, and botocore ``ProxyConnectionError`` for one that a proxy tore. The
+    exception of the HTTP library, which botocore keeps, tells.
+    """
+    cause = getattr(error, "kwargs", {}).get("error")
+    if cause is None:
+        return False
+    # urllib3 wraps what happened on the way to a proxy once more.
+    cause = getattr(cause, "original_error", cause)
+    # The proxy refused to make a tunnel: urllib3 has no exception of its own for that.
+    refused_tunnel = type(cause) is OSError and str(cause).startswith("Tunnel connection failed")
+    return not refused_tunnel and _NOT_CONNECTED.isdisjoint(_names(cause))
+
+
+def _is_stale_refresh(error: Exception) -> bool:
+    """Whether the credentials that a refresh brought had expired already; botocore has no exception of its own."""
+    return type(error) is RuntimeError and "refreshed credentials are still expired" in str(error)
+
+
+def _is_invalid_endpoint(error: Exception) -> bool:
+    """Whether an endpoint URL cannot be used, e.g. without a scheme; botocore has no exception of its own."""
+    return type(error) is ValueError and str(error).startswith("Invalid endpoint")
+
+
+def _names(error: BaseException) -> list[str]:
+    return [kind.__name__ for kind in type(error).__mro__]
 
 
 def _meaning_of_status(status: int | None) -> _Meaning:
@@ -360,6 +499,8 @@ def _meaning_of_status(status: int | None) -> _Meaning:
         return _INVALID
     if status == 429:
         return _THROTTLED
+    if status == 503:
+        return _UNAVAILABLE
     if status >= 500 or status == 408:
         return _TRANSIENT
     if status in {401, 403}:
@@ -369,9 +510,9 @@ def _meaning_of_status(status: int | None) -> _Meaning:
     return _INVALID
 
 
-def _error(meaning: _Meaning, *, operation: str, queue: str, code: str, text: str) -> SqsError:
+def _error(meaning: _Meaning, *, operation: str | None, queue: str, code: str, text: str) -> SqsError:
+    subject = f"queue {queue}" if queue else "SQS"
+    done = f"The client for {subject}" if operation is None else f"{operation} on {subject}"
     remedy = meaning.remedy.format(operation=operation)
     said = f"{code}: {text}" if code and text else code or text
-    return meaning.error(
-        f"{operation} on queue {queue}: {meaning.happened}. {remedy} [{said}]", queue=queue, code=code, text=text
-    )
+    return meaning.error(f"{done}: {meaning.happened}. {remedy} [{said}]", queue=queue, code=code, text=text)

@@ -1,6 +1,6 @@
-"""Makes a boto3 client for SQS from the few settings by which a deployment says how it reaches AWS.
+"""Makes a boto3 client for SQS from the few settings that say how a deployment reaches AWS.
 
-Its configuration of botocore is the one that the transports work best with.
+The client is configured as the transports need it: no retries inside botocore, short time-outs, enough connections.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.config import Config
+from botocore.exceptions import NoCredentialsError, NoRegionError
 
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
+from sqs_lease.sqs.classification import translate_client_errors
+from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     import boto3
@@ -18,30 +21,29 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 DEFAULT_CONNECTIONS: Final = 64
-"""Half for long polls, half for everything else: 32 calls is what a keeper has under way for one queue at most."""
+"""Half for long polls, half for all other calls: a keeper makes at most 32 calls to one queue at once."""
 
 ANSWER_SECONDS: Final = 10.0
-"""How long an answer may take, for a long poll beyond its wait; after that it counts as lost."""
+"""How long to wait for an answer, after the wait of a long poll; after that the answer counts as lost."""
 
 _CONNECT_SECONDS: Final = 5.0
 
 
 def client_config(connections: int = DEFAULT_CONNECTIONS) -> Config:
-    """The ``botocore.config.Config`` (or base of an ``AioConfig``) for a client given to a transport.
+    """Return the ``botocore.config.Config`` (or the base of an ``AioConfig``) of a client for a transport.
 
-    botocore's own retries are off (one attempt). The ledger retries an extension with regard to how
-    urgent it is, and the receiver a poll with regard to how long it may wait; a retry inside botocore
-    sleeps where neither sees it, by up to 20 s a time in its legacy mode, and repeats a FIFO receive or a throttled
-    call without being asked. Reads (``queue_url``, ``queue_attributes``) are repeated by the transport.
-    A send is not, as it is not idempotent on a standard queue: the ledger decides.
+    botocore's own retries are off (one attempt). The ledger retries an extension as urgently as its lease needs it,
+    and the receiver retries a poll while it has time. A retry inside botocore sleeps where neither sees it, for up to
+    20 s in its legacy mode, and repeats a FIFO receive or a throttled call unasked. The transport repeats reads
+    (``queue_url``, ``queue_attributes``). It never repeats a send, because a standard queue would hold the message
+    twice: the ledger decides.
 
-    The read timeout is longer than the longest long poll (20 s); botocore's default of 60 s would
-    notice a cut connection only after leases of 30 s had run out.
+    The read timeout is longer than the longest long poll (20 s). botocore's default of 60 s would notice a cut
+    connection only after leases of 30 s had run out.
 
     Args:
-        connections: Most connections open at once, at least 2; 64 by default. One half is for long
-            polls, so that receiving never keeps an extension waiting. A process that receives from more than 32
-            queues at once needs more.
+        connections: Most connections open at once, at least 2; 64 by default. One half is for long polls, so that
+            receiving never delays an extension. A process that receives from more than 32 queues at once needs more.
 
     Raises:
         ValueError: ``connections`` is less than 2.
@@ -63,14 +65,14 @@ _METHOD: Final = "sqs-lease-assume-role"
 
 @dataclass(frozen=True, slots=True)
 class AwsAccess:
-    """How AWS is reached; what is not given is boto3's usual: environment, configuration files, instance role.
+    """How to reach AWS. For a setting that is None, boto3 looks in the environment, its files and the instance's role.
 
     Attributes:
         region_name: The region.
-        endpoint_url: Where SQS is, for an endpoint of one's own.
+        endpoint_url: The URL of SQS, for a custom endpoint.
         profile_name: A profile of the AWS configuration files.
-        role_arn: A role to assume with the credentials found so far. It is assumed again before its credentials
-            expire, so messages can be held for longer than they last.
+        role_arn: A role to assume with the credentials that boto3 finds. The client assumes it again before its
+            credentials expire, so a lease can outlast them.
         role_session_name: What CloudTrail calls those sessions.
     """
 
@@ -81,24 +83,38 @@ class AwsAccess:
     role_session_name: str = "sqs-lease"
 
 
-def make_client(access: AwsAccess | None = None) -> SQSClient:
-    """Make a client with the timeouts of :func:`sqs_lease.sqs.client.client_config`.
+def make_client(access: AwsAccess | None = None, *, queue: str | None = None) -> SQSClient:
+    """Make a client with the configuration of :func:`client_config`, without a call to SQS.
 
     Args:
-        access: How AWS is reached; by default as boto3 finds out.
+        access: How to reach AWS; by default as boto3 finds out.
+        queue: The queue that the client is for: its name, ARN or URL. Where neither ``access`` nor boto3 names a
+            region, the ARN or URL does. Errors name the queue.
 
     Raises:
-        botocore.exceptions.BotoCoreError: There is no such profile, or no region.
+        ValueError: ``queue`` is not a queue name, ARN or URL.
+        sqs_lease.sqs.errors.ConfigurationError: There is no region or no such profile, or a setting is unusable.
+        sqs_lease.sqs.errors.CredentialsError: There are no credentials, or only a part of them.
+        sqs_lease.sqs.errors.SqsError: The client cannot be made for another reason; the text says which.
     """
     # Imported late: Airflow imports this package in every one of its commands, and boto3 takes a while.
     import boto3
 
     access = AwsAccess() if access is None else access
-    session = boto3.Session(profile_name=access.profile_name, region_name=access.region_name)
-    if access.role_arn is not None:
-        role_session = _in_role(session, access.role_arn, access.role_session_name)
-        session = boto3.Session(botocore_session=role_session, region_name=session.region_name)
-    return session.client("sqs", endpoint_url=access.endpoint_url, config=client_config())
+    queue_region = None if queue is None else queue_reference(queue).region
+    with translate_client_errors(queue or ""):
+        session = boto3.Session(profile_name=access.profile_name, region_name=access.region_name)
+        if session.region_name is None:
+            if queue_region is None:
+                raise NoRegionError
+            session = boto3.Session(profile_name=access.profile_name, region_name=queue_region)
+        # botocore would notice with the first call only.
+        if session.get_credentials() is None:
+            raise NoCredentialsError
+        if access.role_arn is not None:
+            role_session = _in_role(session, access.role_arn, access.role_session_name)
+            session = boto3.Session(botocore_session=role_session, region_name=session.region_name)
+        return session.client("sqs", endpoint_url=access.endpoint_url, config=client_config())
 
 
 def _in_role(source: boto3.Session, role_arn: str, role_session_name: str) -> Session:
@@ -113,7 +129,7 @@ def _in_role(source: boto3.Session, role_arn: str, role_session_name: str) -> Se
     create_client: Any = source.client  # the stubs know no client of a service that is named at run time
 
     class Role(CredentialProvider):
-        """The role's credentials, fetched when they are first needed and whenever they are about to expire."""
+        """The role's credentials, fetched when the first call needs them and whenever they are about to expire."""
 
         METHOD = _METHOD
 

@@ -1,7 +1,7 @@
-"""What the transports over AWS clients share: all of the protocol but the one line that calls the client.
+"""What the transports over AWS clients share: the whole protocol except the line that calls the client.
 
-Capacity: half of the client's connections is for long polls, half for everything else. A long poll
-occupies a connection for up to 20 s; without the split, polls would keep extensions waiting until leases end.
+Capacity: half of the client's connections is for long polls, half for all other calls. A long poll occupies a
+connection for up to 20 s. Without the split, polls would delay extensions until leases end.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from random import Random
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from botocore.exceptions import IncompleteReadError
+
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.sqs import requests
-from sqs_lease.sqs.classification import error_from_exception
+from sqs_lease.sqs.classification import error_from_exception, translate_client_errors
 from sqs_lease.sqs.client import ANSWER_SECONDS
 from sqs_lease.sqs.errors import EndpointError, SqsError, TransientError, WrongRegionError
 from sqs_lease.sqs.transport import QueueAttributes
@@ -35,16 +37,18 @@ from sqs_lease.sqs.validation import (
 logger = logging.getLogger(__name__)
 
 READ_ATTEMPTS: Final = 3
-"""How often a call that only reads is made before its transient failure is raised."""
+"""How often a call that only reads is made before its failure is raised; only for failures that may pass."""
 
 _READ_PAUSE_SECONDS: Final = 0.5
+
+_READS: Final = frozenset({"GetQueueUrl", "GetQueueAttributes"})
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many calls may be with the client at once: long polls, and everything else."""
+    """How many calls the client may make at once: long polls, and all others."""
 
     polls: asyncio.Semaphore
     calls: asyncio.Semaphore
@@ -59,8 +63,8 @@ class Capacity:
 class ClientTransport(ABC):
     """A :class:`sqs_lease.sqs.transport.Transport` over a client of the AWS API.
 
-    Subclasses give :meth:`_open`, :meth:`_call` and :meth:`_close`. It must be used from one event loop only.
-    It owns its client: :meth:`aclose` (or leaving it as an asynchronous context manager) closes the client.
+    Subclasses give :meth:`_open`, :meth:`_call` and :meth:`_close`. A transport works in one event loop only. It owns
+    its client: :meth:`aclose` (or leaving it as an asynchronous context manager) closes the client.
     """
 
     def __init__(self) -> None:
@@ -73,7 +77,7 @@ class ClientTransport(ABC):
 
     @abstractmethod
     async def _open(self) -> Any:
-        """Return the client, ready for use. Called once."""
+        """Return the client, ready for use. Called once; again only after it failed."""
 
     @abstractmethod
     async def _call(
@@ -84,8 +88,8 @@ class ClientTransport(ABC):
         Args:
             method: The client's method.
             parameters: Its keyword arguments.
-            free: To be called once, in the event loop, when the call occupies a connection no more; that is
-                later than a cancellation where the call goes on in a thread.
+            free: To be called once, in the event loop, when the call has freed its connection. A cancelled call that
+                goes on in a thread does that later.
 
         Raises:
             Exception: Whatever the client raises.
@@ -96,7 +100,7 @@ class ClientTransport(ABC):
         """Close the client, used or not. Called once."""
 
     async def __aenter__(self) -> Self:
-        await self._opened()
+        await self._opened("")
         return self
 
     async def __aexit__(
@@ -222,12 +226,12 @@ class ClientTransport(ABC):
         return requests.entry_answers(receipts, answer)
 
     async def _repeated(self, read: Callable[[], Awaitable[_T]]) -> _T:
-        """Make a call that changes nothing, again if it failed on the way."""
+        """Make a call that changes nothing; make it again after a failure that may pass."""
         for attempt in range(1, READ_ATTEMPTS):
             try:
                 return await read()
             except SqsError as error:
-                if error.verdict not in {Verdict.TRANSIENT, Verdict.THROTTLED}:
+                if error.verdict is Verdict.REFUSED:
                     raise
                 logger.info("Attempt %d of %d: %s", attempt, READ_ATTEMPTS, error)
             await asyncio.sleep(_READ_PAUSE_SECONDS * attempt * (0.5 + self._random.random()))
@@ -244,7 +248,7 @@ class ClientTransport(ABC):
         secrets: Iterable[str] = (),
     ) -> Mapping[str, Any]:
         """Make a call once there is a connection for it; what the client raises becomes an ``SqsError``."""
-        capacity = await self._opened()
+        capacity = await self._opened(queue)
         method = getattr(self._client, self._methods[operation])
         semaphore = capacity.polls if operation == "ReceiveMessage" else capacity.calls
         seconds = wait_seconds + ANSWER_SECONDS
@@ -252,7 +256,7 @@ class ClientTransport(ABC):
         if on_sent is not None:
             on_sent()
         try:
-            # A limit of our own: the client given may have botocore's default read timeout of 60 s.
+            # The client may have botocore's default read timeout of 60 s.
             async with asyncio.timeout(seconds):
                 return await self._call(method, parameters, semaphore.release)
         except TimeoutError as error:
@@ -263,6 +267,8 @@ class ClientTransport(ABC):
                 code="Timeout",
                 text=f"no answer within {seconds:g} s",
             ) from error
+        except _UnreadableAnswerError as error:
+            raise _not_of_sqs(operation, queue, str(error)) from None
         except Exception as error:
             described = error_from_exception(error, operation=operation, queue=queue, secrets=secrets)
             if described is None:
@@ -270,29 +276,52 @@ class ClientTransport(ABC):
             # Not chained: botocore's text can quote whole receipt handles, and a traceback would print it.
             raise described from None
 
-    async def _opened(self) -> Capacity:
+    async def _opened(self, queue: str) -> Capacity:
         if self._closed:
-            raise RuntimeError("the transport was closed: no more calls can be made over it")
+            raise RuntimeError("the transport is closed and makes no more calls")
         if self._capacity is None:
             async with self._opening:
                 if self._capacity is None:
-                    self._client = await self._open()
+                    with translate_client_errors(queue):
+                        self._client = await self._open()
                     meta = self._client.meta
+                    meta.events.register("before-parse.sqs", _check_answer, unique_id="sqs-lease-check-answer")
                     self._methods = {operation: name for name, operation in meta.method_to_api_mapping.items()}
                     self._capacity = Capacity.of(meta.config.max_pool_connections)
         return self._capacity
 
     async def _check_region(self, reference: QueueReference, queue: str) -> None:
-        await self._opened()
+        await self._opened(queue)
         region: str = self._client.meta.region_name
         if reference.region not in {None, region}:
             raise WrongRegionError(
                 f"Queue {queue} is in region {reference.region}, but the client calls {region}. "
-                f"Create the client (or set the connection's region) for {reference.region}.",
+                f"Make the client (or set the connection's region) for {reference.region}.",
                 queue=queue,
                 code="WrongRegion",
                 text=f"the queue is in {reference.region}, the client calls {region}",
             )
+
+
+class _UnreadableAnswerError(Exception):
+    """An answer of status 2xx has no JSON object in it."""
+
+
+def _check_answer(response_dict: Mapping[str, Any], **_: Any) -> None:
+    """Refuse an answer that is cut short or not JSON: botocore would read it as one without any content.
+
+    Then a receive whose answer was lost would look like one that found no message.
+    """
+    body: bytes = response_dict["body"]
+    length = response_dict["headers"].get("content-length", "")
+    if length.isdecimal() and len(body) < int(length):
+        raise IncompleteReadError(actual_bytes=len(body), expected_bytes=int(length))
+    if response_dict["status_code"] >= 300:
+        return
+    if not body and not length:
+        raise _UnreadableAnswerError("the answer was cut off in its headers")
+    if body[:100].lstrip()[:1] not in {b"", b"{"}:
+        raise _UnreadableAnswerError("the answer is not JSON")
 
 
 def _read(reading: Callable[[], _T], operation: str, queue: str) -> _T:
@@ -300,18 +329,24 @@ def _read(reading: Callable[[], _T], operation: str, queue: str) -> _T:
     try:
         return reading()
     except (KeyError, TypeError, ValueError) as error:
-        raise EndpointError(
-            f"{operation} on queue {queue}: the answer is not one of SQS. Check the client's endpoint URL and proxy.",
-            queue=queue,
-            code="UnreadableAnswer",
-            text=f"{type(error).__name__} while reading the answer",
-        ) from None
+        raise _not_of_sqs(operation, queue, f"{type(error).__name__} while reading the answer") from None
+
+
+def _not_of_sqs(operation: str, queue: str, text: str) -> SqsError:
+    """What answered may have passed the call on to SQS, so a call that changes something may have been carried out."""
+    kind = EndpointError if operation in _READS else TransientError
+    return kind(
+        f"{operation} on queue {queue}: the answer does not come from SQS. Check the client's endpoint URL and proxy.",
+        queue=queue,
+        code="UnreadableAnswer",
+        text=text,
+    )
 
 
 def _in_order(receipts: Sequence[Receipt], answers: Sequence[EntryAnswer]) -> list[EntryAnswer]:
-    """The answers in the order of ``receipts``; those without a handle were not sent.
+    """Return the answers in the order of ``receipts``; those without a handle were not sent.
 
-    The service refuses a whole batch for one empty handle, and the others would suffer for it.
+    The service refuses a whole batch for one empty handle.
     """
     answered = iter(answers)
     text = "the receipt handle is empty: the lease was handed on without it"

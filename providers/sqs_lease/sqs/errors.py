@@ -1,4 +1,9 @@
-"""What can go wrong with a call on SQS, as exceptions that name the queue and say what to do."""
+"""What can go wrong with a call to SQS, as exceptions that name the queue and the remedy.
+
+Three kinds differ in what may be done next. :class:`UnavailableError` and :class:`ThrottledError`: the call was not
+carried out and may be repeated, whatever it was. :class:`TransientError`: nobody knows whether it was carried out.
+All others: SQS refuses the call, and will refuse it again.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,10 @@ from sqs_lease.core.calls import Verdict
 
 
 class SqsError(Exception):
-    """A call on SQS failed. Its text names the queue, what happened and the remedy.
+    """A call to SQS failed. The text names the queue, what happened and the remedy.
 
     Attributes:
-        verdict: What the failure means for each lease that the call concerned.
+        verdict: What the failure means for each lease of the call.
         queue: The queue: its URL, or what the caller gave for it.
         code: The service's error code without prefixes, e.g. ``QueueDoesNotExist``; the exception's name
             where no answer came.
@@ -28,19 +33,23 @@ class SqsError(Exception):
 
 
 class QueueNotFoundError(SqsError):
-    """There is no such queue in the client's region and account, or the caller may not know of it."""
+    """The queue does not exist in the client's region and account, or the caller may not see it."""
 
 
 class AccessDeniedError(SqsError):
-    """The caller may not do this: IAM, the queue's policy, or the encryption key's policy."""
+    """IAM, the queue's policy or the encryption key's policy denies the call."""
+
+
+class ConfigurationError(SqsError):
+    """The AWS configuration lacks something or cannot be used: no region, an unknown profile, an unusable file."""
 
 
 class CredentialsError(SqsError):
-    """The credentials are missing, expired, unknown, or the signature was refused."""
+    """The credentials are missing, incomplete or unknown, or the signature was refused."""
 
 
 class EncryptionKeyError(SqsError):
-    """The KMS key that the queue is encrypted with cannot be used."""
+    """The KMS key that encrypts the queue cannot be used."""
 
 
 class WrongRegionError(SqsError):
@@ -62,16 +71,29 @@ class OverLimitError(SqsError):
 
 
 class ThrottledError(SqsError):
-    """Too many requests: try again, more slowly."""
+    """Too many requests. The call was not carried out: try again, more slowly."""
 
     verdict = Verdict.THROTTLED
 
 
+class UnavailableError(SqsError):
+    """The service was not available. The call was not carried out: try again, even a release."""
+
+    verdict = Verdict.UNAVAILABLE
+
+
+class EndpointUnreachableError(UnavailableError):
+    """No connection to the endpoint: the network is down, or the region, endpoint URL or proxy is wrong."""
+
+
+class CredentialsUnavailableError(UnavailableError, CredentialsError):
+    """The credentials have expired or cannot be fetched right now. A refresh may mend that, so try again."""
+
+
 class TransientError(SqsError):
-    """No answer, or an error on the way: the call may or may not have been carried out. Try again."""
+    """The answer was lost, or the service failed while it worked on the call.
+
+    The call may or may not have been carried out. Try again, but never repeat a release at once.
+    """
 
     verdict = Verdict.TRANSIENT
-
-
-class EndpointUnreachableError(TransientError):
-    """No connection to the endpoint: the network is down, or the region or endpoint URL is wrong."""

@@ -1,4 +1,4 @@
-"""What is sent to SQS and what its answers mean, for any client that takes and gives the API's dictionaries."""
+"""Builds the requests to SQS and reads its answers, as the dictionaries that AWS clients take and return."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Parameters = dict[str, Any]
 
 
 def queue_url_request(reference: QueueReference) -> Parameters:
-    """``GetQueueUrl`` for a queue given by name or ARN."""
+    """Build ``GetQueueUrl`` for a queue given by name or ARN."""
     parameters: Parameters = {"QueueName": reference.name}
     if reference.account is not None:
         parameters["QueueOwnerAWSAccountId"] = reference.account
@@ -34,15 +34,15 @@ def queue_url_request(reference: QueueReference) -> Parameters:
 
 
 def queue_attributes_request(queue_url: str) -> Parameters:
-    """``GetQueueAttributes`` for what :class:`QueueAttributes` holds.
+    """Build ``GetQueueAttributes`` for what :class:`QueueAttributes` holds.
 
-    ``FifoQueue`` is not asked for: standard queues refuse that name, and a FIFO queue is known by its own.
+    It leaves out ``FifoQueue``: standard queues refuse that attribute, and the queue's name tells.
     """
     return {"QueueUrl": queue_url, "AttributeNames": list(_ATTRIBUTES_READ)}
 
 
 def queue_attributes(answer: Mapping[str, Any]) -> QueueAttributes:
-    """The attributes in the answer of ``GetQueueAttributes``.
+    """Read the attributes in the answer of ``GetQueueAttributes``.
 
     Raises:
         KeyError: The answer lacks an attribute that every queue has.
@@ -56,7 +56,7 @@ def queue_attributes(answer: Mapping[str, Any]) -> QueueAttributes:
         visibility_seconds=int(attributes["VisibilityTimeout"]),
         fifo=arn.endswith(".fifo"),
         dead_letter_arn=redrive.get("deadLetterTargetArn"),
-        # The service gives a number, some tools write it into the policy as a string.
+        # The service returns a number; some tools write a string into the policy.
         max_receive_count=None if count is None else int(count),
         visible=int(attributes.get("ApproximateNumberOfMessages", 0)),
         in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
@@ -67,7 +67,7 @@ def queue_attributes(answer: Mapping[str, Any]) -> QueueAttributes:
 def receive_request(
     queue_url: str, *, max_messages: int, wait_seconds: int, visibility_seconds: int | None, attempt_id: str | None
 ) -> Parameters:
-    """``ReceiveMessage`` with all attributes of the service and the sender."""
+    """Build ``ReceiveMessage`` with all attributes of the service and the sender."""
     parameters: Parameters = {
         "QueueUrl": queue_url,
         "MaxNumberOfMessages": max_messages,
@@ -84,12 +84,12 @@ def receive_request(
 
 
 def received_messages(answer: Mapping[str, Any]) -> list[Message]:
-    """The messages in the answer of ``ReceiveMessage``; without any, the service leaves the key out."""
+    """Read the messages in the answer of ``ReceiveMessage``; without messages, the service leaves the key out."""
     return [Message.from_api(entry) for entry in answer.get("Messages") or ()]
 
 
 def change_visibility_request(queue_url: str, changes: Sequence[VisibilityChange]) -> Parameters:
-    """``ChangeMessageVisibilityBatch``; an entry's id is its place in ``changes``."""
+    """Build ``ChangeMessageVisibilityBatch``; an entry's id is its place in ``changes``."""
     entries = [
         {"Id": str(place), "ReceiptHandle": change.receipt.handle, "VisibilityTimeout": change.seconds}
         for place, change in enumerate(changes)
@@ -98,7 +98,7 @@ def change_visibility_request(queue_url: str, changes: Sequence[VisibilityChange
 
 
 def delete_request(queue_url: str, receipts: Sequence[Receipt]) -> Parameters:
-    """``DeleteMessageBatch``; an entry's id is its place in ``receipts``."""
+    """Build ``DeleteMessageBatch``; an entry's id is its place in ``receipts``."""
     entries = [{"Id": str(place), "ReceiptHandle": receipt.handle} for place, receipt in enumerate(receipts)]
     return {"QueueUrl": queue_url, "Entries": entries}
 
@@ -111,7 +111,7 @@ def send_request(
     message_group_id: str | None,
     deduplication_id: str | None,
 ) -> Parameters:
-    """``SendMessage``."""
+    """Build ``SendMessage``."""
     parameters: Parameters = {"QueueUrl": queue_url, "MessageBody": body}
     if message_attributes:
         parameters["MessageAttributes"] = {name: dict(value) for name, value in message_attributes.items()}
@@ -123,17 +123,17 @@ def send_request(
 
 
 def entry_answers(receipts: Sequence[Receipt], answer: Mapping[str, Any]) -> list[EntryAnswer]:
-    """What the answer of a batch call says of each entry, in the order of ``receipts``.
+    """Read what the answer of a batch call says of each entry, in the order of ``receipts``.
 
-    HTTP 200 can carry failed entries. An entry that the answer does not mention at all may or may not
-    have been carried out: ``TRANSIENT``.
+    HTTP 200 can carry failed entries. An entry that the answer does not mention may or may not have been carried
+    out: ``TRANSIENT``.
     """
     successful = {entry.get("Id") for entry in answer.get("Successful") or ()}
     failed = {entry.get("Id"): entry for entry in answer.get("Failed") or ()}
     answers = []
     for place, receipt in enumerate(receipts):
         entry_id = str(place)
-        # Failed is asked first: should an answer name an entry twice, nothing is taken for done.
+        # An entry that an answer names twice counts as failed.
         if entry_id in failed:
             answers.append(_failed_entry(receipt, failed[entry_id]))
         elif entry_id in successful:
@@ -146,10 +146,10 @@ def entry_answers(receipts: Sequence[Receipt], answer: Mapping[str, Any]) -> lis
 
 
 def failed_call(receipts: Sequence[Receipt], error: SqsError) -> list[EntryAnswer]:
-    """A batch call that failed as a whole: the same verdict for each entry.
+    """Return the answers of a batch call that failed as a whole: the same verdict for each entry.
 
-    An error that speaks of one lease (lost, or capped) counts as such only where the call had one entry:
-    it could be about any of ten, and losing a lease is final.
+    An error about one lease (lost, or capped) counts as such only if the call had one entry. Otherwise it could be
+    about any of ten, and a lost lease is final.
     """
     verdict = error.verdict
     if len(receipts) == 1 and entry_verdict(error.code, error.text) in {Verdict.LOST, Verdict.CAPPED}:

@@ -1,4 +1,4 @@
-"""The one protocol through which everything reaches SQS; its two implementations differ in nothing but their client."""
+"""The one protocol for all calls to SQS; its two implementations differ only in their client."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sqs_lease.core.messages import Message, Receipt
 
 @dataclass(frozen=True, slots=True)
 class QueueAttributes:
-    """What a queue says of itself.
+    """The attributes of a queue that the project uses.
 
     Attributes:
         arn: The queue's ARN.
-        visibility_seconds: The visibility timeout of messages received without one of their own.
-        fifo: Whether it is a FIFO queue.
+        visibility_seconds: The visibility timeout of a receive that sets none.
+        fifo: Whether the queue is a FIFO queue.
         dead_letter_arn: The ARN of its dead-letter queue; None without a redrive policy.
-        max_receive_count: After how many receives a message is moved there; None without a redrive policy.
+        max_receive_count: After how many receives a message moves there; None without a redrive policy.
         visible: Approximate number of messages that can be received.
         in_flight: Approximate number of messages in flight.
-        delayed: Approximate number of messages that were sent with a delay still running.
+        delayed: Approximate number of messages whose delay still runs.
     """
 
     arn: str
@@ -36,26 +36,26 @@ class QueueAttributes:
 
 
 class Transport(Protocol):
-    """Calls on SQS, asynchronous, with answers as values.
+    """Asynchronous calls to SQS, with answers as values.
 
-    Input that the service would refuse whatever its state (more than ten entries, a visibility timeout
-    out of range, an option of the other kind of queue) is the caller's error: ``ValueError``, before
-    anything is sent. Splitting into batches of ten is done where urgency is known.
+    Input that the service always refuses (more than ten entries, a visibility timeout out of range, an option of the
+    other kind of queue) raises ``ValueError`` before anything is sent. The caller splits its work into batches of ten,
+    because it knows what is urgent.
 
-    ``change_visibility`` and ``delete`` never raise for what the service or the network answered: a failed
-    call is the same verdict for each of its entries. All other methods raise an
-    :class:`sqs_lease.sqs.errors.SqsError`. Cancelling a call leaves it unknown whether it was carried out.
+    ``change_visibility`` and ``delete`` never raise for what the service or the network answered: after a failed call
+    each entry has the same verdict. All other methods raise an :class:`sqs_lease.sqs.errors.SqsError`. After a
+    cancelled call nobody knows whether it was carried out.
     """
 
     async def queue_url(self, queue: str) -> str:
         """Return the URL of a queue.
 
         Args:
-            queue: Its name (in the client's region and account), its ARN (any account, the client's
-                region) or its URL; a URL is returned as it is, without a call.
+            queue: Its name (in the client's region and account), its ARN (any account, the client's region) or its
+                URL, which is returned unchanged and without a call.
 
         Raises:
-            ValueError: It is none of the three.
+            ValueError: ``queue`` is not a queue name, ARN or URL.
             sqs_lease.sqs.errors.WrongRegionError: The ARN or URL names another region than the client's.
             sqs_lease.sqs.errors.QueueNotFoundError: There is no such queue, or the caller may not see it.
             sqs_lease.sqs.errors.SqsError: The call failed otherwise.
@@ -85,14 +85,14 @@ class Transport(Protocol):
             max_messages: 1 to 10.
             wait_seconds: How long the poll waits for a first message, 0 to 20.
             visibility_seconds: Their visibility timeout, 0 to 43 200; None takes the queue's own.
-            attempt_id: ``ReceiveRequestAttemptId``, for FIFO queues only: the same id within five minutes
-                returns the same messages again.
-            on_sent: Called once in the event loop, just before the request goes to the client. A call may
-                wait for a free connection before: leases count from here, and a call cancelled before
-                it was sent has taken nothing.
+            attempt_id: ``ReceiveRequestAttemptId``, for FIFO queues only: the same id within five minutes returns the
+                same messages again.
+            on_sent: Called once in the event loop, just before the request goes to the client. Before that the call
+                may wait for a free connection. Leases count from this moment; a call that is cancelled before it
+                takes no messages.
 
         Raises:
-            ValueError: A value is out of range, or ``attempt_id`` was given for a standard queue.
+            ValueError: A value is out of range, or ``attempt_id`` is set for a standard queue.
             sqs_lease.sqs.errors.OverLimitError: Too many messages of the queue are in flight.
             sqs_lease.sqs.errors.SqsError: The call failed otherwise.
         """
@@ -120,7 +120,7 @@ class Transport(Protocol):
         message_group_id: str | None = None,
         deduplication_id: str | None = None,
     ) -> str:
-        """Send one message and return its id: how a message is put into a dead-letter queue with its reason.
+        """Send one message and return its id; this puts a message into a dead-letter queue with its reason.
 
         Args:
             queue_url: The queue.
@@ -128,12 +128,12 @@ class Transport(Protocol):
             message_attributes: At most ten, in the shape of the SQS API:
                 ``{"name": {"DataType": "String", "StringValue": "..."}}``.
             message_group_id: Required on FIFO queues; on standard queues the tenant of a fair queue.
-            deduplication_id: FIFO only; can be left out where the queue deduplicates by content.
+            deduplication_id: FIFO queues only; optional where the queue deduplicates by content.
 
         Raises:
-            ValueError: An option is missing, malformed, or of the other kind of queue.
+            ValueError: An option is missing, malformed, or for the other kind of queue.
             sqs_lease.sqs.errors.SqsError: The call failed.
         """
 
     async def aclose(self) -> None:
-        """Close the client's connections; calls under way fail. Closing again does nothing."""
+        """Close the client's connections; calls under way fail. A second call does nothing."""

@@ -1,4 +1,4 @@
-"""Checks of what callers give, before anything is sent: each ``ValueError`` says what was given and what is allowed."""
+"""Checks arguments before anything is sent: each ``ValueError`` says what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _OLDEST_HOST: Final = "queue.amazonaws.com"
 
 @dataclass(frozen=True, slots=True)
 class QueueReference:
-    """A queue as a caller names it, taken apart.
+    """The parts of a queue's name, ARN or URL.
 
     Attributes:
-        name: The queue's name, with ``.fifo`` where it is a FIFO queue.
-        url: Its URL; None where a name or an ARN was given.
-        region: The region that the ARN, or a URL on a host of AWS's, names; None where it says nothing.
-        account: The account that the ARN names; None where it was not an ARN.
+        name: The queue's name; it ends in ``.fifo`` for a FIFO queue.
+        url: The URL; None for a name or an ARN.
+        region: The region in an ARN or in a URL on one of AWS's hosts; None for all others.
+        account: The account in an ARN; None for a name or a URL.
     """
 
     name: str
@@ -51,17 +51,19 @@ class QueueReference:
 
 
 def queue_reference(queue: str) -> QueueReference:
-    """Take apart a queue's name, ARN or URL.
+    """Read the parts of a queue's name, ARN or URL.
 
     Raises:
-        ValueError: It is none of the three.
+        ValueError: ``queue`` is not a queue name, ARN or URL.
     """
     if not isinstance(queue, str) or not queue.strip():
-        raise ValueError(f"a queue is given by its name, ARN or URL, not {queue!r}")
+        raise ValueError(f"{queue!r} is not a queue name, ARN or URL")
     if queue.startswith("arn:"):
         arn = _ARN.fullmatch(queue)
         if arn is None:
-            raise ValueError(f"not the ARN of an SQS queue: {queue!r}; it reads arn:aws:sqs:<region>:<account>:<name>")
+            raise ValueError(
+                f"{queue!r} is not the ARN of an SQS queue; such an ARN reads arn:aws:sqs:<region>:<account>:<name>"
+            )
         return QueueReference(_checked_name(arn["name"], queue), region=arn["region"], account=arn["account"])
     if "/" in queue or ":" in queue:
         return _url_reference(queue)
@@ -69,13 +71,13 @@ def queue_reference(queue: str) -> QueueReference:
 
 
 def check_queue_url(queue_url: str) -> QueueReference:
-    """Take apart a queue URL.
+    """Read the parts of a queue URL.
 
     Raises:
-        ValueError: It is not the URL of a queue.
+        ValueError: ``queue_url`` is not the URL of a queue.
     """
     if not isinstance(queue_url, str) or "://" not in queue_url:
-        raise ValueError(f"a queue URL is needed here, not {queue_url!r}; queue_url() finds it by name or ARN")
+        raise ValueError(f"{queue_url!r} is not a queue URL; Transport.queue_url() finds the URL of a name or ARN")
     return _url_reference(queue_url)
 
 
@@ -85,7 +87,7 @@ def check_receive(
     """Check the arguments of a receive.
 
     Raises:
-        ValueError: One is out of range, or an option is not for this kind of queue.
+        ValueError: An argument is out of range, or an option is for the other kind of queue.
     """
     check_whole_number(max_messages, "max_messages", 1, MAX_BATCH_ENTRIES, f"receiving from {queue_url}")
     check_whole_number(wait_seconds, "wait_seconds", 0, MAX_WAIT_SECONDS, f"receiving from {queue_url}")
@@ -102,11 +104,11 @@ def check_visibility(seconds: int, doing: str, *, minimum: int = 0) -> None:
 
     Args:
         seconds: The visibility timeout.
-        doing: What it is for, with the queue; used in the error.
-        minimum: 1 where the message is to be held, 0 (the default) where it may be made visible.
+        doing: What the caller does with it, and the queue; the error begins with this.
+        minimum: 1 where the message must stay invisible, 0 (the default) where it may become visible.
 
     Raises:
-        ValueError: It is out of range.
+        ValueError: The visibility timeout is out of range.
     """
     check_whole_number(seconds, "the visibility timeout", minimum, MAX_VISIBILITY_SECONDS, doing)
 
@@ -115,17 +117,17 @@ def check_whole_number(value: int, name: str, minimum: int, maximum: int, doing:
     """Check a whole number.
 
     Raises:
-        ValueError: It is no whole number, or out of range.
+        ValueError: ``value`` is not a whole number, or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise ValueError(f"{doing}: {name} must be a whole number from {minimum} to {maximum}, not {value!r}")
 
 
 def check_batch(entries: Sequence[object], queue_url: str) -> None:
-    """Check that a batch call does not have too many entries.
+    """Check the number of entries of a batch call.
 
     Raises:
-        ValueError: It has more than ten.
+        ValueError: There are more than ten.
     """
     if len(entries) > MAX_BATCH_ENTRIES:
         raise ValueError(
@@ -137,10 +139,10 @@ def check_send(queue_url: str, body: str, *, message_group_id: str | None, dedup
     """Check the arguments of a send.
 
     Raises:
-        ValueError: The body is empty, or an option is missing, malformed or not for this kind of queue.
+        ValueError: The body is empty, or an option is missing, malformed or for the other kind of queue.
     """
     if not isinstance(body, str) or not body:
-        raise ValueError(f"the body of a message to {queue_url} must be a text that is not empty")
+        raise ValueError(f"the body of a message to {queue_url} must be a string and not empty")
     if queue_url.endswith(FIFO_SUFFIX):
         if message_group_id is None:
             raise ValueError(f"{queue_url} is a FIFO queue: message_group_id is required")
@@ -157,13 +159,14 @@ def _url_reference(url: str) -> QueueReference:
     path = [part for part in parts.path.split("/") if part]
     if parts.scheme not in {"http", "https"} or not parts.hostname or not path or parts.query or parts.fragment:
         raise ValueError(
-            f"not the URL of an SQS queue: {url!r}; it reads https://sqs.<region>.amazonaws.com/<account>/<name>"
+            f"{url!r} is not the URL of an SQS queue; such a URL reads "
+            "https://sqs.<region>.amazonaws.com/<account>/<name>"
         )
     return QueueReference(_checked_name(path[-1], url), url=url, region=region_of_host(parts.hostname))
 
 
 def region_of_host(host: str) -> str | None:
-    """The region in the name of one of AWS's own SQS endpoints; None for any other host."""
+    """Return the region in the name of one of AWS's own SQS endpoints; None for any other host."""
     if host == _OLDEST_HOST:
         return "us-east-1"
     return next((found["region"] for pattern in _HOSTS if (found := pattern.search(host))), None)
@@ -173,8 +176,8 @@ def _checked_name(name: str, given: str) -> str:
     if len(name) > _NAME_CHARACTERS or not _NAME.fullmatch(name):
         where = "" if name == given else f" (in {given!r})"
         raise ValueError(
-            f"{name!r}{where} is no name of a queue: 1 to {_NAME_CHARACTERS} letters, digits, hyphens and "
-            f"underscores, with {FIFO_SUFFIX} at the end if it is a FIFO queue's"
+            f"{name!r}{where} is not a queue name: a name has 1 to {_NAME_CHARACTERS} letters, digits, hyphens and "
+            f"underscores, and ends in {FIFO_SUFFIX} for a FIFO queue"
         )
     return name
 
