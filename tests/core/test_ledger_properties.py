@@ -363,7 +363,9 @@ class LedgerMachine(RuleBasedStateMachine):
             case Outcome.EXPIRED:
                 ends = known.lapsed or known.deadline - self.now < RELEASE_MARGIN_SECONDS
                 assert isinstance(known.settlement, Expire) or (isinstance(known.settlement, Release) and ends)
-            case Outcome.LOST if known.last is Verdict.DONE and isinstance(known.settlement, Delete):
+            case Outcome.UNCERTAIN:
+                assert isinstance(known.settlement, Delete)
+                assert known.last is Verdict.DONE
                 assert known.lapsed or self.now > known.deadline
             case Outcome.LOST:
                 self._check_loss(event.receipt, known)

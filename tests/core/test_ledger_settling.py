@@ -215,7 +215,7 @@ class TestSettling:
         assert due < 10
 
     def test_the_delete_of_a_lease_that_lapsed_is_not_certain_on_a_standard_queue(self) -> None:
-        for fifo, outcome in ((False, Outcome.LOST), (True, Outcome.DELETED)):
+        for fifo, outcome in ((False, Outcome.UNCERTAIN), (True, Outcome.DELETED)):
             (receipt,) = receipts(1)
             ledger = Ledger(Random(0), fifo=fifo)
             ledger.hold(Lease(receipt, 0.0, 30.0), POLICY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 
@@ -29,11 +30,13 @@ class Setting:
         self.clock = VirtualClock()
         self.transport = ScriptedTransport(self.clock)
         self.events: list[LeaseEvent] = []
+        self.left: list[str] = []  # the names of the tasks that a keeper left behind
 
     def run(self, scenario: Callable[[Keeper], Awaitable[None]], leaving: Leaving = Leaving.NOTHING) -> None:
         async def within() -> None:
             keeper = Keeper(self.transport, clock=self.clock, random=Random(0))
             await scenario(keeper)
             await keeper.close(leaving)
+            self.left = [task.get_name() for task in asyncio.all_tasks()]
 
         run_virtual(within, clock=self.clock)

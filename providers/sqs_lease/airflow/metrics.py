@@ -7,7 +7,7 @@ All carry the tag ``queue``, the queue's name; a StatsD server that knows no tag
     sqs_lease.extended             counter  confirmed extensions, one for each message
     sqs_lease.late                 counter  deadlines that passed before an extension was confirmed
     sqs_lease.lost                 counter  leases that the service refused to extend, or to settle
-    sqs_lease.settled.<outcome>    counter  settlements: deleted, released, dead_lettered, expired, failed
+    sqs_lease.settled.<outcome>    counter  settlements: deleted, released, dead_lettered, expired, failed, uncertain
     sqs_lease.release_latency      timer    from the decision that a message failed to its being visible again
 """
 

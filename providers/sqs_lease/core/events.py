@@ -26,6 +26,10 @@ class Outcome(Enum):
     EXPIRED = "expired"
     """Nothing was called: the message is visible again when (or because) its visibility timeout ended."""
 
+    UNCERTAIN = "uncertain"
+    """Its work succeeded and SQS answered the delete with success, but the lease had ended before: on a standard queue
+    SQS gives that answer also where somebody else received the message since, and then it is not gone."""
+
     LOST = "lost"
     """The service refused: the message was deleted, or is somebody else's."""
 

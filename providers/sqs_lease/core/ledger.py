@@ -110,9 +110,7 @@ FEWEST_TRIES: Final = 5
 SLOW_ANSWER_SECONDS: Final = 1.0
 """From such answers on leases are renewed earlier, by one and a half times what an answer takes."""
 
-_UNCERTAIN_DELETE: Final = (
-    "the lease had ended before SQS confirmed the delete, which it does also where somebody else received the message"
-)
+_UNCERTAIN_DELETE: Final = "the lease had ended before SQS confirmed the delete: somebody else may have the message"
 
 
 class Phase(Enum):
@@ -142,6 +140,7 @@ class Entry(Struct, eq=False, gc=False):
     lease: Lease
     policy: RenewalPolicy
     sequence: int
+    group: str | None = None  # where the order of a message group is kept: its batch and its group
     renewed_at: float = 0.0
     deadline: float = 0.0
     phase: Phase = Phase.WAITING
@@ -178,11 +177,6 @@ class Entry(Struct, eq=False, gc=False):
     def receipt(self) -> Receipt:
         """Which reception this is."""
         return self.lease.receipt
-
-    @property
-    def group(self) -> str | None:
-        """Its message group."""
-        return self.lease.message_group_id
 
     @property
     def is_undecided(self) -> bool:
@@ -278,7 +272,7 @@ class Ledger:
         events, self._events = self._events, []
         return events
 
-    def hold(self, lease: Lease, policy: RenewalPolicy) -> None:
+    def hold(self, lease: Lease, policy: RenewalPolicy, *, batch: int = 0) -> None:
         """Hold a lease that was just received; holding it again changes nothing.
 
         An older lease on the same message is lost by that: the service gave the message out again.
@@ -286,19 +280,25 @@ class Ledger:
         Args:
             lease: The lease.
             policy: Its renewal policy, with a known visibility timeout.
+            batch: A number for what is worked on together: the messages of a group are in order within a batch.
         """
-        if (entry := self._admit(lease, policy)) is not None:
+        if (entry := self._admit(lease, policy, batch)) is not None:
             self._await_renewal(entry)
 
-    def adopt(self, lease: Lease, policy: RenewalPolicy) -> None:
+    def adopt(self, lease: Lease, policy: RenewalPolicy, *, batch: int = 0) -> None:
         """Hold a lease that somebody else held until now, and extend it at once; its deadline may have passed.
 
         A lease that is held here already goes on with what is confirmed of it, by the new policy.
+
+        Args:
+            lease: The lease.
+            policy: Its renewal policy, with a known visibility timeout.
+            batch: See :meth:`hold`.
         """
         if (held := self._entries.get(lease.receipt)) is not None:
             held.policy = policy
             self._hurry(held)
-        elif (entry := self._admit(lease, policy)) is not None:
+        elif (entry := self._admit(lease, policy, batch)) is not None:
             self._await_renewal(entry)
             self._hurry(entry)
 
@@ -334,7 +334,7 @@ class Ledger:
         entry.settlement = settlement
         entry.began_settling_at = now
         entry.in_order = in_order
-        if self._fifo and entry.group is not None and in_order:
+        if entry.group is not None and in_order:
             self._decide_in_group(entry, entry.group)
         if entry.phase is not Phase.EXTENDING and not entry.behind:
             self._begin_settling(entry)
@@ -432,7 +432,7 @@ class Ledger:
 
     # Holding
 
-    def _admit(self, lease: Lease, policy: RenewalPolicy) -> Entry | None:
+    def _admit(self, lease: Lease, policy: RenewalPolicy, batch: int) -> Entry | None:
         if lease.receipt in self._entries:
             return None
         other = self._by_message.get(lease.receipt.message_id)
@@ -443,11 +443,12 @@ class Ledger:
         if other is not None:
             self._lose(other, "the message was received again")
         self._sequence += 1
-        entry = Entry(lease, policy, self._sequence)
+        group = None if not self._fifo or lease.message_group_id is None else f"{batch}/{lease.message_group_id}"
+        entry = Entry(lease, policy, self._sequence, group)
         self._entries[lease.receipt] = entry
         self._by_message[lease.receipt.message_id] = entry
-        if self._fifo and entry.group is not None:
-            self._groups.join(entry.group, entry)
+        if group is not None:
+            self._groups.join(group, entry)
         return entry
 
     def _remove(self, entry: Entry, *, done: bool) -> None:
@@ -462,7 +463,7 @@ class Ledger:
         del self._entries[entry.receipt]
         if self._by_message.get(entry.receipt.message_id) is entry:
             del self._by_message[entry.receipt.message_id]
-        if self._fifo and entry.group is not None:
+        if entry.group is not None:
             if not done:
                 self._return_from(entry.group, entry)
             first = self._groups.leave(entry.group)
@@ -546,7 +547,8 @@ class Ledger:
                 self._fall_due(entry)
         # A throttled queue may be called about some leases only after they have lapsed.
         for entry in self._live.pop_until(now):
-            self._note_lapse(entry, now)
+            if not self._pacing.admits(now):
+                self._note_lapse(entry, now)
             self._lapsed.push(entry.deadline, entry)
         for retries in self._retries.values():
             for entry in retries.pop_until(now):
@@ -836,7 +838,7 @@ class Ledger:
             case DeleteCall() if self._fifo or not (entry.doubtful or now > entry.deadline):
                 self._end(entry, Outcome.DELETED)
             case DeleteCall():
-                self._end(entry, Outcome.LOST, _UNCERTAIN_DELETE)
+                self._end(entry, Outcome.UNCERTAIN, _UNCERTAIN_DELETE)
 
     def _settle_again(self, failed: Sequence[tuple[Entry, EntryAnswer]], now: float, *, throttled: bool) -> None:
         """Try all that failed in one call again together, as long as that is safe and has a chance."""

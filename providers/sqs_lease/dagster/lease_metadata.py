@@ -34,7 +34,8 @@ def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> 
 
     Returns:
         By key: ``sqs/received``; by outcome ``sqs/deleted``, ``sqs/released``, ``sqs/dead_lettered``,
-        ``sqs/expired``, ``sqs/lost`` (another consumer may have received it), ``sqs/unsettled`` (the service did not
+        ``sqs/expired``, ``sqs/lost`` (another consumer may have received it), ``sqs/uncertain`` (deleted after its lease
+        had ended: another consumer may have received it all the same), ``sqs/unsettled`` (the service did not
         confirm it: it comes back); ``sqs/failed`` (released, dead-lettered and expired); ``sqs/extensions``
         (confirmed, counted per message), ``sqs/extension_calls``, ``sqs/late`` (deadlines that passed before an
         extension was confirmed); ``sqs/oldest_age_seconds`` (of the oldest message, since it was sent);
@@ -49,6 +50,7 @@ def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> 
         "dead_lettered": report.dead_lettered,
         "expired": report.expired,
         "lost": report.lost,
+        "uncertain": report.uncertain,
         "unsettled": report.failed + report.held,
         "failed": report.released + report.dead_lettered + report.expired,
         "extensions": report.extensions,
@@ -76,6 +78,7 @@ def lease_summary(batch: LeasedBatch | Batch) -> str:
         "dead-lettered": report.dead_lettered,
         "left to expire": report.expired,
         "lost to others": report.lost,
+        "deleted after their leases had ended": report.uncertain,
         "not settled": report.failed + report.held,
     }
     said = ", ".join(f"{number} {what}" for what, number in parts.items() if number) or "nothing to settle"

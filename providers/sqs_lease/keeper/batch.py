@@ -82,6 +82,8 @@ class LeaseReport:
     """API calls made to extend; a call that several batches shared counts for each of them."""
     late: int
     """How often a deadline passed before an extension was confirmed."""
+    uncertain: int
+    """Deleted after the lease had ended: somebody else may have received the message all the same."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +112,7 @@ class Batch:
     def __init__(
         self,
         queue_url: str,
+        number: int,
         *,
         driver: QueueDriver,
         policy: RenewalPolicy,
@@ -121,6 +124,7 @@ class Batch:
         meter: Meter,
     ) -> None:
         self.queue_url = queue_url
+        self.number = number
         self._driver = driver
         self._plug_ins = PlugIns(queue_url)
         self._policy = guarded(policy, self._plug_ins, clock)
@@ -447,6 +451,7 @@ class Batch:
             extensions=self.extensions,
             extension_calls=self._extension_calls,
             late=self._late,
+            uncertain=counts[Outcome.UNCERTAIN],
         )
 
 

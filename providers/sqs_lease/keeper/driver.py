@@ -48,6 +48,9 @@ _MAX_MESSAGE_BYTES: Final = 1_048_576
 class Owner(Protocol):
     """Who put leases into the driver and is told what becomes of them. None of this may raise."""
 
+    number: int
+    """Tells owners apart: the messages of a group are in order within one owner's leases."""
+
     def happened(self, events: Sequence[LeaseEvent]) -> None:
         """Something happened to some of the owner's leases."""
 
@@ -109,9 +112,9 @@ class QueueDriver:
         """
         self._owners[lease.receipt] = owner
         if at_once:
-            self._ledger.adopt(lease, policy)
+            self._ledger.adopt(lease, policy, batch=owner.number)
         else:
-            self._ledger.hold(lease, policy)
+            self._ledger.hold(lease, policy, batch=owner.number)
         self._publish()
         self._kick()
 

@@ -80,6 +80,7 @@ class Keeper:
         self._quiet_after_stall_seconds = quiet_after_stall_seconds
         self._drivers: dict[str, QueueDriver] = {}
         self._batches: dict[Batch, None] = {}
+        self._opened = 0  # batches so far
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -124,8 +125,10 @@ class Keeper:
                 call_timeout_seconds=self._call_timeout_seconds,
                 quiet_after_stall_seconds=self._quiet_after_stall_seconds,
             )
+        self._opened += 1
         batch = Batch(
             queue_url,
+            self._opened,
             driver=driver,
             policy=policy,
             on_failure=release() if on_failure is None else on_failure,
