@@ -99,7 +99,6 @@ class ConsumerProcess:
             setting.sqs,
             setting.journal,
             faults=setting.faults,
-            random=Random(f"wire {number} of {setting.plan.seed}"),
         )
         self._wire = wire
         self._keeper: Keeper

@@ -238,10 +238,12 @@ class _Schedule:
             latency_seconds=plan.latency_seconds,
             throttled=plan.throttled,
             failed=plan.failed,
+            done_but_failed=plan.failed,
             lost_requests=plan.lost_requests,
             lost_answers=plan.lost_answers,
             noticed_seconds=plan.noticed_seconds,
             failed_entries=plan.failed_entries,
+            unstoppable=0.5,
         )
 
         def sometimes_slow(call: TransportCall) -> Fault:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from random import Random
 from typing import Any, TypeVar
 
 from sqs_lease.core.calls import EntryAnswer, VisibilityChange
@@ -29,7 +28,6 @@ class Wire:
         process: The caller's name.
         loop: The caller's event loop.
         faults: What goes wrong on the way.
-        random: Decides whether a connection that the caller gave up is noticed before the service acts.
     """
 
     def __init__(
@@ -41,14 +39,12 @@ class Wire:
         journal: Journal,
         *,
         faults: FaultRule,
-        random: Random,
     ) -> None:
         self._process = process
         self._loop = loop
         self._world = world
         self._journal = journal
         self._faults = faults
-        self._random = random
         self._fault = Fault()
         self._transport = MemoryTransport(sqs, faults=lambda _: self._fault, name=process)
 
@@ -156,7 +152,7 @@ class Wire:
         try:
             return await reply
         except asyncio.CancelledError:
-            if self._random.random() < 0.5:
+            if not fault.unstoppable:
                 self._world.service.call_soon(served.cancel)
             raise
 
@@ -201,6 +197,7 @@ class Wire:
         record.arrivals.append((now, now + fault.before_seconds))
         if (
             fault.error is not None
+            or fault.unreachable
             or fault.request_lost
             or fault.answer_lost
             or place in fault.entry_errors

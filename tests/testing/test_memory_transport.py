@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from random import Random
 
@@ -31,14 +32,11 @@ from sqs_lease.testing import (
     Outages,
     RandomFaults,
     ScriptedFaults,
-    ServiceError,
     VirtualClock,
     no_faults,
     run_virtual,
 )
-
-THROTTLED = ServiceError("RequestThrottled", "")
-INTERNAL = ServiceError("InternalError", "")
+from sqs_lease.testing.service_errors import INTERNAL_ERROR, THROTTLED, UNAVAILABLE
 
 
 class Setting:
@@ -142,7 +140,7 @@ def test_more_than_ten_entries_are_the_callers_error() -> None:
 
 
 def test_single_entries_of_a_batch_fail_while_the_others_go_through() -> None:
-    faults = ScriptedFaults(Fault(entry_errors={0: THROTTLED, 2: INTERNAL}), operation=Operation.DELETE)
+    faults = ScriptedFaults(Fault(entry_errors={0: THROTTLED, 2: INTERNAL_ERROR}), operation=Operation.DELETE)
     setting = Setting(faults)
 
     async def work(transport: Transport) -> None:
@@ -168,15 +166,22 @@ def test_a_refused_call_does_nothing_and_concerns_each_entry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "verdict", "left"),
-    [("request_lost", Verdict.UNAVAILABLE, 3), ("answer_lost", Verdict.TRANSIENT, 2)],
+    ("fault", "left"),
+    [
+        (Fault(request_lost=True, after_seconds=7), 3),
+        (Fault(answer_lost=True, after_seconds=7), 2),
+        (Fault(error=INTERNAL_ERROR, after_seconds=7), 3),
+        (Fault(error=INTERNAL_ERROR, carried_out=True, after_seconds=7), 2),
+        (Fault(error=INTERNAL_ERROR, carried_out=True, answer_lost=True, after_seconds=7), 2),
+    ],
+    ids=["lost request", "lost answer", "500", "500, carried out", "500, carried out, lost"],
 )
-def test_a_lost_request_is_not_carried_out_and_a_lost_answer_is(fault: str, verdict: Verdict, left: int) -> None:
-    setting = Setting(ScriptedFaults(Fault(**{fault: True, "after_seconds": 7}), operation=Operation.DELETE))  # type: ignore[arg-type]
+def test_the_caller_cannot_tell_whether_a_call_without_a_clear_answer_was_carried_out(fault: Fault, left: int) -> None:
+    setting = Setting(ScriptedFaults(fault, operation=Operation.DELETE))
 
     async def work(_: Transport) -> None:
         receipt, *_rest = await setting.receive()
-        assert await setting.delete(receipt) is verdict
+        assert await setting.delete(receipt) is Verdict.TRANSIENT
         assert setting.clock.now() == 7
         assert len(setting.sqs.contents(setting.url)) == left
 
@@ -200,8 +205,26 @@ def test_a_receive_whose_answer_is_lost_leaves_the_messages_invisible() -> None:
         with pytest.raises(TransientError):
             await setting.receive()
         assert set(setting.sqs.contents(setting.url).values()) == {MessageState.IN_FLIGHT}
-        with pytest.raises(EndpointUnreachableError):
+        with pytest.raises(TransientError):
             await setting.receive()
+
+    setting.run(work)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault(error=UNAVAILABLE, after_seconds=2), Fault(unreachable=True, after_seconds=2)],
+    ids=["503", "refused"],
+)
+def test_a_call_that_is_turned_away_is_certainly_not_carried_out(fault: Fault) -> None:
+    setting = Setting(ScriptedFaults(fault, operation=Operation.DELETE))
+
+    async def work(transport: Transport) -> None:
+        receipts = await setting.receive()
+        answers = await transport.delete(setting.url, receipts)
+        assert {answer.verdict for answer in answers} == {Verdict.UNAVAILABLE}
+        assert setting.clock.now() == 2
+        assert len(setting.sqs.contents(setting.url)) == 3
 
     setting.run(work)
 
@@ -232,6 +255,33 @@ def test_a_call_cancelled_on_its_way_is_withdrawn() -> None:
     setting.run(work)
 
 
+def test_a_call_that_cannot_be_stopped_is_carried_out_although_the_caller_gave_it_up() -> None:
+    setting = Setting(ScriptedFaults(NO_FAULT, Fault(before_seconds=3, unstoppable=True)))
+
+    async def work(_: Transport) -> None:
+        receipt, *_rest = await setting.receive()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(setting.delete(receipt), 1)
+        assert len(setting.sqs.contents(setting.url)) == 3
+        await asyncio.sleep(5)
+        assert len(setting.sqs.contents(setting.url)) == 2
+
+    setting.run(work)
+
+
+def test_nobody_hears_of_the_failure_of_a_call_that_was_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    setting = Setting(ScriptedFaults(Fault(before_seconds=3, error=THROTTLED, unstoppable=True)))
+
+    async def work(_: Transport) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(setting.receive(), 1)
+        await asyncio.sleep(5)
+        gc.collect()
+
+    setting.run(work)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("unreachable", "error"), [(False, UnavailableError), (True, EndpointUnreachableError)], ids=["answers", "silent"]
 )
@@ -255,10 +305,15 @@ def test_random_faults_are_the_same_for_the_same_seed_and_different_for_another(
             random=Random(seed),
             latency_seconds=1,
             throttled=0.1,
-            failed=0.1,
-            lost_requests=0.1,
-            lost_answers=0.1,
+            unavailable=0.05,
+            failed=0.05,
+            done_but_failed=0.05,
+            refused_connections=0.1,
+            lost_requests=0.05,
+            lost_answers=0.05,
+            throttled_entries=0.2,
             failed_entries=0.2,
+            unstoppable=0.5,
         )
         setting = Setting(faults)
         seen: list[object] = []

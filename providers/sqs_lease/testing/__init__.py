@@ -18,8 +18,10 @@ For tests of DAGs by ``dag.test()`` there is the fixture of :mod:`sqs_lease.test
 from sqs_lease.testing.audit import AuditEntry, AuditKind, AuditTrail
 from sqs_lease.testing.faults import (
     NO_FAULT,
+    CallRate,
     Fault,
     FaultRule,
+    HeavyTail,
     Operation,
     Outages,
     RandomFaults,
@@ -45,8 +47,10 @@ __all__ = [
     "AuditEntry",
     "AuditKind",
     "AuditTrail",
+    "CallRate",
     "Fault",
     "FaultRule",
+    "HeavyTail",
     "LeasedQueue",
     "LeasedQueues",
     "MemorySqs",

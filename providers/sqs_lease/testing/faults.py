@@ -1,4 +1,13 @@
-"""What goes wrong with calls on the in-memory SQS, as values: scripted call by call, at random, or for a time."""
+"""What goes wrong with calls on the in-memory SQS, as values: scripted call by call, at random, or for a time.
+
+The rules can be put into one another: each that has ``otherwise`` asks that rule first and adds to what it says. A
+service that is away for a minute, allows ten calls a second and answers slowly now and then::
+
+    slow = HeavyTail(random=random, otherwise=RandomFaults(random=random, throttled_entries=0.1))
+    faults = Outages([(60, 120)], CallRate(10, slow))
+
+A rule that counts, such as :class:`CallRate`, counts for all transports that it is given to.
+"""
 
 from __future__ import annotations
 
@@ -44,24 +53,38 @@ class Fault:
     """What goes wrong with one call; nothing by default.
 
     Attributes:
-        before_seconds: How long the request takes to reach the service.
+        before_seconds: How long the request takes to reach the service, which then carries it out.
         after_seconds: How long the answer takes to come back, or the lack of one to be noticed.
-        error: The service refuses the whole call with this error and does nothing.
+        error: The service answers the whole call with this error, and does nothing unless ``carried_out``.
+        carried_out: With ``error``: the service does what was asked all the same, as it may with a 500.
         entry_errors: The service answers these entries of a batch call, by their place from 0, with errors
             and does nothing for them; the others go through.
-        request_lost: The service never sees the call; the caller gets a connection error.
+        unreachable: The connection is refused: the service never sees the call, and the caller can tell.
+        request_lost: The service never sees the call; the caller gets a read time-out.
         answer_lost: The service does what was asked; the caller gets a read time-out.
+        unstoppable: The service carries the call out even if the caller gives it up on its way.
     """
 
     before_seconds: float = 0.0
     after_seconds: float = 0.0
     error: ServiceError | None = None
+    carried_out: bool = False
     entry_errors: Mapping[int, ServiceError] = field(default_factory=dict)
+    unreachable: bool = False
     request_lost: bool = False
     answer_lost: bool = False
+    unstoppable: bool = False
 
 
 NO_FAULT = Fault()
+
+_THROTTLED_CALL = Fault(error=THROTTLED)
+_UNAVAILABLE_CALL = Fault(error=UNAVAILABLE)
+_FAILED_CALL = Fault(error=INTERNAL_ERROR)
+_DONE_BUT_FAILED_CALL = Fault(error=INTERNAL_ERROR, carried_out=True)
+_REFUSED_CONNECTION = Fault(unreachable=True)
+_LOST_REQUEST = Fault(request_lost=True)
+_LOST_ANSWER = Fault(answer_lost=True)
 
 FaultRule: TypeAlias = Callable[[TransportCall], Fault]
 """Decides for each call of a transport what goes wrong with it."""
@@ -104,49 +127,143 @@ class RandomFaults:
         random: Where chance comes from; the same seed gives the same faults for the same calls.
         latency_seconds: Most that a request takes, and most that an answer takes.
         throttled: Calls refused with ``RequestThrottled``.
-        failed: Calls refused with ``InternalError``.
+        unavailable: Calls refused with ``ServiceUnavailable`` (503): certainly not carried out.
+        failed: Calls answered with ``InternalError`` (500) and not carried out.
+        done_but_failed: Calls answered with ``InternalError`` although they are carried out.
+        refused_connections: Calls that cannot be sent: certainly not carried out.
         lost_requests: Calls that never reach the service.
         lost_answers: Calls that are carried out without an answer.
         noticed_seconds: Most that it takes to notice that a request or an answer was lost.
-        failed_entries: Entries of batch calls that fail, throttled or with an internal error.
+        throttled_entries: Entries of batch calls that are throttled.
+        failed_entries: Entries of batch calls that fail with an internal error.
+        unstoppable: Calls that are carried out even if the caller gives them up on their way.
     """
 
     random: Random
     latency_seconds: float = 0.0
     throttled: float = 0.0
+    unavailable: float = 0.0
     failed: float = 0.0
+    done_but_failed: float = 0.0
+    refused_connections: float = 0.0
     lost_requests: float = 0.0
     lost_answers: float = 0.0
     noticed_seconds: float = 10.0
+    throttled_entries: float = 0.0
     failed_entries: float = 0.0
+    unstoppable: float = 0.0
 
     def __call__(self, call: TransportCall) -> Fault:
         """Draw what goes wrong with a call."""
         chance = self.random.random
-        fault = Fault(before_seconds=self.latency_seconds * chance(), after_seconds=self.latency_seconds * chance())
-        drawn = chance() - self.throttled
-        if drawn < 0:
-            return replace(fault, error=THROTTLED)
-        drawn -= self.failed
-        if drawn < 0:
-            return replace(fault, error=INTERNAL_ERROR)
-        drawn -= self.lost_requests
-        if drawn < 0:
-            return replace(fault, request_lost=True, after_seconds=self.noticed_seconds * chance())
-        drawn -= self.lost_answers
-        if drawn < 0:
-            return replace(fault, answer_lost=True, after_seconds=self.noticed_seconds * chance())
-        batch = call.operation in (Operation.CHANGE_VISIBILITY, Operation.DELETE)
-        if batch and self.failed_entries:
-            return replace(
-                fault,
-                entry_errors={
-                    place: THROTTLED if chance() < 0.5 else INTERNAL_ERROR
-                    for place in range(call.entries)
-                    if chance() < self.failed_entries
-                },
-            )
+        fault = self._draw_kind()
+        lost = fault.request_lost or fault.answer_lost
+        fault = replace(
+            fault,
+            before_seconds=self.latency_seconds * chance(),
+            after_seconds=(self.noticed_seconds if lost else self.latency_seconds) * chance(),
+            unstoppable=chance() < self.unstoppable,
+        )
+        if fault.error is None and not lost and (self.throttled_entries or self.failed_entries):
+            return replace(fault, entry_errors=self._entry_errors(call))
         return fault
+
+    def _draw_kind(self) -> Fault:
+        drawn = self.random.random()
+        for share, fault in (
+            (self.throttled, _THROTTLED_CALL),
+            (self.unavailable, _UNAVAILABLE_CALL),
+            (self.failed, _FAILED_CALL),
+            (self.done_but_failed, _DONE_BUT_FAILED_CALL),
+            (self.refused_connections, _REFUSED_CONNECTION),
+            (self.lost_requests, _LOST_REQUEST),
+            (self.lost_answers, _LOST_ANSWER),
+        ):
+            drawn -= share
+            if drawn < 0:
+                return fault
+        return NO_FAULT
+
+    def _entry_errors(self, call: TransportCall) -> dict[int, ServiceError]:
+        if call.operation not in (Operation.CHANGE_VISIBILITY, Operation.DELETE):
+            return {}
+        errors: dict[int, ServiceError] = {}
+        for place in range(call.entries):
+            drawn = self.random.random()
+            if drawn < self.throttled_entries:
+                errors[place] = THROTTLED
+            elif drawn < self.throttled_entries + self.failed_entries:
+                errors[place] = INTERNAL_ERROR
+        return errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeavyTail:
+    """Calls take from 10 ms to 10 s: most of them hardly any time, and a few of them very long.
+
+    A call is carried out at any moment of that time, early or late.
+
+    Attributes:
+        random: Where chance comes from.
+        shortest_seconds: The least that a call takes; 10 ms by default.
+        longest_seconds: The most; 10 s by default.
+        tail: How thin the tail is: ``(shortest_seconds / t) ** tail`` of the calls take longer than ``t``. With 1, the
+            default, one in a hundred takes longer than a second; with 0.5, one in ten.
+        otherwise: What else goes wrong. The time that this rule says a call takes is replaced.
+    """
+
+    random: Random
+    shortest_seconds: float = 0.01
+    longest_seconds: float = 10.0
+    tail: float = 1.0
+    otherwise: FaultRule = no_faults
+
+    def __call__(self, call: TransportCall) -> Fault:
+        """What goes wrong with a call."""
+        drawn = self.shortest_seconds * (1 - self.random.random()) ** (-1 / self.tail)
+        seconds = min(drawn, self.longest_seconds)
+        before = seconds * self.random.random()
+        return replace(self.otherwise(call), before_seconds=before, after_seconds=seconds - before)
+
+
+class CallRate:
+    """A queue allows so many calls a second; calls beyond that are throttled as a whole and not carried out.
+
+    A token bucket by the service's clock, for each queue: it is full at first, and every call takes a token, whatever
+    it asks for. Calls that are throttled, or that do not reach the service, take none.
+
+    Args:
+        calls_per_second: How many tokens come in each second.
+        otherwise: What else goes wrong.
+        burst: Most tokens in the bucket: so many calls at once go through after a rest. By default the tokens of one
+            second, but at least 1.
+        queue_url: The queue whose calls are counted; each queue by itself by default.
+    """
+
+    def __init__(
+        self,
+        calls_per_second: float,
+        otherwise: FaultRule = no_faults,
+        *,
+        burst: float | None = None,
+        queue_url: str | None = None,
+    ) -> None:
+        self._calls_per_second = calls_per_second
+        self._otherwise = otherwise
+        self._burst = max(calls_per_second, 1.0) if burst is None else burst
+        self._queue_url = queue_url
+        self._buckets: dict[str, tuple[float, float]] = {}  # by queue: how many tokens, and when that was
+
+    def __call__(self, call: TransportCall) -> Fault:
+        """What goes wrong with a call."""
+        fault = self._otherwise(call)
+        if fault.unreachable or fault.request_lost or self._queue_url not in (None, call.queue_url):
+            return fault
+        tokens, counted_at = self._buckets.get(call.queue_url, (self._burst, call.at))
+        tokens = min(tokens + (call.at - counted_at) * self._calls_per_second, self._burst)
+        allowed = tokens >= 1
+        self._buckets[call.queue_url] = (tokens - allowed, call.at)
+        return fault if allowed else replace(fault, error=THROTTLED, carried_out=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +273,7 @@ class Outages:
     Attributes:
         windows: From when until when, in seconds of the service's clock, the end not included.
         otherwise: The rule at other times.
-        unreachable: True: no connection can be made. False, the default: ``ServiceUnavailable``.
+        unreachable: True: connections are refused. False, the default: ``ServiceUnavailable``.
     """
 
     windows: Sequence[tuple[float, float]]
@@ -168,5 +285,5 @@ class Outages:
         if not any(start <= call.at < end for start, end in self.windows):
             return self.otherwise(call)
         if self.unreachable:
-            return Fault(request_lost=True)
+            return Fault(unreachable=True)
         return Fault(error=UNAVAILABLE)

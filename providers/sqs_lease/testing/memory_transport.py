@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
@@ -27,12 +27,12 @@ class MemoryTransport:
 
     Errors have the codes and texts of the real service, or are the exceptions that botocore raises, and go
     through the same classification as those of the real transports. A call that is cancelled before the
-    service acted is withdrawn; afterwards it stays carried out.
+    service acted is withdrawn, unless its fault says that it is unstoppable; afterwards it stays carried out.
 
     Args:
         sqs: The service.
-        faults: What goes wrong with each call; nothing by default. See :class:`RandomFaults`,
-            :class:`ScriptedFaults` and :class:`Outages`, or write a function.
+        faults: What goes wrong with each call; nothing by default. See :mod:`sqs_lease.testing.faults`, or write a
+            function.
         name: Who calls, for the service's audit trail.
 
     Attributes:
@@ -45,6 +45,8 @@ class MemoryTransport:
         self._sqs = sqs
         self._name = name
         self._closed = False
+        # Kept, because the event loop itself holds tasks only weakly.
+        self._unstoppable: set[asyncio.Task[Any]] = set()
 
     def count(self, operation: Operation) -> int:
         """How many calls of one operation were made so far."""
@@ -55,11 +57,19 @@ class MemoryTransport:
         reference = validation.queue_reference(queue)
         if reference.url is not None:
             return reference.url
-        return await self._call(Operation.QUEUE_URL, queue, lambda _: self._sqs.queue_url(reference.name))
+
+        async def act() -> str:
+            return self._sqs.queue_url(reference.name)
+
+        return await self._call(Operation.QUEUE_URL, queue, act)
 
     async def queue_attributes(self, queue_url: str) -> QueueAttributes:
         """As the protocol says."""
-        return await self._call(Operation.QUEUE_ATTRIBUTES, queue_url, lambda _: self._sqs.attributes(queue_url))
+
+        async def act() -> QueueAttributes:
+            return self._sqs.attributes(queue_url)
+
+        return await self._call(Operation.QUEUE_ATTRIBUTES, queue_url, act)
 
     async def receive(
         self,
@@ -81,9 +91,9 @@ class MemoryTransport:
         )
         if on_sent is not None:
             on_sent()
-        fault = await self._go(Operation.RECEIVE, queue_url, max_messages)
-        try:
-            messages = await self._sqs.poll(
+
+        async def act() -> list[Message]:
+            return await self._sqs.poll(
                 queue_url,
                 max_messages=max_messages,
                 wait_seconds=wait_seconds,
@@ -91,11 +101,8 @@ class MemoryTransport:
                 attempt_id=attempt_id,
                 caller=self._name,
             )
-        except MemorySqsError as refused:
-            await self._come_back(Operation.RECEIVE, queue_url, fault)
-            raise _as_sqs_error(refused.error, Operation.RECEIVE, queue_url) from None
-        await self._come_back(Operation.RECEIVE, queue_url, fault)
-        return messages
+
+        return await self._call(Operation.RECEIVE, queue_url, act, entries=max_messages)
 
     async def change_visibility(self, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
         """As the protocol says."""
@@ -130,31 +137,27 @@ class MemoryTransport:
     ) -> str:
         """As the protocol says."""
         validation.check_send(queue_url, body, message_group_id=message_group_id, deduplication_id=deduplication_id)
-        return await self._call(
-            Operation.SEND,
-            queue_url,
-            lambda _: self._sqs.send(
+
+        async def act() -> str:
+            return self._sqs.send(
                 queue_url,
                 body,
                 message_attributes=message_attributes,
                 message_group_id=message_group_id,
                 deduplication_id=deduplication_id,
-            ),
-        )
+            )
+
+        return await self._call(Operation.SEND, queue_url, act)
 
     async def aclose(self) -> None:
         """Calls made from now on fail."""
         self._closed = True
 
-    async def _call(self, operation: Operation, queue_url: str, act: Callable[[Fault], _T], *, entries: int = 1) -> _T:
-        fault = await self._go(operation, queue_url, entries)
-        try:
-            result = act(fault)
-        except MemorySqsError as refused:
-            await self._come_back(operation, queue_url, fault)
-            raise _as_sqs_error(refused.error, operation, queue_url) from None
-        await self._come_back(operation, queue_url, fault)
-        return result
+    async def _call(
+        self, operation: Operation, queue_url: str, act: Callable[[], Awaitable[_T]], *, entries: int = 1
+    ) -> _T:
+        call, fault = self._begin(operation, queue_url, entries)
+        return await self._carry_out(call, fault, act)
 
     async def _batch(
         self,
@@ -165,46 +168,72 @@ class MemoryTransport:
     ) -> Sequence[EntryAnswer]:
         if not receipts:
             return []
-        errors: dict[int, ServiceError | None] = {}
+        call, fault = self._begin(operation, queue_url, len(receipts))
+        errors: dict[int, ServiceError | None] = dict(fault.entry_errors)
 
-        def act_on_the_others(fault: Fault) -> None:
-            errors.update(fault.entry_errors)
+        async def act_on_the_others() -> None:
             places = [place for place in range(len(receipts)) if place not in errors]
             if places:
                 errors.update(zip(places, act(places), strict=True))
 
         try:
-            await self._call(operation, queue_url, act_on_the_others, entries=len(receipts))
+            await self._carry_out(call, fault, act_on_the_others)
         except SqsError as error:
             return failed_call(receipts, error)
         return entry_answers(receipts, _batch_answer(errors))
 
-    async def _go(self, operation: Operation, queue_url: str, entries: int) -> Fault:
-        """The way to the service."""
+    def _begin(self, operation: Operation, queue_url: str, entries: int) -> tuple[TransportCall, Fault]:
         if self._closed:
             raise TransientError(f"the transport to {queue_url} is closed", queue=queue_url)
         call = TransportCall(operation, queue_url, entries, self._sqs.clock.now())
         self.calls.append(call)
-        fault = self.faults(call)
-        if fault.before_seconds:
-            await asyncio.sleep(fault.before_seconds)
-        if fault.request_lost:
-            await self._wait(fault.after_seconds)
-            raise _as_network_error(EndpointConnectionError(endpoint_url=queue_url), operation, queue_url)
-        if fault.error is not None:
-            await self._wait(fault.after_seconds)
-            raise _as_sqs_error(fault.error, operation, queue_url)
-        return fault
+        return call, self.faults(call)
 
-    async def _come_back(self, operation: Operation, queue_url: str, fault: Fault) -> None:
-        """The way back."""
-        await self._wait(fault.after_seconds)
-        if fault.answer_lost:
-            raise _as_network_error(ReadTimeoutError(endpoint_url=queue_url), operation, queue_url)
+    async def _carry_out(self, call: TransportCall, fault: Fault, act: Callable[[], Awaitable[_T]]) -> _T:
+        exchange = self._exchange(call, fault, act)
+        if not fault.unstoppable:
+            return await exchange
+        task = asyncio.get_running_loop().create_task(exchange)
+        self._unstoppable.add(task)
+        task.add_done_callback(self._ended)
+        # Unlike an await of the task itself, this does not cancel it when the caller is cancelled.
+        await asyncio.wait([task])
+        return task.result()
 
-    async def _wait(self, seconds: float) -> None:
-        if seconds:
-            await asyncio.sleep(seconds)
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._unstoppable.discard(task)
+        if not task.cancelled():
+            task.exception()  # otherwise asyncio complains of it where the caller has gone
+
+    async def _exchange(self, call: TransportCall, fault: Fault, act: Callable[[], Awaitable[_T]]) -> _T:
+        """The way to the service, what it does, and the way back."""
+        await _wait(fault.before_seconds)
+        refusal = fault.error
+        results: list[_T] = []
+        if not (fault.unreachable or fault.request_lost) and (refusal is None or fault.carried_out):
+            try:
+                results.append(await act())
+            except MemorySqsError as refused:
+                refusal = refused.error
+        await _wait(fault.after_seconds)
+        if fault.unreachable:
+            raise _as_network_error(EndpointConnectionError(endpoint_url=call.queue_url), call)
+        if fault.request_lost or fault.answer_lost:
+            raise _as_network_error(ReadTimeoutError(endpoint_url=call.queue_url), call)
+        if refusal is not None:
+            raise error_from_code(
+                refusal.code,
+                refusal.text,
+                operation=call.operation.value,
+                queue=call.queue_url,
+                status=refusal.status,
+            )
+        return results[0]
+
+
+async def _wait(seconds: float) -> None:
+    if seconds:
+        await asyncio.sleep(seconds)
 
 
 def _batch_answer(errors: Mapping[int, ServiceError | None]) -> Mapping[str, Any]:
@@ -219,12 +248,8 @@ def _batch_answer(errors: Mapping[int, ServiceError | None]) -> Mapping[str, Any
     }
 
 
-def _as_sqs_error(error: ServiceError, operation: Operation, queue_url: str) -> SqsError:
-    return error_from_code(error.code, error.text, operation=operation.value, queue=queue_url, status=error.status)
-
-
-def _as_network_error(error: Exception, operation: Operation, queue_url: str) -> SqsError:
-    classified = error_from_exception(error, operation=operation.value, queue=queue_url)
+def _as_network_error(error: Exception, call: TransportCall) -> SqsError:
+    classified = error_from_exception(error, operation=call.operation.value, queue=call.queue_url)
     if classified is None:
         raise AssertionError(f"an error of the network is not known as one: {error!r}")
     return classified
