@@ -7,40 +7,48 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import NoRegionError
 
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
-from sqs_lease.sqs.classification import error_from_exception
+from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.client import client_config
 from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.validation import queue_reference
+
+if TYPE_CHECKING:
+    from airflow.providers.amazon.aws.hooks.sqs import SqsHook
 
 CONNECTIONS: Final = 1000
-"""Most connections of a client: half of them are for long polls, of which each waiting sensor has one or more.
+"""The most HTTP connections of a client: half are for long polls, and each waiting sensor needs at least one.
 
-They are opened only when they are needed. Whoever sets ``max_pool_connections`` gets that.
+A client opens them only when it needs them. ``max_pool_connections`` in the user's configuration overrides this.
 """
 
 CONNECT_SECONDS: Final = 30.0
-"""How long to wait for the Airflow connection to be read and the client to be made."""
+"""How long to wait until the Airflow connection is read and the client is made."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwsConnection:
-    """The parameters that the amazon provider's operators share; nothing in it is secret.
+    """The parameters that the amazon provider's operators share; none of them is secret.
 
     Attributes:
         aws_conn_id: The Airflow connection; None for boto3's default credentials.
         region_name: The AWS region; None takes the connection's.
         verify: Whether, or by which certificates, TLS is verified; None takes the connection's.
         botocore_config: Arguments of ``botocore.config.Config`` as JSON; empty takes the connection's.
+        queue_region: The region in the queue's URL or ARN, used where neither ``region_name`` nor the connection nor
+            boto3's configuration names one; None where the queue's own name tells none.
     """
 
     aws_conn_id: str | None = "aws_default"
     region_name: str | None = None
     verify: bool | str | None = None
     botocore_config: str = ""
+    queue_region: str | None = None
 
     @classmethod
     def of(
@@ -49,8 +57,17 @@ class AwsConnection:
         region_name: str | None,
         verify: bool | str | None,
         botocore_config: Mapping[str, Any] | None,
+        *,
+        queue: str | None = None,
     ) -> Self:
         """Build it from the parameters as operators take them.
+
+        Args:
+            aws_conn_id: See the class.
+            region_name: See the class.
+            verify: See the class.
+            botocore_config: Arguments of ``botocore.config.Config``; None takes the connection's.
+            queue: The queue's URL, name or ARN, for :attr:`queue_region`.
 
         Raises:
             TypeError: ``botocore_config`` holds more than plain values, so it cannot go to the triggerer.
@@ -59,7 +76,7 @@ class AwsConnection:
             config = json.dumps(botocore_config, sort_keys=True) if botocore_config else ""
         except TypeError as error:
             raise TypeError(f"botocore_config must hold plain values, it is sent to the triggerer: {error}") from error
-        return cls(aws_conn_id, region_name, verify, config)
+        return cls(aws_conn_id, region_name, verify, config, None if region_name else _region_of(queue))
 
     def encode(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -68,6 +85,7 @@ class AwsConnection:
             "region_name": self.region_name,
             "verify": self.verify,
             "botocore_config": self.botocore_config,
+            "queue_region": self.queue_region,
         }
 
     @classmethod
@@ -76,11 +94,21 @@ class AwsConnection:
         return cls(**plain)
 
 
+def _region_of(queue: str | None) -> str | None:
+    if queue is None:
+        return None
+    try:
+        return queue_reference(queue).region
+    except ValueError:
+        return None  # whoever uses the queue refuses it
+
+
 async def open_transport(connection: AwsConnection) -> Transport:
     """Make a client through the amazon provider's hook, and a transport over it.
 
     Raises:
         TimeoutError: Airflow did not give the connection in time.
+        Exception: See :func:`make_transport`.
     """
     async with asyncio.timeout(CONNECT_SECONDS):
         # Importing the hook, reading the connection and loading the service's model all block.
@@ -89,28 +117,23 @@ async def open_transport(connection: AwsConnection) -> Transport:
 
 @contextmanager
 def telling_of_aws(queue: str) -> Iterator[None]:
-    """Turn what AWS's library raises while a client is made into errors of ours, which say what to do.
+    """Turn what AWS's library raises while a client is made into errors that name the queue and the remedy.
 
     Args:
-        queue: The queue's URL, name or ARN, which the error names.
+        queue: The queue's URL, name or ARN.
 
     Raises:
-        SqsError: The client could not be made: a profile that does not exist, credentials that cannot be had.
+        SqsError: The client cannot be made: no region, an unknown profile, credentials that cannot be had.
     """
-    try:
+    with translate_client_errors(queue):
         yield
-    except (BotoCoreError, OSError) as error:
-        meaning = error_from_exception(error, operation="ReceiveMessage", queue=queue)
-        if meaning is None:
-            raise
-        raise meaning from error
 
 
 def load_client_code() -> None:
-    """Load what every client is made of: the amazon provider's hooks and the files that describe SQS. It blocks.
+    """Load the code and the data of every client: the amazon provider's hooks and the description of SQS. It blocks.
 
-    It takes a third of a second, once in a process. The asynchronous client would read the files with its first call,
-    in the event loop.
+    It takes a third of a second, once in a process. Otherwise the asynchronous client would read the files with its
+    first call, in the event loop.
     """
     # Not with this module: Airflow imports a trigger's class in its event loop, which would stand still for 0.1 s.
     from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
@@ -124,21 +147,47 @@ def make_transport(connection: AwsConnection) -> Transport:
     """Make a client through the amazon provider's hook, and a transport over it. It blocks.
 
     The transport may then be used in any event loop, but in one only.
-    """
-    # Here for the same reason as above.
-    from airflow.providers.amazon.aws.hooks.sqs import SqsHook
 
+    Raises:
+        NoRegionError: Nothing names a region.
+        Exception: What else botocore raises; :func:`telling_of_aws` translates it.
+    """
     load_client_code()
-    hook = SqsHook(
-        aws_conn_id=connection.aws_conn_id,
-        region_name=connection.region_name,
-        verify=connection.verify,
-        config=json.loads(connection.botocore_config) if connection.botocore_config else None,
-    )
-    client: Any = hook.get_client_type(
+    hook = _hook(connection, connection.region_name)
+    if _region(hook) is None:
+        if connection.queue_region is None:
+            raise NoRegionError
+        hook = _hook(connection, connection.queue_region)
+    make = partial(
+        hook.get_client_type,
         region_name=hook.region_name,
         # What the user configured has precedence.
         config=client_config(CONNECTIONS).merge(hook.config),
         deferrable=True,
     )
-    return AiobotocoreTransport(client)
+    # The first one is made here, where what it raises meets the caller. The transport makes another one if the first
+    # cannot be entered, for example because its credentials cannot be fetched.
+    made: list[Any] = [make()]
+    return AiobotocoreTransport(lambda: made.pop() if made else make())
+
+
+def _hook(connection: AwsConnection, region_name: str | None) -> SqsHook:
+    # Imported late, see load_client_code.
+    from airflow.providers.amazon.aws.hooks.sqs import SqsHook
+
+    return SqsHook(
+        aws_conn_id=connection.aws_conn_id,
+        region_name=region_name,
+        verify=connection.verify,
+        config=json.loads(connection.botocore_config) if connection.botocore_config else None,
+    )
+
+
+def _region(hook: SqsHook) -> str | None:
+    """The region of the operator or the connection, else that of boto3's configuration; None where all name none."""
+    from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
+
+    if hook.region_name is not None:
+        return hook.region_name
+    region: str | None = BaseSessionFactory(conn=hook.conn_config).basic_session.region_name
+    return region

@@ -347,7 +347,9 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         return given
 
     def _aws_connection(self) -> AwsConnection:
-        return AwsConnection.of(self.aws_conn_id, self.region_name, self.verify, self.botocore_config)
+        return AwsConnection.of(
+            self.aws_conn_id, self.region_name, self.verify, self.botocore_config, queue=self.queue_url
+        )
 
     def _keeper_task_id(self) -> str:
         for task in self.downstream_list:

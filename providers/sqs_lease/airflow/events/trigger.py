@@ -25,7 +25,7 @@ from typing import Any, Final
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from botocore.exceptions import BotoCoreError
 
-from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
 from sqs_lease.airflow.comms.assets import watched_assets
 from sqs_lease.airflow.comms.supervisor import CommsError
 from sqs_lease.airflow.endings import carried_out
@@ -160,7 +160,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
             warnings.warn(f"the trigger of {queue_url!r}: {risk}", ShortVisibilityWarning, stacklevel=2)
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout", minimum=1)
         self.botocore_config = dict(botocore_config) if botocore_config else None
-        self.connection = AwsConnection.of(aws_conn_id, region_name, verify, botocore_config)
+        self.connection = AwsConnection.of(aws_conn_id, region_name, verify, botocore_config, queue=queue_url)
         self.message_filtering = message_filtering
         values = message_filtering_match_values
         self.message_filtering_match_values = None if values is None else _in_order(values)
@@ -275,7 +275,8 @@ class SqsLeaseTrigger(BaseEventTrigger):
         while True:
             try:
                 if self._shared_keeper is None:
-                    self._shared_keeper = await keepers.acquire(self.connection)
+                    with telling_of_aws(self.queue_url):
+                        self._shared_keeper = await keepers.acquire(self.connection)
                 return await self._open_with(keepers, self._shared_keeper, asset)
             except (SqsError, BotoCoreError, CommsError, PayloadError, OSError, ValueError) as error:
                 await trouble.wait(error)
