@@ -44,7 +44,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     queue: str = Field(description="The queue's name, ARN or URL.")
     region_name: str | None = Field(default=None, description="The AWS region.")
-    endpoint_url: str | None = Field(default=None, description="Where SQS is, for an endpoint of one's own.")
+    endpoint_url: str | None = Field(default=None, description="The URL of SQS, for a custom endpoint.")
     profile_name: str | None = Field(default=None, description="A profile of the AWS configuration files.")
     role_arn: str | None = Field(
         default=None, description="A role to assume; it is assumed again before its credentials expire."
