@@ -45,8 +45,8 @@ Every operation costs O(log n) comparisons; nothing ever looks at all leases.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from enum import Enum, auto
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from random import Random
 from typing import Final
 
@@ -69,7 +69,7 @@ from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.pacing import AnswerTime, CallPacing, extension_retry_seconds, settlement_retry_seconds
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.timers import ArrivalOrder, TimeOrder
+from sqs_lease.core.timers import Orders, TimeOrder
 
 MAX_CALLS_UNDER_WAY: Final = 32
 """Calls of one queue under way at once; more would only wait for connections, and a call must not wait once decided."""
@@ -107,30 +107,33 @@ SETTLE_SECONDS: Final = 60.0
 FEWEST_TRIES: Final = 5
 """How often a settlement is tried at least before it is given up."""
 
+MOVED_AT_ONCE: Final = 500
+"""How many leases one look at the time moves on: when all of them fall due together, the event loop gets its turns."""
+
 SLOW_ANSWER_SECONDS: Final = 1.0
 """From such answers on leases are renewed earlier, by one and a half times what an answer takes."""
 
 _UNCERTAIN_DELETE: Final = "the lease had ended before SQS confirmed the delete: somebody else may have the message"
 
 
-class Phase(Enum):
+class Phase(IntEnum):
     """Where a lease stands; the module's table says what leads where."""
 
-    WAITING = auto()
-    DUE = auto()
-    EXTENDING = auto()
-    SETTLING = auto()
-    SENT = auto()
-    ENDED = auto()
+    WAITING = 0
+    DUE = 1
+    EXTENDING = 2
+    SETTLING = 3
+    SENT = 4
+    ENDED = 5
 
 
-_NEXT: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.WAITING: frozenset({Phase.DUE, Phase.SETTLING, Phase.ENDED}),
-    Phase.DUE: frozenset({Phase.EXTENDING, Phase.WAITING, Phase.SETTLING, Phase.ENDED}),
-    Phase.EXTENDING: frozenset({Phase.WAITING, Phase.DUE, Phase.SETTLING, Phase.ENDED}),
-    Phase.SETTLING: frozenset({Phase.SENT, Phase.ENDED}),
-    Phase.SENT: frozenset({Phase.SETTLING, Phase.ENDED}),
-    Phase.ENDED: frozenset(),
+_NEXT: Final[Mapping[Phase, tuple[Phase, ...]]] = {
+    Phase.WAITING: (Phase.DUE, Phase.SETTLING, Phase.ENDED),
+    Phase.DUE: (Phase.EXTENDING, Phase.WAITING, Phase.SETTLING, Phase.ENDED),
+    Phase.EXTENDING: (Phase.WAITING, Phase.DUE, Phase.SETTLING, Phase.ENDED),
+    Phase.SETTLING: (Phase.SENT, Phase.ENDED),
+    Phase.SENT: (Phase.SETTLING, Phase.ENDED),
+    Phase.ENDED: (),
 }
 
 
@@ -143,9 +146,10 @@ class Entry(Struct, eq=False, gc=False):
     group: str | None = None  # where the order of a message group is kept: its batch and its group
     renewed_at: float = 0.0
     deadline: float = 0.0
+    ends_at: float = 0.0  # the end that no extension can go beyond
     phase: Phase = Phase.WAITING
     token: int = 0
-    renew_at: float = math.inf
+    place: int = -1
     final: bool = False  # it cannot be extended beyond its deadline
     has_lapsed: bool = False  # its deadline passed, and no extension was confirmed since
     doubtful: bool = False  # its deadline passed once: it may be somebody else's as well
@@ -161,17 +165,18 @@ class Entry(Struct, eq=False, gc=False):
         self.renewed_at = self.lease.received_at
         self.deadline = self.lease.deadline
         self.doubtful = self.lease.doubtful
+        self.follow(self.policy)
+
+    def follow(self, policy: RenewalPolicy) -> None:
+        """Be extended by a policy."""
+        self.policy = policy
+        longest = min(policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)
+        self.ends_at = self.lease.received_at + longest
 
     @property
     def received_at(self) -> float:
         """When the receive that returned the message was sent."""
         return self.lease.received_at
-
-    @property
-    def ends_at(self) -> float:
-        """The end that no extension can go beyond."""
-        longest = min(self.policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)
-        return self.lease.received_at + longest
 
     @property
     def receipt(self) -> Receipt:
@@ -227,15 +232,18 @@ class Ledger:
         self._groups: GroupOrder[Entry] = GroupOrder()
         self._sequence = 0
         self._events: list[LeaseEvent] = []
+        self._orders: Orders[Entry] = Orders()
         # What waits for a time.
-        self._waiting: TimeOrder[Entry] = TimeOrder()  # by renewal; final leases by deadline, to notice that they lapse
-        self._retries: dict[type, TimeOrder[Entry]] = {kind: TimeOrder() for kind in (Release, Delete, DeadLetter)}
+        self._waiting = self._orders.by_time()  # by renewal; final leases by deadline, to notice that they lapse
+        self._retries: dict[type, TimeOrder[Entry]] = {
+            kind: self._orders.by_time() for kind in (Release, Delete, DeadLetter)
+        }
         # What may be called about now.
-        self._live: TimeOrder[Entry] = TimeOrder()  # to be extended, by deadline
-        self._lapsed: TimeOrder[Entry] = TimeOrder()  # to be extended, by the deadline that has passed
-        self._releases: ArrivalOrder[Entry] = ArrivalOrder()
-        self._deletes: TimeOrder[Entry] = TimeOrder()  # by deadline
-        self._forwards: ArrivalOrder[Entry] = ArrivalOrder()
+        self._live = self._orders.by_time()  # to be extended, by deadline
+        self._lapsed = self._orders.by_time()  # to be extended, by the deadline that has passed
+        self._releases = self._orders.by_arrival()
+        self._deletes = self._orders.by_time()  # by deadline
+        self._forwards = self._orders.by_arrival()
         # Calls.
         self._under_way: dict[int, Call] = {}  # by identity: those that were not reported yet
         self._extensions_under_way = 0
@@ -296,7 +304,7 @@ class Ledger:
             batch: See :meth:`hold`.
         """
         if (held := self._entries.get(lease.receipt)) is not None:
-            held.policy = policy
+            held.follow(policy)
             self._hurry(held)
         elif (entry := self._admit(lease, policy, batch)) is not None:
             self._await_renewal(entry)
@@ -383,9 +391,13 @@ class Ledger:
             now: The time.
             limit: Most calls to return; what is left over is due still. None: no limit.
         """
-        self._note_what_time_brought(now)
         calls: list[Call] = []
-        while (limit is None or len(calls) < limit) and (call := self._next_call(now)) is not None:
+        self._note_what_time_brought(now)
+        while limit is None or len(calls) < limit:
+            if (call := self._next_call(now)) is None:
+                if not self._note_what_time_brought(now):
+                    break
+                continue
             self._under_way[id(call)] = call
             self._extensions_under_way += isinstance(call, ExtendCall)
             self._forwards_under_way += isinstance(call, ForwardCall)
@@ -459,7 +471,7 @@ class Ledger:
             done: Whether its message is out of the way: deleted, or in the dead-letter queue.
         """
         entry.enter(Phase.ENDED)
-        entry.token += 1
+        self._orders.take_out(entry)
         del self._entries[entry.receipt]
         if self._by_message.get(entry.receipt.message_id) is entry:
             del self._by_message[entry.receipt.message_id]
@@ -482,13 +494,11 @@ class Ledger:
             # No more than twice as often as the policy says.
             earliest = (renew_at + entry.renewed_at) / 2
             renew_at = min(renew_at, max(entry.deadline - 1.5 * expected, earliest))
-        entry.renew_at = renew_at
-        self._waiting.push(entry.renew_at, entry)
+        self._waiting.push(renew_at, entry)
 
     def _await_end(self, entry: Entry, *, announced: bool) -> None:
         """The lease cannot go on beyond its deadline: say so once, and wait for its settlement."""
         entry.final = True
-        entry.renew_at = entry.deadline
         if announced:
             self._events.append(Ending(entry.receipt, entry.deadline))
         self._waiting.push(entry.deadline, entry)
@@ -539,20 +549,23 @@ class Ledger:
 
     # Choosing calls
 
-    def _note_what_time_brought(self, now: float) -> None:
-        for entry in self._waiting.pop_until(now):
+    def _note_what_time_brought(self, now: float) -> bool:
+        """Move on what fell due; return whether anything did."""
+        before = self._orders.changes
+        for entry in self._waiting.pop_until(now, MOVED_AT_ONCE):
             if entry.final:
                 self._note_lapse(entry, now)
             else:
                 self._fall_due(entry)
         # A throttled queue may be called about some leases only after they have lapsed.
-        for entry in self._live.pop_until(now):
+        for entry in self._live.pop_until(now, MOVED_AT_ONCE):
             if not self._pacing.admits(now):
                 self._note_lapse(entry, now)
             self._lapsed.push(entry.deadline, entry)
         for retries in self._retries.values():
-            for entry in retries.pop_until(now):
+            for entry in retries.pop_until(now, MOVED_AT_ONCE):
                 self._offer(entry)
+        return self._orders.changes > before
 
     def _total_slots(self) -> int:
         return MAX_CALLS_UNDER_WAY - len(self._under_way)
@@ -576,19 +589,24 @@ class Ledger:
 
     def _next_call(self, now: float) -> Call | None:
         if self._pacing.admits(now):
-            choices = {"live": self._live_call, "settle": self._settlement_call, "lapsed": self._lapsed_call}
-            order = ["live", "lapsed", "settle"]
-            if self._pacing.is_pacing:
-                turn = ("live", "live", "live", "settle", "live", "live", "live", "lapsed")[self._turn % 8]
-                order = [turn, *(one for one in ("live", "settle", "lapsed") if one != turn)]
-            for one in order:
-                if (call := choices[one](now)) is not None:
+            for make in self._next_kinds():
+                if (call := make(now)) is not None:
                     self._turn += 1
                     self._pacing.sent(now)
                     return call
         if self._forward_pacing.admits(now) and self._forward_slots():
             return self._forward_call(now)
         return None
+
+    def _next_kinds(self) -> Sequence[Callable[[float], Call | None]]:
+        """Whose turn it is, in order."""
+        if not self._pacing.is_pacing:
+            return (self._live_call, self._lapsed_call, self._settlement_call)
+        if self._turn % 8 == 3:
+            return (self._settlement_call, self._live_call, self._lapsed_call)
+        if self._turn % 8 == 7:
+            return (self._lapsed_call, self._live_call, self._settlement_call)
+        return (self._live_call, self._settlement_call, self._lapsed_call)
 
     def _live_call(self, now: float) -> Call | None:
         return self._extension_call((self._live, self._lapsed), now)
@@ -698,10 +716,10 @@ class Ledger:
 
     def _learn_from(self, call: Call, answers: Sequence[EntryAnswer], now: float) -> bool:
         """Adapt the pace and the time-outs; return whether the call was throttled as a whole."""
-        verdicts = {answer.verdict for answer in answers}
+        verdicts = [answer.verdict for answer in answers]
         pacing = self._forward_pacing if isinstance(call, ForwardCall) else self._pacing
-        throttled = verdicts == {Verdict.THROTTLED}
-        answered = not verdicts <= {Verdict.TRANSIENT, Verdict.UNAVAILABLE}
+        throttled = verdicts.count(Verdict.THROTTLED) == len(verdicts)
+        answered = any(verdict not in (Verdict.TRANSIENT, Verdict.UNAVAILABLE) for verdict in verdicts)
         if throttled:
             pacing.throttled(call.asked_at, now)
         elif answered:
@@ -765,7 +783,6 @@ class Ledger:
         again_at = now + extension_retry_seconds(remaining, seconds, self._random)
         for entry in failed:
             entry.enter(Phase.WAITING)
-            entry.renew_at = again_at
             self._waiting.push(again_at, entry)
 
     # Settling

@@ -1,7 +1,7 @@
-"""The orders that a ledger keeps its records in: by time, and first in first out.
+"""The orders that a ledger keeps its records in: by time, and first in first out. A record is in one of them at a time.
 
-Nothing is removed from the middle of either. A record that moves on gets a new token, and the item that it left
-behind is stale: it is dropped when it comes up, or when stale items outnumber the others.
+Nothing is searched for in the middle of an order. A record that moves on gets a new token, and the item that it left
+behind is stale: it is dropped when it comes up, or together with all others when half of the items are stale.
 """
 
 from __future__ import annotations
@@ -12,89 +12,132 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Protocol, TypeVar
 
 _TOKEN_BITS: Final = 32
+_TOKEN_MASK: Final = (1 << _TOKEN_BITS) - 1
 _FEW_ITEMS: Final = 64
 
 
 class Record(Protocol):
-    """What can be kept in these orders.
-
-    Attributes:
-        sequence: A number of its own; among equal times the lower one comes first.
-        token: Says which item of the record is not stale; the orders count it up.
-    """
+    """What can be kept in these orders."""
 
     sequence: int
+    """A number of its own; among equal times the lower one comes first."""
     token: int
+    """Says which item of the record is not stale; the orders count it up."""
+    place: int
+    """Which order it is in, as the orders number themselves; -1 for none."""
 
 
 _Record = TypeVar("_Record", bound=Record)
 
 
+class Orders(Generic[_Record]):
+    """The orders of one ledger. What is put into one of them is taken out of the one that it was in."""
+
+    def __init__(self) -> None:
+        self._by_time: list[TimeOrder[_Record] | None] = []
+        self.changes = 0
+        """How often a record was taken out of an order, or put into one."""
+
+    def by_time(self) -> TimeOrder[_Record]:
+        """Add an order by time."""
+        order: TimeOrder[_Record] = TimeOrder(self, len(self._by_time))
+        self._by_time.append(order)
+        return order
+
+    def by_arrival(self) -> ArrivalOrder[_Record]:
+        """Add an order first in, first out."""
+        self._by_time.append(None)
+        return ArrivalOrder(self, len(self._by_time) - 1)
+
+    def take_out(self, record: _Record) -> None:
+        """Take a record out of the order that it is in, if any."""
+        record.token += 1
+        self.changes += 1
+        place, record.place = record.place, -1
+        if place >= 0 and (order := self._by_time[place]) is not None:
+            order.note_stale()
+
+
 class TimeOrder(Generic[_Record]):
-    """Records by time; a heap, so that each operation costs O(log n).
+    """Records by time; a heap, so that each operation costs O(log n). Made by :meth:`Orders.by_time`.
 
     The items are tuples of plain numbers, which Python's garbage collector does not look through: with tens of
     thousands of leases its pauses are what an event loop waits for longest.
     """
 
-    __slots__ = ("_items", "_prune_above", "_records")
+    __slots__ = ("_items", "_orders", "_place", "_records", "_stale")
 
-    def __init__(self) -> None:
+    def __init__(self, orders: Orders[_Record], place: int) -> None:
+        self._orders = orders
+        self._place = place
         self._items: list[tuple[float, int]] = []
         self._records: dict[int, _Record] = {}
-        self._prune_above = _FEW_ITEMS
+        self._stale = 0
 
     def __len__(self) -> int:
         """How many items it has, stale ones included."""
         return len(self._items)
 
     def push(self, at: float, record: _Record) -> None:
-        """Put a record in at a time; wherever else it is, its item is stale from now on."""
-        record.token += 1
+        """Put a record in at a time."""
+        self._orders.take_out(record)
+        record.place = self._place
         ticket = record.sequence << _TOKEN_BITS | record.token
         self._records[ticket] = record
         heappush(self._items, (at, ticket))
-        if len(self._items) > self._prune_above:
-            self._prune()
 
     def first(self) -> tuple[float, _Record] | None:
         """The earliest item that is not stale."""
-        while self._items:
-            at, ticket = self._items[0]
+        items = self._items
+        while items:
+            at, ticket = items[0]
             record = self._records[ticket]
-            if _is_current(record, ticket):
+            if record.token == ticket & _TOKEN_MASK:
                 return at, record
-            self.pop()
+            heappop(items)
+            del self._records[ticket]
+            self._stale -= 1
         return None
 
     def pop(self) -> _Record:
         """Remove and return what :meth:`first` showed."""
-        return self._records.pop(heappop(self._items)[1])
+        record = self._records.pop(heappop(self._items)[1])
+        record.place = -1
+        return record
 
-    def pop_until(self, now: float) -> Iterator[_Record]:
-        """Remove and give out all records up to a time."""
-        while (first := self.first()) is not None and first[0] <= now:
+    def pop_until(self, now: float, most: int) -> Iterator[_Record]:
+        """Remove and give out records up to a time, at most so many."""
+        for _ in range(most):
+            if (first := self.first()) is None or first[0] > now:
+                return
             yield self.pop()
 
-    def _prune(self) -> None:
-        """Drop all stale items; this happens at most once in as many pushes as items are left."""
-        self._records = {ticket: one for ticket, one in self._records.items() if _is_current(one, ticket)}
-        self._items = [item for item in self._items if item[1] in self._records]
-        heapify(self._items)
-        self._prune_above = max(2 * len(self._items), _FEW_ITEMS)
+    def note_stale(self) -> None:
+        """One of the items has become stale. Half of the items are dropped at once at most, so each costs O(1)."""
+        self._stale += 1
+        if self._stale > _FEW_ITEMS and 2 * self._stale > len(self._items):
+            self._records = {
+                ticket: record for ticket, record in self._records.items() if record.token == ticket & _TOKEN_MASK
+            }
+            self._items = [item for item in self._items if item[1] in self._records]
+            heapify(self._items)
+            self._stale = 0
 
 
 class ArrivalOrder(Generic[_Record]):
-    """Records first in, first out."""
+    """Records first in, first out. Made by :meth:`Orders.by_arrival`."""
 
-    __slots__ = ("_items",)
+    __slots__ = ("_items", "_orders", "_place")
 
-    def __init__(self) -> None:
+    def __init__(self, orders: Orders[_Record], place: int) -> None:
+        self._orders = orders
+        self._place = place
         self._items: deque[tuple[int, _Record]] = deque()
 
     def push(self, record: _Record) -> None:
-        """Put a record in at the end; wherever else it is, its item is stale from now on."""
-        record.token += 1
+        """Put a record in at the end."""
+        self._orders.take_out(record)
+        record.place = self._place
         self._items.append((record.token, record))
 
     def first(self) -> _Record | None:
@@ -108,8 +151,6 @@ class ArrivalOrder(Generic[_Record]):
 
     def pop(self) -> _Record:
         """Remove and return what :meth:`first` showed."""
-        return self._items.popleft()[1]
-
-
-def _is_current(record: Record, ticket: int) -> bool:
-    return record.token == ticket & (1 << _TOKEN_BITS) - 1
+        record = self._items.popleft()[1]
+        record.place = -1
+        return record

@@ -56,6 +56,9 @@ logger = logging.getLogger(__name__)
 EventListener: TypeAlias = Callable[[LeaseEvent], None]
 MessageSource: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Message]]]
 
+SETTLED_AT_ONCE: Final = 1_000
+"""How many settlements of a batch are begun before the event loop gets to do other things."""
+
 _NAMED_IN_LOG: Final = 5
 """How many messages one line of the log names."""
 
@@ -291,29 +294,43 @@ class Batch:
         unknown = [receipt for receipt in settlements if not self._is_ours(receipt)]
         if unknown:
             raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
-        pending = [receipt for receipt in settlements if receipt not in self._outcomes]
-        if pending and self._forgotten:
-            raise KeeperClosedError(f"{len(pending)} messages of {self.queue_url} are not held here any more")
         outcomes = {
             receipt: Settled(receipt, *self._outcomes[receipt]) for receipt in settlements if receipt in self._outcomes
         }
+        pending = [receipt for receipt in settlements if receipt not in outcomes]
         if not pending:
             return outcomes
-        now = self._clock.now()
+        if self._forgotten:
+            raise KeeperClosedError(f"{len(pending)} messages of {self.queue_url} are not held here any more")
         # One future a call and not one a receipt: hundreds of batches of hundreds may end at the same moment.
         wait = _Wait(set(pending), asyncio.get_running_loop().create_future())
-        for receipt in pending:
-            self._settling_since.setdefault(receipt, now)
-            self._waits.setdefault(receipt, []).append(wait)
         try:
-            self._driver.settle({receipt: settlements[receipt] for receipt in pending}, in_order=in_order)
-            wait.awaited -= {receipt for receipt in wait.awaited if self._driver.waits_for_work(receipt)}
+            for start in range(0, len(pending), SETTLED_AT_ONCE):
+                if start:
+                    await asyncio.sleep(0)
+                self._begin_settling(pending[start : start + SETTLED_AT_ONCE], settlements, wait, in_order=in_order)
+            waiting = {receipt for receipt in wait.awaited if self._driver.waits_for_work(receipt)}
+            wait.awaited -= waiting
             wait.finish_if_complete()
             await wait.done
         finally:
             for receipt in pending:
                 self._stop_waiting(receipt, wait)
         return outcomes | wait.outcomes
+
+    def _begin_settling(
+        self, receipts: Sequence[Receipt], settlements: Mapping[Receipt, Settlement], wait: _Wait, *, in_order: bool
+    ) -> None:
+        now = self._clock.now()
+        begun: dict[Receipt, Settlement] = {}
+        for receipt in receipts:
+            if (end := self._outcomes.get(receipt)) is not None:
+                wait.learn(Settled(receipt, *end))  # it ended while others were begun
+                continue
+            self._settling_since.setdefault(receipt, now)
+            self._waits.setdefault(receipt, []).append(wait)
+            begun[receipt] = settlements[receipt]
+        self._driver.settle(begun, in_order=in_order)
 
     def _stop_waiting(self, receipt: Receipt, wait: _Wait) -> None:
         if (waits := self._waits.get(receipt)) is not None and wait in waits:
