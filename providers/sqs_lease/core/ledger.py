@@ -104,7 +104,7 @@ RIDE_ALONG_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 60.0
 """How long a settlement is tried at least, where that is safe, before it is given up."""
 
-FEWEST_TRIES: Final = 5
+FEWEST_TRIES: Final = 10
 """How often a settlement is tried at least before it is given up."""
 
 MOVED_AT_ONCE: Final = 500
