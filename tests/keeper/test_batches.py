@@ -181,6 +181,18 @@ class TestWhoHolds:
 
         setting.run(scenario)
 
+    def test_a_keeper_stays_in_its_event_loop(self, setting: Setting) -> None:
+        async def scenario(keeper: Keeper) -> None:
+            keeper.open_batch(QUEUE, policy=POLICY)
+
+            async def elsewhere() -> None:
+                with pytest.raises(RuntimeError, match="another event loop"):
+                    keeper.open_batch(QUEUE, policy=POLICY)
+
+            await asyncio.to_thread(asyncio.run, elsewhere())
+
+        setting.run(scenario)
+
     def test_nothing_can_be_put_into_a_batch_that_nobody_extends(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:
             batch = keeper.open_batch(QUEUE, policy=POLICY)

@@ -12,14 +12,13 @@ from typing import Self
 
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.failure_rules import FailureRule, release
+from sqs_lease.core.ledger import CALL_TIMEOUT_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener, KeeperClosedError, MessageSource, Meter, Unmetered
 from sqs_lease.keeper.driver import QueueDriver
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_CALL_TIMEOUT_SECONDS = 10.0
 
 
 class Leaving(Enum):
@@ -68,7 +67,7 @@ class Keeper:
         *,
         clock: Clock | None = None,
         random: Random | None = None,
-        call_timeout_seconds: float = DEFAULT_CALL_TIMEOUT_SECONDS,
+        call_timeout_seconds: float = CALL_TIMEOUT_SECONDS,
         meter: Meter | None = None,
         quiet_after_stall_seconds: float = 0.0,
     ) -> None:
@@ -81,6 +80,7 @@ class Keeper:
         self._drivers: dict[str, QueueDriver] = {}
         self._batches: dict[Batch, None] = {}
         self._opened = 0  # batches so far
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -112,10 +112,18 @@ class Keeper:
 
         Raises:
             KeeperClosedError: The keeper was closed.
+            RuntimeError: No event loop runs in this thread, or another one than that of the keeper's first batch.
             ValueError: The policy's visibility timeout is not known.
         """
         if self._closed:
             raise KeeperClosedError(f"The keeper was closed: it cannot hold messages of {queue_url}")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError(
+                f"The keeper runs in another event loop: it cannot hold messages of {queue_url} from here"
+            )
         if (driver := self._drivers.get(queue_url)) is None:
             driver = self._drivers[queue_url] = QueueDriver(
                 self.transport,
