@@ -1,0 +1,334 @@
+"""Puts load on one keeper of the `sqs_lease` that Python imports, and prints what it costs as one JSON object.
+
+    python -m benchmarks.keeper_load {calls,cpu,rounds,memory} [--leases 100000] [--collector frozen]
+
+`benchmarks.cost` runs it on two versions of the package and shows them side by side. It measures the keeper itself on
+asyncio's own event loop; what the keeper talks to is a transport in memory that answers after 5 ms.
+
+Time is the machine's, but idle time is skipped: when nothing is ready to run, the clock jumps to the next timer. So a
+minute of holding takes as long as its work does, and the keeper finds the same delays between its calls as it would in
+a real minute. Nothing is stretched: while Python works, the clock goes on as fast as the machine's.
+
+What is measured:
+
+* ``calls``: API calls to receive, hold for an hour and delete 1 000 messages, by policy.
+* ``cpu``: CPU milliseconds of the process per 1 000 leases and minute, transport included. `Fixed` extends each lease
+  three times a minute; the leases' times are spread evenly, as on a queue that is received from all the time.
+* ``rounds``: the longest round of the event loop, in CPU milliseconds, for each of some moments. In a round the loop
+  runs all that is ready; only then does it look at sockets and timers again. So this is the time that anything else in
+  the process waits. CPU time leaves out what other processes do meanwhile. ``collector`` adds the longest pause of
+  Python's garbage collector.
+* ``memory``: bytes that one lease takes once it was extended, with id and receipt handle but without its content.
+
+Leases are put in as hosts do: ten at a time as a receive brings them, with a turn for the event loop in between, into
+batches of a hundred whose contents are dropped at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import selectors
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from random import Random
+from typing import Any, Final, cast
+
+from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
+from sqs_lease.core.limits import MAX_BATCH_ENTRIES
+from sqs_lease.core.messages import Lease, Message, Receipt
+from sqs_lease.core.policies import Buffered, Fixed, Growing, RenewalPolicy, Threshold
+from sqs_lease.keeper.keeper import Keeper, Leaving
+from sqs_lease.sqs.transport import Transport
+
+from benchmarks.ledger import calls_in_an_hour
+
+QUEUE_URL: Final = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"
+ANSWER_SECONDS: Final = 0.005
+PERIOD_SECONDS: Final = 20
+POLICY: Final = Fixed(visibility=30, every=PERIOD_SECONDS)
+LEASES_OF_A_BATCH: Final = 100
+HANDLE_CHARACTERS: Final = 180
+"""As long as SQS's receipt handles are at least."""
+
+CPU_LEASES: Final = 20_000
+"""With fewer leases more periods are measured, until so many leases were extended."""
+
+LOADED_OBJECTS: Final = 250_000
+"""Airflow and the AWS client's model of the service are about as many objects that the garbage collector looks at."""
+
+COLLECTORS: Final = ("frozen", "plain")
+"""The garbage collector passes over what was loaded before the keeper, as in a triggerer; or it looks at that too."""
+
+
+class IdleSkippingClock:
+    """The machine's monotonic time, and all idle time that was skipped."""
+
+    def __init__(self) -> None:
+        self._skipped = 0.0
+
+    def now(self) -> float:
+        return time.monotonic() + self._skipped
+
+    def wall(self) -> float:
+        return time.time() + self._skipped
+
+    def skip(self, seconds: float) -> None:
+        self._skipped += seconds
+
+
+class _Selector(selectors.SelectSelector):
+    """Is asked once a round of the event loop: skips the time that the loop would wait, and times the rounds."""
+
+    def __init__(self, clock: IdleSkippingClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._began = time.thread_time()
+        self.longest_round = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.longest_round = max(self.longest_round, time.thread_time() - self._began)
+        ready = super().select(timeout if timeout is None else 0)
+        if not ready and timeout is not None and timeout > 0:
+            self._clock.skip(timeout)
+        self._began = time.thread_time()
+        return ready
+
+
+class MeasuredLoop(asyncio.SelectorEventLoop):
+    """asyncio's event loop on a clock that skips idle time."""
+
+    def __init__(self) -> None:
+        self.clock = IdleSkippingClock()
+        self.rounds = _Selector(self.clock)
+        super().__init__(self.rounds)
+
+    def time(self) -> float:
+        return self.clock.now()
+
+
+class AnsweringTransport:
+    """Answers each call after 5 ms: it did what was asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def change_visibility(self, _queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
+        self.calls += 1
+        await asyncio.sleep(ANSWER_SECONDS)
+        return [EntryAnswer(change.receipt, Verdict.DONE) for change in changes]
+
+    async def delete(self, _queue_url: str, receipts: Sequence[Receipt]) -> Sequence[EntryAnswer]:
+        self.calls += 1
+        await asyncio.sleep(ANSWER_SECONDS)
+        return [EntryAnswer(receipt, Verdict.DONE) for receipt in receipts]
+
+
+class Load:
+    """One keeper with some batches.
+
+    Args:
+        loop: The event loop that all runs in.
+    """
+
+    def __init__(self, loop: MeasuredLoop) -> None:
+        self.clock = loop.clock
+        self.transport = AnsweringTransport()
+        self.keeper = Keeper(cast("Transport", self.transport), clock=loop.clock, random=Random(1))
+        self.batches: list[Any] = []
+
+    def open_batch(self) -> Any:
+        """Open a batch; the method had another name in versions that this one is compared with."""
+        keeper: Any = self.keeper
+        batch = (keeper.open_batch if hasattr(keeper, "open_batch") else keeper.hold)(QUEUE_URL, policy=POLICY)
+        self.batches.append(batch)
+        return batch
+
+    async def receive(self, leases: int, *, spread_seconds: float = 0, batch_of: int = LEASES_OF_A_BATCH) -> None:
+        """Put received messages in.
+
+        Args:
+            leases: How many.
+            spread_seconds: Over how many seconds before now they were received; 0: all at one moment.
+            batch_of: How many of them are a batch.
+        """
+        now = self.clock.now()
+        for first in range(0, leases, batch_of):
+            batch = self.open_batch()
+            for number in range(first, min(first + batch_of, leases), MAX_BATCH_ENTRIES):
+                received_at = now - spread_seconds * number / leases
+                batch.add(messages(range(number, min(number + MAX_BATCH_ENTRIES, leases))), received_at=received_at)
+                await asyncio.sleep(0)
+            batch.drop_contents()
+
+    async def adopt(self, leases: int) -> None:
+        """Put leases in that another process held, a batch at a time."""
+        now = self.clock.now()
+        for first in range(0, leases, LEASES_OF_A_BATCH):
+            numbers = range(first, min(first + LEASES_OF_A_BATCH, leases))
+            self.open_batch().adopt([Lease(receipt(number), now - 1, now + 29) for number in numbers])
+            await asyncio.sleep(0)
+
+    async def extended(self, extensions: int) -> None:
+        """Wait until so many extensions were confirmed."""
+        while self.extensions() < extensions:
+            await asyncio.sleep(0.1)
+
+    def extensions(self) -> int:
+        return sum(batch.extensions for batch in self.batches)
+
+    async def settle(self) -> None:
+        """All batches' work succeeds at the same moment."""
+        await asyncio.gather(*(batch.succeed() for batch in self.batches))
+
+    def late(self) -> int:
+        return sum(batch.report().late for batch in self.batches)
+
+
+def receipt(number: int) -> Receipt:
+    return Receipt(f"00000000-0000-4000-8000-{number:012d}", f"{number:0{HANDLE_CHARACTERS}d}")
+
+
+def messages(numbers: Iterable[int]) -> list[Message]:
+    return [Message(receipt(number), "{}", {"ApproximateReceiveCount": "1"}) for number in numbers]
+
+
+def run(work: Callable[[MeasuredLoop], Coroutine[Any, Any, Mapping[str, float]]]) -> Mapping[str, float]:
+    """Run on an event loop of its own."""
+    with asyncio.Runner(loop_factory=MeasuredLoop) as runner:
+        return runner.run(work(cast("MeasuredLoop", runner.get_loop())))
+
+
+# What is measured
+
+
+def calls_by_policy(messages: int) -> Mapping[str, float]:
+    policies: list[RenewalPolicy] = [
+        Growing(visibility=30),
+        Threshold(visibility=30),
+        Buffered(visibility=30),
+        Fixed(visibility=30, every=15),
+    ]
+    return {type(policy).__name__: calls_in_an_hour(policy, messages) for policy in policies}
+
+
+async def cpu(loop: MeasuredLoop, leases: int) -> Mapping[str, float]:
+    """CPU milliseconds per 1 000 leases and minute; the calls of a minute; how many leases lapsed."""
+    load = Load(loop)
+    async with load.keeper:
+        await load.receive(leases, spread_seconds=PERIOD_SECONDS)
+        await asyncio.sleep(2 * PERIOD_SECONDS)
+        calls, extensions = load.transport.calls, load.extensions()
+        began, used = loop.time(), time.process_time()
+        await asyncio.sleep(PERIOD_SECONDS * max(1, CPU_LEASES // leases))
+        used = time.process_time() - used
+        minutes = (loop.time() - began) / 60
+        per_minute = {
+            "milliseconds": used * 1e3 / (leases / 1_000) / minutes,
+            "calls": (load.transport.calls - calls) / minutes,
+            "extensions": (load.extensions() - extensions) / minutes,
+        }
+        late = load.late()
+        await load.keeper.close(Leaving.NOTHING)
+    return {**per_minute, "lapsed": late}
+
+
+async def rounds(loop: MeasuredLoop, leases: int) -> Mapping[str, float]:
+    """The longest round of the event loop at each moment, in CPU milliseconds."""
+    longest: dict[str, float] = {}
+    pauses = _CollectorPauses()
+
+    @asynccontextmanager
+    async def measured(name: str) -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        loop.rounds.longest_round = 0.0
+        yield
+        await asyncio.sleep(0)
+        longest[name] = loop.rounds.longest_round * 1e3
+
+    with pauses.watched():
+        load = Load(loop)
+        async with measured("receive, ten at a time"):
+            await load.receive(leases)
+        async with measured("all renewals fall due at once"):
+            await load.extended(leases)
+        async with measured("settle, all batches at once"):
+            await load.settle()
+        await load.keeper.close()
+
+        load = Load(loop)
+        async with measured("adopt, a batch at a time"):
+            await load.adopt(leases)
+            await load.extended(leases)
+        async with measured("close, with a last extension"):
+            await load.keeper.close()
+
+        load = Load(loop)
+        await load.receive(leases, batch_of=leases)
+        async with measured("settle, one batch of all"):
+            await load.settle()
+        await load.keeper.close()
+    return {**longest, "garbage collector": pauses.longest * 1e3}
+
+
+class _CollectorPauses:
+    """The longest pause of Python's garbage collector, in CPU seconds."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._began = 0.0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        gc.callbacks.append(self._note)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, _info: Mapping[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self.longest = max(self.longest, time.thread_time() - self._began)
+
+
+async def memory(loop: MeasuredLoop, leases: int) -> Mapping[str, float]:
+    """Bytes a lease, once all were extended."""
+    gc.collect()
+    tracemalloc.start()
+    load = Load(loop)
+    await load.receive(leases)
+    await load.extended(leases)
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    await load.keeper.close(Leaving.NOTHING)
+    return {"bytes": held / leases}
+
+
+def main() -> None:
+    """Measure one thing and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("measure", choices=("calls", "cpu", "rounds", "memory"))
+    parser.add_argument("--leases", type=int, default=100_000)
+    parser.add_argument("--collector", choices=COLLECTORS, default=COLLECTORS[0])
+    options = parser.parse_args()
+    loaded = [{"number": [number]} for number in range(LOADED_OBJECTS // 2)]
+    if options.collector == "frozen":
+        gc.freeze()
+    if options.measure == "calls":
+        measured = calls_by_policy(options.leases)
+    else:
+        work = {"cpu": cpu, "rounds": rounds, "memory": memory}[options.measure]
+        measured = run(lambda loop: work(loop, options.leases))
+    print(json.dumps(measured))
+    loaded.clear()
+
+
+if __name__ == "__main__":
+    main()
