@@ -157,7 +157,6 @@ class Entry(Struct, eq=False, gc=False):
     settlement: Settlement | None = None
     began_settling_at: float = math.inf
     tries: int = 0  # of its settlement
-    in_order: bool = True  # its delete waits for earlier messages of its group
     behind: bool = False  # its delete waits for one now; the lease is extended meanwhile
     forwarded: bool = False  # a copy is in the dead-letter queue; its delete is left to be made
 
@@ -341,7 +340,6 @@ class Ledger:
             return False
         entry.settlement = settlement
         entry.began_settling_at = now
-        entry.in_order = in_order
         if entry.group is not None and in_order:
             self._decide_in_group(entry, entry.group)
         if entry.phase is not Phase.EXTENDING and not entry.behind:
