@@ -252,6 +252,12 @@ def test_a_report_comes_back_as_it_was_and_never_has_the_exceptions_text(error: 
     assert (made.message_ids is None) == (not isinstance(error, MessageFailed))
 
 
+def test_a_group_of_message_failed_reports_the_messages_of_all() -> None:
+    group = ExceptionGroup("two tasks failed", [MessageFailed("m0"), MessageFailed("m1")])
+    assert FailureReport.of(group).message_ids == ("m0", "m1")
+    assert FailureReport.of(ExceptionGroup("", [MessageFailed("m0"), ValueError()])).message_ids is None
+
+
 def test_a_signals_key_names_an_instance_and_fits_into_airflows_column() -> None:
     signals = FailureSignals.to("d" * 250, "r" * 250, "t" * 250, ["check", "load"])
     assert signals.instance(signals.key("load", -1)) == ("load", -1)

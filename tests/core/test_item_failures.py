@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.core.failure_rules import failed_by_exception, failed_items, failure_reasons
+from sqs_lease.core.failure_rules import (
+    MessageFailed,
+    failed_by_exception,
+    failed_items,
+    failure_reasons,
+    named_message_ids,
+)
 
 IDS = ["m0", "m1", "m2"]
 
@@ -80,3 +86,23 @@ def test_a_malformed_list_has_no_reasons(returned: object) -> None:
 )
 def test_an_exception_that_names_nothing_or_too_much_fails_everything(named: Any, failed: list[str]) -> None:
     assert failed_by_exception(named, IDS) == set(failed)
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (MessageFailed("m0"), ("m0",)),
+        (ValueError(), None),
+        (ExceptionGroup("", [MessageFailed("m0"), MessageFailed(["m1", "m2"])]), ("m0", "m1", "m2")),
+        (ExceptionGroup("", [ExceptionGroup("", [MessageFailed("m0")]), MessageFailed("m1")]), ("m0", "m1")),
+        (ExceptionGroup("", [MessageFailed("m0"), ValueError()]), None),
+        (ExceptionGroup("", [MessageFailed("m0"), ExceptionGroup("", [ValueError()])]), None),
+        (BaseExceptionGroup("", [MessageFailed("m0"), KeyboardInterrupt()]), None),
+        (ExceptionGroup("", [MessageFailed("m0"), MessageFailed([])]), ()),
+    ],
+    ids=["alone", "another", "a group", "nested", "beside another", "beside a nested one", "interrupted", "none named"],
+)
+def test_a_group_names_the_messages_of_all_its_exceptions_if_each_of_them_names_some(
+    error: BaseException, named: tuple[str, ...] | None
+) -> None:
+    assert named_message_ids(error) == named

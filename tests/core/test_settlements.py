@@ -113,6 +113,28 @@ def test_the_rule_of_the_nearest_class_of_the_exception_counts(error: Exception,
     assert settlement(CHOICE.matching(exception_names(error))) == Release(delay)
 
 
+@pytest.mark.parametrize(
+    ("leaves", "delay"),
+    [
+        ([ApiError(), ApiError()], 1),
+        ([ApiError(), QuotaError()], 1),
+        ([QuotaError(), ExceptionGroup("", [QuotaError()])], 2),
+        ([KeyError(), IndexError()], 3),
+        ([KeyError(), ValueError()], 4),
+    ],
+    ids=["one class", "a derived class", "nested", "a shared base", "nothing in common"],
+)
+def test_a_group_is_settled_by_the_rule_for_what_its_exceptions_have_in_common(
+    leaves: list[Exception], delay: int
+) -> None:
+    assert settlement(CHOICE.matching(exception_names(ExceptionGroup("", leaves)))) == Release(delay)
+
+
+def test_a_rule_for_groups_goes_before_those_for_what_is_in_them() -> None:
+    rule = by_exception({ApiError: release(1), ExceptionGroup: release(5)})
+    assert settlement(rule.matching(exception_names(ExceptionGroup("", [ApiError()])))) == Release(5)
+
+
 def test_without_a_known_exception_the_other_rule_counts() -> None:
     assert settlement(CHOICE.matching(())) == Release(4)
     assert settlement(CHOICE) == Release(4)

@@ -52,6 +52,14 @@ def test_messages_that_an_exception_names_fail_alone_by_the_rule_of_its_class() 
     assert NAMED.errors[0].endswith(".MessageFailed")
 
 
+def test_a_group_of_message_failed_fails_the_messages_of_all_and_no_others() -> None:
+    raised = Raised.by(ExceptionGroup("", [MessageFailed("m1"), ExceptionGroup("", [MessageFailed("m2")])]))
+    end = StepEnd(NOW, failed=True, errors=frozenset({"ExceptionGroup"}))
+    decided = verdict(MESSAGES, {"load": end}, {"load": piece(raised=raised)})
+    assert failed(decided) == {"ExceptionGroup": ["m1", "m2"]}
+    assert list(decided.released) == []
+
+
 def test_what_is_not_named_is_released_where_later_steps_did_not_run() -> None:
     decided = verdict(MESSAGES, {"load": HELD_UP}, {"load": piece(raised=NAMED)})
     assert failed(decided) == {"MessageFailed": ["m1"]}

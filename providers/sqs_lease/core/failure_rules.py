@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
@@ -238,7 +238,8 @@ def by_exception(
         by_exception({ValueError: dead_letter(), "shop.api.ApiError": backoff()}, otherwise=release())
 
     A rule also holds for the classes derived from its own; among several, the one nearest to the exception's class
-    counts. Causes (``raise ... from``) are not looked at.
+    counts. An ``ExceptionGroup`` is settled by the rule for a class that all exceptions in it have in common; where
+    they have none but ``Exception``, it counts as an ``Exception``. Causes (``raise ... from``) are not looked at.
 
     Args:
         rules: Rules by the exception's class, or by the class's qualified name, so that the module need not be
@@ -272,8 +273,18 @@ def by_exception(
 
 
 def exception_names(error: BaseException) -> tuple[str, ...]:
-    """Return the qualified names of an exception's class and those it derives from, itself first, without object."""
-    return tuple(exception_name(f"{kind.__module__}.{kind.__qualname__}") for kind in type(error).__mro__[:-1])
+    """Return the qualified names of an exception's class and those it derives from, itself first, without object.
+
+    For an ``ExceptionGroup``, the classes that all of its leaves have in common follow the group's own:
+    ``ExceptionGroup``, ``BaseExceptionGroup``, then for two ``ValueError``s ``ValueError``, at the end ``Exception``.
+    """
+    kinds = type(error).__mro__[:-1]
+    if isinstance(error, BaseExceptionGroup):
+        leaves = tuple(_leaves(error))
+        groups = [kind for kind in kinds if issubclass(kind, BaseExceptionGroup)]
+        shared = [kind for kind in type(leaves[0]).__mro__[:-1] if all(isinstance(leaf, kind) for leaf in leaves)]
+        kinds = tuple(dict.fromkeys([*groups, *shared, *kinds]))
+    return tuple(exception_name(f"{kind.__module__}.{kind.__qualname__}") for kind in kinds)
 
 
 def exception_name(name: str) -> str:
@@ -299,6 +310,9 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
         if failed:
             raise MessageFailed(failed)
 
+    Several of them in an ``ExceptionGroup``, as an ``asyncio.TaskGroup`` raises it, fail the messages of all; with any
+    other exception in the group, all messages failed.
+
     Unlike a return value with ``batchItemFailures``, it makes the task (step, run) fail visibly. While an orchestrator
     holds the messages and has retries left, it simply tries again, with all of them held. When the work failed for
     good, only the messages named are settled by ``on_failure``.
@@ -311,6 +325,32 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
     def __init__(self, message_ids: str | Iterable[str]) -> None:
         self.message_ids = (message_ids,) if isinstance(message_ids, str) else tuple(message_ids)
         super().__init__(f"{len(self.message_ids)} messages failed: {', '.join(map(str, self.message_ids[:10]))}")
+
+
+def named_message_ids(error: BaseException) -> tuple[str, ...] | None:
+    """Return the ids that a ``MessageFailed`` names, or a group of nothing else, however deep it is nested.
+
+    Args:
+        error: What ended the work.
+
+    Returns:
+        The ids; none where one ``MessageFailed`` of several names none, because that fails all messages.
+        None for other exceptions.
+    """
+    leaves = tuple(_leaves(error))
+    named = [leaf.message_ids for leaf in leaves if isinstance(leaf, MessageFailed)]
+    if len(named) < len(leaves):
+        return None
+    return tuple(name for names in named for name in names) if all(named) else ()
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions in a group that are not groups themselves; any other exception is its only leaf."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
 
 
 def failed_items(returned: object, message_ids: Collection[str]) -> frozenset[str]:
@@ -362,7 +402,7 @@ def failed_by_exception(named: Collection[str] | None, message_ids: Collection[s
     """Return which messages a task failed that failed for good itself.
 
     Args:
-        named: The ids of its ``MessageFailed``; None for another exception, or where none is known.
+        named: What :func:`named_message_ids` made of its exception; None where no exception is known.
         message_ids: The messages that the task concerned.
 
     Returns:

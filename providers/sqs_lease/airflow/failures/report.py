@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from sqs_lease.core.failure_rules import MessageFailed, exception_names
+from sqs_lease.core.failure_rules import exception_names, named_message_ids
 
 FAILURE_KEY: Final = "sqs_lease_failure"
 """The XCom key of a failed task instance's report."""
@@ -27,7 +27,7 @@ class FailureReport:
 
     Attributes:
         errors: The qualified names of the exception's class and those it derives from; empty without one.
-        message_ids: The messages that ``MessageFailed`` named; None for other exceptions.
+        message_ids: The messages that ``MessageFailed`` named, alone or in groups; None for other exceptions.
     """
 
     errors: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class FailureReport:
         """The report of what Airflow tells a listener: an exception, a text, or nothing."""
         if not isinstance(error, BaseException):
             return cls()
-        return cls(exception_names(error), error.message_ids if isinstance(error, MessageFailed) else None)
+        return cls(exception_names(error), named_message_ids(error))
 
     def encode(self) -> dict[str, Any]:
         """Return it as plain values."""

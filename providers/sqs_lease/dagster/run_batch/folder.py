@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from sqs_lease.core.failure_rules import MessageFailed, exception_names
+from sqs_lease.core.failure_rules import exception_names, named_message_ids
 from sqs_lease.core.messages import Message
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Raised:
 
     Attributes:
         errors: The qualified names of its class and those it derives from, itself first.
-        message_ids: The ids that a ``MessageFailed`` named; None for other exceptions.
+        message_ids: The ids that ``MessageFailed`` named, alone or in groups; None for other exceptions.
     """
 
     errors: tuple[str, ...]
@@ -62,8 +62,8 @@ class Raised:
     @classmethod
     def by(cls, error: BaseException) -> Raised:
         """Describe an exception."""
-        named = tuple(map(str, error.message_ids)) if isinstance(error, MessageFailed) else None
-        return cls(exception_names(error), named)
+        named = named_message_ids(error)
+        return cls(exception_names(error), None if named is None else tuple(map(str, named)))
 
 
 @dataclass(frozen=True, slots=True)
