@@ -32,7 +32,6 @@ from sqs_lease.airflow.endings import carried_out
 from sqs_lease.airflow.events.desk import BatchEvent, Place
 from sqs_lease.airflow.events.open_batches import OpenBatches, ReplacedError
 from sqs_lease.airflow.handover.payload import PayloadError, check_payload
-from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.receiving.collecting import CollectOptions, Collector
 from sqs_lease.airflow.receiving.filtering import (
     MessageFilter,
@@ -50,6 +49,7 @@ from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy, resolve_policy
 from sqs_lease.keeper.keeper import Keeper, Leaving
+from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import queue_reference
 

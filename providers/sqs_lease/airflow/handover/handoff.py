@@ -28,9 +28,9 @@ from sqs_lease.airflow.comms.instances import TaskStates
 from sqs_lease.airflow.comms.state_poller import POLL_SECONDS, StateWatch
 from sqs_lease.airflow.comms.supervisor import CommsError, RunOfTask, publish
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress
-from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.shared_keeper import SharedBatch, TriggererKeepers
 from sqs_lease.keeper.keeper import Leaving
+from sqs_lease.keeper.lease_log import LeaseLog
 
 logger = logging.getLogger(__name__)
 

@@ -44,11 +44,11 @@ from sqs_lease.airflow.handover.published_messages import PublishedMessages
 from sqs_lease.airflow.keeping.lost_leases import FAIL, WARN, LostLeases
 from sqs_lease.airflow.keeping.settler import Settler
 from sqs_lease.airflow.keeping.settling import WorkTask, decide
-from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper.keeper import Leaving
+from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import from_wall_time
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,6 @@ from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import HandOff
 from sqs_lease.airflow.handover.payload import PayloadError, publishable, remove_files
 from sqs_lease.airflow.handover.published_messages import PublishedMessages
-from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.links import LINK_KEY, console_link
 from sqs_lease.airflow.receiving.collecting import Collector
 from sqs_lease.airflow.receiving.options import ReceiveOptions
@@ -36,6 +35,7 @@ from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.keeper import Leaving
+from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import to_wall_time
 from sqs_lease.sqs.errors import SqsError
 

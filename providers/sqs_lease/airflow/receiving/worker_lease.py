@@ -15,7 +15,6 @@ from typing import Any, Final, Self
 from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, telling_of_aws
 from sqs_lease.airflow.handover.handed_lease import HandedLease
 from sqs_lease.airflow.handover.payload import BatchValue, publishable, remove_batch
-from sqs_lease.airflow.lease_log import LeaseLog
 from sqs_lease.airflow.receiving.collecting import Collector
 from sqs_lease.airflow.receiving.options import ReceiveOptions
 from sqs_lease.clock import SystemClock
@@ -25,6 +24,7 @@ from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import Growing, Never, RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener
 from sqs_lease.keeper.keeper import Keeper, Leaving
+from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.loop_thread import LoopThread
 from sqs_lease.keeper.plain_leases import to_wall_time
 from sqs_lease.sqs.transport import Transport

@@ -1,7 +1,7 @@
-"""Tells in a task's log what happened to its leases, and what that means for the work.
+"""Logs what happens to leases while their work goes on, and what that means for the work.
 
-Leases that were taken together lapse, end and are lost together; so events of one kind are gathered for a moment and
-make one line, however many messages they befell.
+Leases that were taken together lapse, end and are lost together. So events of one kind are gathered for a moment, and
+make one line for any number of messages.
 """
 
 from __future__ import annotations

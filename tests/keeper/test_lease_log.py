@@ -1,4 +1,4 @@
-"""A task's log says in a line what happened to many leases at once."""
+"""The log says in one line what happened to many leases at once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sqs_lease.airflow.lease_log import GATHERING_SECONDS, LeaseLog
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
 from sqs_lease.core.messages import Receipt
+from sqs_lease.keeper.lease_log import GATHERING_SECONDS, LeaseLog
 from sqs_lease.testing import VirtualClock, run_virtual
 
 QUEUE = "https://queue/orders"
