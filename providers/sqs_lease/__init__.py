@@ -1,10 +1,22 @@
-"""SQS leases for orchestrators: receive, keep invisible while the work runs, delete on success, release on failure."""
+"""SQS leases for orchestrators: receive, keep invisible while the work runs, delete on success, release on failure.
 
-from sqs_lease.blocking import LeasedBatch, lease
+All that is public without an orchestrator: :func:`lease` and :func:`async_lease` with their batches and errors; failure
+rules and renewal policies, and what one's own are made of; the events that listeners are told; and the keeper, for
+programs that hold leases in another way.
+"""
+
+from sqs_lease.asynchronous import AsyncLeaseBlock, AsyncLeasedBatch, async_lease
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, lease
+from sqs_lease.core.durations import Duration
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
 from sqs_lease.core.failure_rules import (
+    DeadLetter,
+    Delete,
+    Expire,
     FailureRule,
     MessageFailed,
+    Release,
+    Settlement,
     backoff,
     by_exception,
     dead_letter,
@@ -12,30 +24,63 @@ from sqs_lease.core.failure_rules import (
     expire,
     release,
 )
-from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from sqs_lease.keeper.batch import LeaseReport
+from sqs_lease.core.messages import Lease, Message, Receipt
+from sqs_lease.core.policies import Buffered, Fixed, Growing, LeaseTimes, Never, RenewalPolicy, Threshold
+from sqs_lease.keeper.batch import Batch, EventListener, KeeperClosedError, LeaseReport, MessageSource, Meter
+from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
+from sqs_lease.keeper.receiver import Receiver, Reception
+from sqs_lease.keeper.session import LeasesLostError, SettlementError
+from sqs_lease.sqs.boto3 import Boto3Transport
+from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.transport import Transport
 
 __all__ = [
+    "AsyncLeaseBlock",
+    "AsyncLeasedBatch",
+    "Batch",
+    "Boto3Transport",
     "Buffered",
+    "DeadLetter",
+    "Delete",
+    "Duration",
     "Ending",
+    "EventListener",
+    "Expire",
     "FailureRule",
     "Fixed",
     "Growing",
+    "Holding",
+    "Keeper",
+    "KeeperClosedError",
     "Lapsed",
+    "Lease",
+    "LeaseBlock",
     "LeaseEvent",
     "LeaseReport",
+    "LeaseTimes",
     "LeasedBatch",
+    "LeasesLostError",
+    "Leaving",
     "Lost",
     "Message",
     "MessageFailed",
+    "MessageSource",
+    "Meter",
     "Never",
     "Outcome",
     "Receipt",
+    "Receiver",
+    "Reception",
     "Refused",
+    "Release",
     "RenewalPolicy",
     "Settled",
+    "Settlement",
+    "SettlementError",
+    "SqsError",
     "Threshold",
+    "Transport",
+    "async_lease",
     "backoff",
     "by_exception",
     "dead_letter",

@@ -1,29 +1,43 @@
-"""Leases for synchronous code: ``with lease(...) as batch``, kept by a background thread while the block runs."""
+"""Leases for synchronous code: ``with lease(...) as batch``, kept by a background thread while the block runs.
+
+For asyncio programs there is :mod:`sqs_lease.asynchronous`. What both share is in :mod:`sqs_lease.keeper.session`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.events import Outcome, Settled
-from sqs_lease.core.failure_rules import FailureRule, MessageFailed, Release, exception_names, failed_by_exception
-from sqs_lease.core.limits import MAX_IN_FLIGHT
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.failure_rules import Delete, FailureRule, Release
+from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import resolve_policy
-from sqs_lease.keeper.batch import Batch, EventListener, LeaseReport
-from sqs_lease.keeper.keeper import Keeper, Leaving
-from sqs_lease.keeper.loop_thread import LoopThread
-from sqs_lease.keeper.receiver import Receiver
+from sqs_lease.keeper.batch import EventListener, LeaseReport
+from sqs_lease.keeper.loop_thread import LoopThread, LoopThreadError
+from sqs_lease.keeper.session import (
+    DEFAULT_LINGER_SECONDS,
+    GIVE_BACK_SECONDS,
+    LeaseSession,
+    LeaseSettings,
+    Messages,
+    OnLost,
+    ReceivedMessages,
+    ended,
+    lease_settings,
+)
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.boto3 import Boto3Transport
 from sqs_lease.sqs.errors import TransientError
 from sqs_lease.sqs.transport import QueueAttributes, Transport
-from sqs_lease.sqs.validation import check_whole_number, queue_reference
+from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -31,23 +45,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-Messages: TypeAlias = Message | str | Iterable[Message | str]
-"""Messages of a batch: one or several, each itself or by its id."""
 
 
-@contextmanager
 def lease(
     queue: str,
     *,
     max_messages: int = 10,
     wait: Duration = 20.0,
-    linger: Duration = 0.0,
+    linger: Duration = DEFAULT_LINGER_SECONDS,
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
     on_failure: FailureRule | None = None,
     on_event: EventListener | None = None,
+    on_lost: OnLost = "warn",
     client: SQSClient | None = None,
-) -> Iterator[LeasedBatch]:
+) -> LeaseBlock:
     """Receive a batch of messages and keep it invisible to others until the block ends.
 
     ::
@@ -60,44 +72,55 @@ def lease(
     ``on_failure`` instead, and the exception goes on; with
     :class:`MessageFailed <sqs_lease.core.failure_rules.MessageFailed>` only the messages that it names. Single messages
     can be settled earlier with :meth:`LeasedBatch.succeed` and :meth:`LeasedBatch.fail`. A block that is interrupted
-    (``KeyboardInterrupt`` and other exceptions that are no ``Exception``) gives all back at once, whatever
-    ``on_failure`` says. If the process dies, so does the thread: messages are visible again when their last extension
-    ends.
+    (``KeyboardInterrupt`` and others that are not an ``Exception``) gives all back at once, whatever ``on_failure``
+    says. So does a generator that is dropped while it is suspended in the block, and a receive that fails or is
+    interrupted before the block is entered. If the process dies, so does the thread: messages are visible again when
+    their last extension ends.
 
     Args:
         queue: The queue's name, ARN or URL.
         max_messages: Most messages to receive; 10 by default.
         wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
-        linger: How long to wait for more once one came; 0, the default, takes what the first answer brought.
+        linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought, which
+            is up to 10 messages.
         policy: When to extend: a renewal policy or its name; ``Growing`` by default.
-        visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
-        on_failure: What becomes of failed messages; visible again at once by default.
-        on_event: Told of leases that are lost, lapse or near their end. Called in the background thread;
-            it must not block.
-        client: An SQS client of boto3, which the lease closes; by default one with boto3's usual credentials
-            and region, and the timeouts of :func:`sqs_lease.sqs.client.client_config`.
+        visibility: The visibility timeout to receive with, 1 s to 12 hours, rounded up to whole seconds; the queue's
+            own by default.
+        on_failure: What becomes of failed messages; visible again at once by default. A rule that raises makes it
+            that, too.
+        on_event: Told of leases that end, are lost, lapse or are near their end, in a thread of its own; without it,
+            what matters of that is logged. It may block, raise, or ask the batch: no lease stops for it. Its first
+            error is logged.
+        on_lost: What the end of a block that succeeded makes of leases that were lost or lapsed: ``"warn"``, the
+            default, logs one warning with the counts; ``"raise"`` raises ``LeasesLostError``. Where the block raises,
+            ``"raise"`` adds a note to its exception.
+        client: An SQS client of boto3, which the lease closes; by default one with boto3's usual credentials, the
+            region of the queue's URL or ARN, or else boto3's usual one, and the timeouts of
+            :func:`sqs_lease.sqs.client.client_config`.
 
-    Yields:
-        The batch, empty if no message came.
+    Returns:
+        A context manager for one ``with`` statement. It gives a :class:`LeasedBatch`, empty if no message came.
 
     Raises:
         ValueError: An argument is out of range.
-        sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
+        TypeError: An argument is of another type.
+
+    The ``with`` statement raises ``sqs_lease.sqs.errors.SqsError`` where the queue cannot be used, and, at the end of a
+    block that succeeded, ``SettlementError`` where the service refused to delete messages. The texts name the queue and
+    say what to do.
     """
-    resolved = resolve_policy(policy, visibility=visibility)
-    queue_reference(queue)
-    check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, f"leasing from {queue}")
-    for name, duration in (("wait", wait), ("linger", linger)):
-        seconds_of(duration, name=name)
-    host = LoopThread(f"sqs-lease {queue}")
-    try:
-        held = _Held(open_transport(client))
-        try:
-            yield from _leased(host, held, queue, resolved, on_failure, on_event, max_messages, wait, linger)
-        finally:
-            host.run(held.close())
-    finally:
-        host.stop()
+    settings = lease_settings(
+        queue,
+        max_messages=max_messages,
+        wait=wait,
+        linger=linger,
+        policy=policy,
+        visibility=visibility,
+        on_failure=on_failure,
+        on_event=on_event,
+        on_lost=on_lost,
+    )
+    return LeaseBlock(settings, client)
 
 
 def queue_attributes(queue: str, *, timeout: Duration = 30.0, client: SQSClient | None = None) -> QueueAttributes:
@@ -109,12 +132,12 @@ def queue_attributes(queue: str, *, timeout: Duration = 30.0, client: SQSClient 
         client: As for :func:`lease`; it is closed.
 
     Raises:
-        ValueError: ``queue`` is none.
+        ValueError: ``queue`` is not a queue name, URL or ARN.
         sqs_lease.sqs.errors.SqsError: The queue cannot be read; the text names it and says what to do.
     """
     queue_reference(queue)
     seconds = seconds_of(timeout, name="timeout")
-    transport = open_transport(client)
+    transport = open_transport(client, queue)
 
     async def read() -> QueueAttributes:
         try:
@@ -138,93 +161,197 @@ def queue_attributes(queue: str, *, timeout: Duration = 30.0, client: SQSClient 
         host.stop()
 
 
-def open_transport(client: SQSClient | None) -> Transport:
-    """Reach SQS over a client, which the transport closes; None takes one with boto3's usual credentials and region."""
-    return Boto3Transport(boto3_client.make_client() if client is None else client)
+def open_transport(client: SQSClient | None, queue: str) -> Transport:
+    """Reach SQS over a client, which the transport closes.
+
+    Args:
+        client: The client; None makes one as :func:`lease` says.
+        queue: The queue's name, ARN or URL.
+
+    Raises:
+        sqs_lease.sqs.errors.SqsError: No client can be made; the text names the queue and says what to do.
+    """
+    return Boto3Transport(boto3_client.make_client(queue=queue) if client is None else client)
 
 
-def _leased(
-    host: LoopThread,
-    held: _Held,
-    queue: str,
-    policy: RenewalPolicy,
-    on_failure: FailureRule | None,
-    on_event: EventListener | None,
-    max_messages: int,
-    wait: Duration,
-    linger: Duration,
-) -> Iterator[LeasedBatch]:
-    try:
-        host.run(held.receive(queue, policy, on_failure, on_event, max_messages, wait, linger))
-        yield LeasedBatch(host, held.batch)
-    except Exception as error:
-        ended_by = error
-        host.run(held.end(lambda batch: _ended_by(ended_by, batch)))
-        raise
-    except BaseException:
-        # Interrupted: the work is not at fault, so the messages are not dead-lettered or delayed for it.
-        host.run(held.end(Batch.release_all))
-        raise
-    else:
-        host.run(held.end(Batch.succeed))
+class LeaseBlock(AbstractContextManager["LeasedBatch"]):
+    """One lease, for one ``with`` statement. Made by :func:`lease`."""
+
+    def __init__(self, settings: LeaseSettings, client: SQSClient | None) -> None:
+        self._settings = settings
+        self._client = client
+        self._open: _OpenLease | None = None
+
+    def __enter__(self) -> LeasedBatch:
+        if self._open is not None:
+            raise RuntimeError(f"This lease of {self._settings.queue} was used already: call lease() for each block")
+        transport = open_transport(self._client, self._settings.queue)
+        self._open = _OpenLease(LeaseSession(transport, self._settings))
+        self._open.receive()
+        return LeasedBatch(self._open)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._open is not None:
+            self._open.leave(error)
+
+    def give_back(self) -> bool:
+        """End the lease now: what was not settled is visible again at once, whatever the failure rule.
+
+        For hosts that know that the block will never end, because the generator that it is in was given up. A block
+        that is left afterwards by an exception does nothing more; one that ends well raises an error.
+
+        Returns:
+            Whether the lease was open until now.
+        """
+        return self._open is not None and self._open.give_back()
 
 
-async def _ended_by(error: Exception, batch: Batch) -> Mapping[Receipt, Settled]:
-    """Settle what a block leaves that raised."""
-    held = {lease.receipt.message_id: lease.receipt for lease in batch.leases()}
-    named = error.message_ids if isinstance(error, MessageFailed) else None
-    # Those that were settled before are none of its business any more.
-    failed = failed_by_exception(named, batch.message_ids()) & held.keys()
-    # The type only: an exception's text may quote a message's body, and the reason is sent and logged.
-    reason, errors = type(error).__name__, exception_names(error)
-    outcomes = await batch.fail(reason, [held[message_id] for message_id in failed], errors=errors)
-    return {**outcomes, **await batch.succeed()}
+class _OpenLease:
+    """A session in a thread of its own, for as long as a block or its batch refers to it.
 
-
-class LeasedBatch:
-    """The messages of one :func:`lease`, in the order they were received.
-
-    They can be settled within its block only; the messages themselves and :meth:`report` stay.
+    Neither the thread nor the session refers to it: when it is garbage and was not ended, they give back and end.
     """
 
-    def __init__(self, host: LoopThread, batch: Batch) -> None:
-        self._host = host
-        self._batch = batch
-        self._messages = tuple(batch.messages())
-        self._receipts = {message.message_id: message.receipt for message in self._messages}
-
-    def __iter__(self) -> Iterator[Message]:
-        return iter(self._messages)
-
-    def __len__(self) -> int:
-        return len(self._messages)
+    def __init__(self, session: LeaseSession) -> None:
+        self.session = session
+        self._host = LoopThread(f"sqs-lease {session.queue}")
+        self._process = os.getpid()
+        self._thread = threading.get_ident()
+        self._has_ended = False
+        self._dropped = weakref.finalize(self, _give_back_dropped, self._host, session)
+        # An interpreter that ends does not wait for it.
+        self._dropped.atexit = False
 
     @property
-    def queue_url(self) -> str:
-        """The queue that the messages were received from."""
-        return self._batch.queue_url
+    def _is_over(self) -> bool:
+        """Whether it has ended, or is ending because it was dropped.
+
+        The garbage collector calls the finalizer first, and closes a suspended generator, which leaves its block, then.
+        """
+        return self._has_ended or not self._dropped.alive
+
+    def receive(self) -> None:
+        try:
+            self._host.run(self.session.receive())
+        except BaseException:
+            # Also when it was interrupted just after it had received.
+            self.give_back()
+            raise
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine of the session within the block."""
+        if self._is_over:
+            coroutine.close()
+            raise ended(self.session.queue)
+        return self._host.run(coroutine)
+
+    def ask(self, question: Callable[[], _T]) -> _T:
+        """Ask the session something, within the block or after it."""
+
+        async def answer() -> _T:
+            return question()
+
+        try:
+            return self._host.run(answer())
+        except LoopThreadError:
+            if not self._host.is_stopped:
+                raise
+            # Nobody else looks at it any more.
+            return question()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Settle what the block leaves, and end."""
+        if self._process != os.getpid() or sys.is_finalizing():
+            # The leases are another process's, or nobody can call any more: they lapse.
+            return
+        if self._is_over:
+            if error is None:
+                raise RuntimeError(f"The lease of {self.session.queue} was given back before its block ended")
+            return
+        if isinstance(error, GeneratorExit) and threading.get_ident() != self._thread:
+            # The garbage collector may close a generator in any thread, also in this lease's own: none must wait here.
+            self._dropped()
+            return
+        interrupted = error is not None and not isinstance(error, Exception)
+        try:
+            settlements = self.session.last_settlements(error)
+            self._host.run(self.session.finish(settlements, within=GIVE_BACK_SECONDS if interrupted else None))
+        except BaseException as failure:
+            if error is None or not isinstance(failure, Exception):
+                self.session.conclude(failure)
+                raise
+            error.add_note(f"The messages of {self.session.queue} were not settled: {failure}")
+            logger.exception("The messages of %s were not settled", self.session.queue)
+        finally:
+            self._end()
+        self.session.conclude(error)
+
+    def give_back(self) -> bool:
+        """Give back what was not settled, and end, if the lease has not ended yet; return whether that was so."""
+        if self._is_over:
+            return False
+        self._end()
+        return True
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._dropped.detach()
+        try:
+            # When the session was not finished, by an interruption.
+            with suppress(LoopThreadError):
+                self._host.run(self.session.give_back())
+        finally:
+            self._host.stop()
+            self.session.end_listening()
+
+
+def _give_back_dropped(host: LoopThread, session: LeaseSession) -> None:
+    """Give back a lease that nobody refers to any more, without waiting for it."""
+    session.end_listening(0)
+    host.end_after(session.give_back_dropped())
+
+
+class LeasedBatch(ReceivedMessages):
+    """The messages of one :func:`lease`, in the order they were received.
+
+    They can be settled within its block only; the messages themselves and :meth:`report` stay. Any thread of the
+    process may call these methods.
+
+    What the service refuses raises ``SettlementError`` at the call, once for each message. If that leaves the block,
+    the messages that are not settled yet are visible again at once: their work is not at fault.
+    """
+
+    def __init__(self, lease: _OpenLease) -> None:
+        super().__init__(lease.session)
+        self._lease = lease
 
     def still_held(self, message: Message | str) -> bool:
-        """Whether a message is still ours: not settled, and not lost to somebody else.
+        """Whether a message is certainly ours: it was not settled, and its lease did not lapse or get lost.
 
-        Worth asking before work that must not be done twice.
+        Worth asking before work that must not be done twice. False says that somebody else *may* have it.
 
         Raises:
             KeyError: It is not of this batch.
         """
-        (receipt,) = self._chosen(message)
-        return self._in_thread(lambda: self._batch.holds(receipt))
+        return self._lease.ask(self._holds_for_certain(message))
 
     def succeed(self, messages: Messages) -> None:
         """These are done: delete them now.
+
+        On a FIFO queue a message is deleted when those before it in its group are settled, and given back where one of
+        them is. This does not wait for that.
 
         Args:
             messages: Messages of this batch, or their ids.
 
         Raises:
             KeyError: One is not of this batch.
+            SettlementError: The service refused to delete some of them.
+            RuntimeError: The block has ended.
         """
-        self._host.run(self._batch.succeed(self._chosen(messages)))
+        self._lease.run(self._session.settle(self._settlements(messages, Delete())))
 
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
         """These failed for good: settle them by the failure rule now.
@@ -237,8 +364,11 @@ class LeasedBatch:
 
         Raises:
             KeyError: One is not of this batch.
+            SettlementError: The service refused it for some of them.
+            RuntimeError: The block has ended.
         """
-        self._host.run(self._batch.fail(reason, self._chosen(messages), errors=errors))
+        settlements = self._session.failing(self._chosen(messages), reason, errors)
+        self._lease.run(self._session.settle(settlements))
 
     def release(self, messages: Messages) -> None:
         """The work of these is not at fault, and not done: make them visible again now, whatever the failure rule.
@@ -250,8 +380,10 @@ class LeasedBatch:
 
         Raises:
             KeyError: One is not of this batch.
+            SettlementError: The service refused it for some of them.
+            RuntimeError: The block has ended.
         """
-        self._host.run(self._batch.settle(dict.fromkeys(self._chosen(messages), Release())))
+        self._lease.run(self._session.settle(self._settlements(messages, Release())))
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
         """These failed for good, each for a reason of its own: settle them by the failure rule now.
@@ -261,90 +393,11 @@ class LeasedBatch:
 
         Raises:
             KeyError: One is not of this batch.
+            SettlementError: The service refused it for some of them.
+            RuntimeError: The block has ended.
         """
-        receipts = self._chosen(reasons)
-
-        async def fail() -> None:
-            # Together: their calls are batched, whatever the reason of each.
-            await asyncio.gather(
-                *(
-                    self._batch.fail(reason, [receipt])
-                    for receipt, reason in zip(receipts, reasons.values(), strict=True)
-                )
-            )
-
-        self._host.run(fail())
+        self._lease.run(self._session.settle(self._session.failing(self._chosen(reasons), reasons)))
 
     def report(self) -> LeaseReport:
         """Counts so far; after the block, what became of all."""
-        return self._in_thread(self._batch.report)
-
-    def _chosen(self, messages: Messages) -> list[Receipt]:
-        several = [messages] if isinstance(messages, Message | str) else messages
-        ids = [message if isinstance(message, str) else message.message_id for message in several]
-        unknown = [message_id for message_id in ids if message_id not in self._receipts]
-        if unknown:
-            raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
-        return [self._receipts[message_id] for message_id in ids]
-
-    def _in_thread(self, ask: Callable[[], _T]) -> _T:
-        async def answer() -> _T:
-            return ask()
-
-        # When the thread has ended, nobody else looks at the batch.
-        return ask() if self._host.is_stopped else self._host.run(answer())
-
-
-class _Held:
-    """What lives in the thread's event loop: the transport, the keeper and its one batch."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._keeper: Keeper | None = None
-        self.batch: Batch
-
-    async def receive(
-        self,
-        queue: str,
-        policy: RenewalPolicy,
-        on_failure: FailureRule | None,
-        on_event: EventListener | None,
-        max_messages: int,
-        wait: Duration,
-        linger: Duration,
-    ) -> None:
-        queue_url = await self._transport.queue_url(queue)
-        if policy.visibility is None:
-            policy = policy.for_queue((await self._transport.queue_attributes(queue_url)).visibility_seconds)
-        receiver = Receiver(self._transport, queue_url, visibility_seconds=int(policy.visibility_seconds))
-        self._keeper = Keeper(self._transport)
-        batch = self.batch = self._keeper.open_batch(queue_url, policy=policy, on_failure=on_failure, on_event=on_event)
-        collected = await receiver.collect(
-            max_messages,
-            wait=wait,
-            linger=linger,
-            on_received=lambda reception: batch.add(
-                reception.messages, received_at=reception.received_at, sent_at=reception.sent_at
-            ),
-        )
-        if collected.error is not None:
-            logger.warning("Took %d messages only: %s", len(collected.messages), collected.error)
-
-    async def end(self, settle: Callable[[Batch], Awaitable[Mapping[Receipt, Settled]]]) -> None:
-        """Settle what is still held, and say what could not be."""
-        if self._keeper is None:
-            return
-        for settled in (await settle(self.batch)).values():
-            if settled.outcome in (Outcome.LOST, Outcome.FAILED):
-                logger.warning(
-                    "%s of %s was not settled (%s): %s",
-                    settled.receipt,
-                    self.batch.queue_url,
-                    settled.outcome.value,
-                    settled.detail,
-                )
-
-    async def close(self) -> None:
-        if self._keeper is not None:
-            await self._keeper.close(Leaving.NOTHING)
-        await self._transport.aclose()
+        return self._lease.ask(self._count)

@@ -64,9 +64,10 @@ LAYERS: Final = {
     "sqs": Layer(layers=frozenset({"core", "clock"}), distributions=BOTO),
     "keeper": Layer(layers=BASE),
     "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
+    "asynchronous": Layer(layers=BASE | {"blocking"}),
     "batch_files": Layer(layers=BASE, distributions=frozenset({"jiter", "pyarrow"})),
     "ingestion": Layer(layers=BASE | {"batch_files"}),
-    PACKAGE: Layer(layers=BASE | {"blocking"}),
+    PACKAGE: Layer(layers=BASE | {"asynchronous", "blocking"}),
     "airflow": Layer(
         layers=BASE | {"batch_files", "ingestion"}, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}
     ),

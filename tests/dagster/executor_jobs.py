@@ -122,6 +122,7 @@ def executor(wait: float = 0.0, policy: RenewalPolicy | None = None) -> dg.Execu
         workspace=os.environ.get("ORDERS_WORKSPACE", "/var/lib/orders"),
         max_messages=10,
         wait=wait,
+        linger=0,
         policy=policy,
         on_failure=by_exception({ZeroDivisionError: dead_letter(), MessageFailed: dead_letter()}),
         max_concurrent=2,

@@ -21,9 +21,10 @@ from dagster._core.execution.api import execute_run_iterator
 from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.dagster.executor import LeaseExecutor, sqs_lease_executor
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, RunBatch
-from sqs_lease.testing import AuditKind
+from sqs_lease.testing import NO_FAULT, AuditKind, Fault, Operation, TransportCall
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
+from sqs_lease.testing.service_errors import ACCESS_DENIED
 from tests.dagster import executor_jobs
 from tests.dagster.executor_runs import (
     Runs,
@@ -122,6 +123,26 @@ def test_messages_that_later_steps_did_not_get_to_come_back_at_once(runs: Runs, 
     result = runs.execute(executor_jobs.orders, {"check": {"names": ["bad"]}})
     assert not result.success
     assert (queue.visible, queue.dead_letters) == (["a"], ["bad"])
+
+
+def test_what_the_service_refuses_for_one_message_fails_the_run_and_the_others_are_settled(
+    runs: Runs, queue: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_release(call: TransportCall) -> Fault:
+        return Fault(error=ACCESS_DENIED) if call.operation is Operation.CHANGE_VISIBILITY else NO_FAULT
+
+    monkeypatch.setattr(
+        "sqs_lease.blocking.open_transport",
+        lambda client, queue: MemoryTransport(leased_queues.sqs, faults=no_release),
+    )
+    queue.send("a", "bad")
+    result = runs.execute(executor_jobs.alone, {"load": {"fails": ["bad"]}})
+    assert not result.success
+    assert (queue.invisible, queue.deleted) == (["bad"], 1)
+    (failed,) = (event for event in result.all_events if event.is_job_failure)
+    error = failed.job_failure_data.error
+    assert error is not None
+    assert "SettlementError" in str(error)
 
 
 def test_a_step_that_is_retried_has_the_same_messages_and_its_last_try_counts(runs: Runs, queue: LeasedQueue) -> None:

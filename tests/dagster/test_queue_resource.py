@@ -55,7 +55,7 @@ def test_an_asset_that_succeeds_deletes_its_messages_and_its_materialization_has
     messages.send("a", "b", "c")
 
     def work(context: Context, queue: SqsQueueResource) -> dg.MaterializeResult[Any]:
-        with queue.lease(context, max_messages=2) as batch:
+        with queue.lease(context, linger=0, max_messages=2) as batch:
             return dg.MaterializeResult(metadata={"rows": len(batch)})
 
     result = dg.materialize([asset_over(work)], resources={"queue": queue})
@@ -72,7 +72,7 @@ def test_a_message_that_failed_comes_back_and_counts_as_failed(queue: SqsQueueRe
     messages.send("good", "bad")
 
     def work(context: Context, queue: SqsQueueResource) -> None:
-        with queue.lease(context) as batch:
+        with queue.lease(context, linger=0) as batch:
             batch.fail([message.message_id for message in batch if message.body == "bad"], "it is bad")
 
     result = dg.materialize([asset_over(work)], resources={"queue": queue})
@@ -99,7 +99,7 @@ def test_an_asset_that_raises_gives_its_messages_back(
     messages.send("good", "bad")
 
     def work(context: Context, queue: SqsQueueResource) -> None:
-        with queue.lease(context) as batch:
+        with queue.lease(context, linger=0) as batch:
             raise error({message.body: message.message_id for message in batch})
 
     result = dg.materialize([asset_over(work)], resources={"queue": queue}, raise_on_error=False)
@@ -114,7 +114,7 @@ def test_an_interrupted_asset_gives_all_back_whatever_the_failure_rule(
     messages.send("a")
 
     def work(context: Context, queue: SqsQueueResource) -> None:
-        with queue.lease(context, on_failure=dead_letter()):
+        with queue.lease(context, linger=0, on_failure=dead_letter()):
             interrupt_main()
 
     with pytest.raises((KeyboardInterrupt, DagsterExecutionInterruptedError)):
@@ -127,7 +127,7 @@ def test_a_step_that_is_retried_gives_back_and_receives_again(queue: SqsQueueRes
     counts: list[int] = []
 
     def work(context: Context, queue: SqsQueueResource) -> None:
-        with queue.lease(context) as batch:
+        with queue.lease(context, linger=0) as batch:
             counts.extend(message.receive_count for message in batch)
             if len(counts) == 1:
                 raise ZeroDivisionError
@@ -143,7 +143,7 @@ def test_the_output_of_an_op_has_the_numbers_too(queue: SqsQueueResource, messag
 
     @dg.op
     def load(context: dg.OpExecutionContext, queue: SqsQueueResource) -> int:
-        with queue.lease(context) as batch:
+        with queue.lease(context, linger=0) as batch:
             return len(batch)
 
     @dg.job(resource_defs={"queue": queue})
@@ -160,7 +160,7 @@ def test_every_asset_that_a_step_makes_has_the_numbers_and_no_other(
 ) -> None:
     @dg.multi_asset(specs=[dg.AssetSpec(name, skippable=True) for name in ("first", "second")], can_subset=True)
     def both(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
-        with queue.lease(context, wait=0) as batch:
+        with queue.lease(context, linger=0, wait=0) as batch:
             assert batch
         for key in context.selected_asset_keys:
             yield dg.MaterializeResult(asset_key=key)
@@ -181,7 +181,7 @@ def test_each_partition_that_a_step_makes_has_the_numbers(queue: SqsQueueResourc
 
     @dg.asset(partitions_def=dg.StaticPartitionsDefinition(["north", "south"]))
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
-        with queue.lease(context):
+        with queue.lease(context, linger=0):
             pass
 
     result = dg.materialize([orders], resources={"queue": queue}, partition_key="south")
@@ -194,7 +194,7 @@ def test_an_asset_that_checks_itself_has_the_numbers(queue: SqsQueueResource, me
 
     @dg.asset(check_specs=[dg.AssetCheckSpec("sound", asset="orders")])
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[dg.MaterializeResult[Any]]:
-        with queue.lease(context) as batch:
+        with queue.lease(context, linger=0) as batch:
             sound = len(batch) == 1
         yield dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=sound)])
 
@@ -208,7 +208,7 @@ def test_several_leases_of_one_step_are_counted_together(queue: SqsQueueResource
 
     def work(context: Context, queue: SqsQueueResource) -> None:
         while True:
-            with queue.lease(context, max_messages=1, wait=0) as batch:
+            with queue.lease(context, linger=0, max_messages=1, wait=0) as batch:
                 if not batch:
                     return
 
@@ -226,7 +226,7 @@ def test_leases_of_several_queues_are_counted_together(
 
     @dg.asset
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource, other: SqsQueueResource) -> None:
-        with queue.lease(context), other.lease(context):
+        with queue.lease(context, linger=0), other.lease(context, linger=0):
             pass
 
     told = numbers(dg.materialize([orders], resources={"queue": queue, "other": SqsQueueResource(queue="others")}))
@@ -241,7 +241,7 @@ def test_an_asset_that_yields_within_its_block_is_observed_afterwards(
 
     @dg.asset
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
-        with queue.lease(context) as batch:
+        with queue.lease(context, linger=0) as batch:
             yield dg.MaterializeResult(metadata={"rows": len(batch)})
 
     result = dg.materialize([orders], resources={"queue": queue})
@@ -257,7 +257,7 @@ def test_all_outputs_of_an_op_have_the_numbers_but_those_that_were_yielded_withi
 
     @dg.op(out={name: dg.Out() for name in ("early", "late", "later")})
     def load(context: dg.OpExecutionContext, queue: SqsQueueResource) -> Any:
-        with queue.lease(context) as batch:
+        with queue.lease(context, linger=0) as batch:
             yield dg.Output(len(batch), "early")
         yield dg.Output(len(batch), "late")
         yield dg.Output(len(batch), "later")
@@ -290,7 +290,7 @@ def test_a_value_that_is_yielded_within_the_block_is_stored_before_the_messages_
 
     @dg.asset
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
-        with queue.lease(context) as batch:
+        with queue.lease(context, linger=0) as batch:
             yield dg.MaterializeResult(value=[message.body for message in batch])
 
     resources = {"queue": queue, "io_manager": FullDisk()}
@@ -298,9 +298,47 @@ def test_a_value_that_is_yielded_within_the_block_is_stored_before_the_messages_
     assert messages.visible == ["a"]
 
 
+class DiskThatIsFullOnce(dg.IOManager):
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        self.counts.append(obj)
+        if len(self.counts) == 1:
+            raise OSError("no space is left")
+
+    def load_input(self, context: dg.InputContext) -> None: ...
+
+
+def test_a_step_that_is_retried_because_its_value_was_not_stored_receives_again(
+    queue: SqsQueueResource, messages: LeasedQueue
+) -> None:
+    messages.send("a")
+    disk = DiskThatIsFullOnce()
+
+    @dg.asset(retry_policy=dg.RetryPolicy(1))
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
+        with queue.lease(context, linger=0, wait=0) as batch:
+            yield dg.MaterializeResult(value=sum(message.receive_count for message in batch))
+
+    assert dg.materialize([orders], resources={"queue": queue, "io_manager": disk}).success
+    assert disk.counts == [1, 2]
+    assert left(messages) == 0
+
+
+def test_up_to_as_many_messages_are_received_as_were_asked_for(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+    messages.send(*map(str, range(25)))
+
+    def work(context: Context, queue: SqsQueueResource) -> None:
+        with queue.lease(context, max_messages=25) as batch:
+            assert len(batch) == 25
+
+    assert dg.materialize([asset_over(work)], resources={"queue": queue}).success
+
+
 def test_a_queue_without_messages_gives_an_empty_batch(queue: SqsQueueResource) -> None:
     def work(context: Context, queue: SqsQueueResource) -> None:
-        with queue.lease(context, wait=0) as batch:
+        with queue.lease(context, linger=0, wait=0) as batch:
             assert len(batch) == 0
 
     told = numbers(dg.materialize([asset_over(work)], resources={"queue": queue}))
@@ -315,7 +353,7 @@ def test_a_function_that_is_called_directly_can_lease(queue: SqsQueueResource, m
 
     @dg.op
     def load(context: dg.OpExecutionContext) -> None:
-        with resolved.lease(context) as batch:
+        with resolved.lease(context, linger=0) as batch:
             bodies.extend(message.body for message in batch)
 
     load(dg.build_op_context())

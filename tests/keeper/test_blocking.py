@@ -227,6 +227,6 @@ class SilentTransport(MemoryTransport):
 def test_reading_a_queue_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     sqs = MemorySqs(SystemClock())
     sqs.create_queue("orders")
-    monkeypatch.setattr("sqs_lease.blocking.open_transport", lambda client: SilentTransport(sqs))
+    monkeypatch.setattr("sqs_lease.blocking.open_transport", lambda client, queue: SilentTransport(sqs))
     with pytest.raises(TransientError, match=r"queue orders took longer than 0.01 s"):
         queue_attributes("orders", timeout=0.01)

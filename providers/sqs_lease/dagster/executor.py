@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -46,6 +47,7 @@ from sqs_lease.dagster.run_batch.run_folders import (
     workspace_path,
 )
 from sqs_lease.dagster.step_ends import StepEnds
+from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS, SettlementError
 from sqs_lease.sqs.validation import check_whole_number
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def sqs_lease_executor(
     workspace: str,
     max_messages: int = 10,
     wait: Duration = 20.0,
-    linger: Duration = 0.0,
+    linger: Duration = DEFAULT_LINGER_SECONDS,
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
     on_failure: FailureRule | None = None,
@@ -104,7 +106,7 @@ def sqs_lease_executor(
             is removed by a later run, a day after.
         max_messages: Most messages to receive; 10 by default.
         wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
-        linger: How long to wait for more once one came; 0, the default, takes what the first answer brought.
+        linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought.
         policy: When to extend: a renewal policy or its name; ``Growing`` by default.
         visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
         on_failure: What becomes of failed messages; visible again at once by default.
@@ -267,12 +269,24 @@ def _settle(batch: LeasedBatch, ends: StepEnds, folder: BatchFolder, plan_contex
         )
     done = {message.message_id for message in batch}.difference(decided.released, *decided.failed.values())
     # In this order: what is behind a failed message of its group is given back with it.
-    batch.fail_each({each: why.reason for why, failed in decided.failed.items() if not why.errors for each in failed})
+    reasons = {each: why.reason for why, failed in decided.failed.items() if not why.errors for each in failed}
+    settling: list[Callable[[], None]] = [partial(batch.fail_each, reasons)]
     for why, failed in decided.failed.items():
         if why.errors:
-            batch.fail(failed, why.reason, errors=why.errors)
-    batch.release(decided.released)
-    batch.succeed(done)
+            settling.append(partial(batch.fail, failed, why.reason, errors=why.errors))
+    settling += [partial(batch.release, decided.released), partial(batch.succeed, done)]
+    refused: list[SettlementError] = []
+    for settle in settling:
+        try:
+            settle()
+        except SettlementError as error:
+            # What the service refuses of some messages changes nothing for the others.
+            refused.append(error)
+    if refused:
+        first, *others = refused
+        for other in others:
+            first.add_note(str(other))
+        raise first
 
 
 def _end_steps(others: Collection[BaseProcess]) -> None:

@@ -230,9 +230,7 @@ class LeaseHost:
     async def _receive(self) -> int:
         """Receive a batch and write it down."""
         queue_url, policy = await self._resolved_queue()
-        receiver = Receiver(
-            self._transport, queue_url, visibility_seconds=int(policy.visibility_seconds), clock=self._clock
-        )
+        receiver = Receiver(self._transport, queue_url, visibility_seconds=policy.visibility_seconds, clock=self._clock)
         batch_id = uuid4().hex
         batch = self._new_batch(batch_id, queue_url, policy)
         held = batch.held

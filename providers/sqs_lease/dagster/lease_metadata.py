@@ -34,8 +34,8 @@ def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> 
 
     Returns:
         By key: ``sqs/received``; by outcome ``sqs/deleted``, ``sqs/released``, ``sqs/dead_lettered``,
-        ``sqs/expired``, ``sqs/lost`` (another consumer may have received it), ``sqs/uncertain`` (deleted after its lease
-        had ended: another consumer may have received it all the same), ``sqs/unsettled`` (the service did not
+        ``sqs/expired``, ``sqs/lost`` (another consumer may have received it), ``sqs/uncertain`` (deleted after its
+        lease had ended: another consumer may have received it all the same), ``sqs/unsettled`` (the service did not
         confirm it: it comes back); ``sqs/failed`` (released, dead-lettered and expired); ``sqs/extensions``
         (confirmed, counted per message), ``sqs/extension_calls``, ``sqs/late`` (deadlines that passed before an
         extension was confirmed); ``sqs/oldest_age_seconds`` (of the oldest message, since it was sent);

@@ -33,6 +33,7 @@ from sqs_lease.dagster.lease_host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.queue_resource import SqsQueueResource
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.run_folders import check_workspace, workspace_path
+from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import check_whole_number
@@ -60,7 +61,7 @@ def build_sqs_lease_sensor(
     workspace: str,
     max_messages: int = 10,
     wait: Duration = 5.0,
-    linger: Duration = 0.0,
+    linger: Duration = DEFAULT_LINGER_SECONDS,
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
     on_failure: FailureRule | None = None,
@@ -92,7 +93,7 @@ def build_sqs_lease_sensor(
             receipt handles in them: keep it as private as the queue. The extra ``manifest`` is needed.
         max_messages: Most messages of a batch; 10 by default.
         wait: How long an evaluation waits for a first message; 5 s by default.
-        linger: How long it waits for more once one came; 0, the default, takes what the first answer brought. With
+        linger: How long it waits for more once one came; 1 s by default. 0 takes what the first answer brought. With
             ``wait`` at most 30 s.
         policy: When to extend: a renewal policy or its name; ``Growing`` by default.
         visibility: The visibility timeout to receive with. By default 180 s with ``Growing``, or the queue's own where
@@ -265,7 +266,7 @@ def _host(uri: str, make: Callable[[], LeaseHost]) -> LeaseHost:
 
 
 def _open_transport(queue: SqsQueueResource) -> Transport:
-    return blocking.open_transport(queue.client())
+    return blocking.open_transport(queue.client(), queue.queue)
 
 
 def _deployment(context: dg.SensorEvaluationContext, instance: dg.DagsterInstance) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +17,8 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.dagster.lease_metadata import combined_metadata, lease_metadata, lease_summary
 from sqs_lease.dagster.resumed_runs import refuse_where_steps_are_left_out
 from sqs_lease.dagster.step import Context, add_metadata, step_key
+from sqs_lease.dagster.suspended_leases import give_back_if_step_fails
+from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.errors import SqsError
@@ -70,10 +73,11 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Make a boto3 client of SQS, with timeouts made for leases; whoever asks for it closes it.
 
         Raises:
-            botocore.exceptions.BotoCoreError: There is no such profile, or no region.
+            sqs_lease.sqs.errors.SqsError: It cannot be made; the text names the queue and says what to do.
         """
         return boto3_client.make_client(
-            AwsAccess(self.region_name, self.endpoint_url, self.profile_name, self.role_arn, self.role_session_name)
+            AwsAccess(self.region_name, self.endpoint_url, self.profile_name, self.role_arn, self.role_session_name),
+            queue=self.queue,
         )
 
     def attributes(self, *, timeout: Duration = 30.0) -> QueueAttributes:
@@ -83,7 +87,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             timeout: How long that may take in all; 30 s by default.
 
         Raises:
-            ValueError: ``queue`` is no queue.
+            ValueError: ``queue`` is not a queue name, URL or ARN.
             sqs_lease.sqs.errors.SqsError: The queue cannot be read; the text names it and says what to do.
         """
         return queue_attributes(self.queue, timeout=timeout, client=self.client())
@@ -95,7 +99,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         *,
         max_messages: int = 10,
         wait: Duration = 20.0,
-        linger: Duration = 0.0,
+        linger: Duration = DEFAULT_LINGER_SECONDS,
         policy: RenewalPolicy | str | None = None,
         visibility: Duration | None = None,
         on_failure: FailureRule | None = None,
@@ -109,6 +113,9 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         When the run is terminated, all are visible again at once. If the process is killed, they are visible again
         when their last extension ends.
 
+        A step that fails while its generator is suspended in the block (because what it yielded could not be stored)
+        gives back at once, before Dagster drops the generator.
+
         A value that the function *returns* is stored by its IO manager after the block, when the messages are deleted:
         if that fails, they are gone. Store within the block, or yield the value there: ``yield dg.Output(...)`` or
         ``yield dg.MaterializeResult(value=...)``, which comes back when it is stored.
@@ -120,7 +127,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             context: The context of the op or asset.
             max_messages: Most messages to receive; 10 by default.
             wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
-            linger: How long to wait for more once one came; 0, the default, takes what the first answer brought.
+            linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought.
             policy: When to extend: a renewal policy or its name; ``Growing`` by default.
             visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
             on_failure: What becomes of failed messages; visible again at once by default.
@@ -134,6 +141,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             ResumedRunError: The run leaves out steps that would never see the messages.
             ValueError: An argument is out of range.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
+            SettlementError: The block succeeded, and the service refused to delete some of its messages.
         """
         if on_resume not in ("refuse", "receive"):
             raise ValueError(f"on_resume must be 'refuse' or 'receive', not {on_resume!r}")
@@ -141,7 +149,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             refuse_where_steps_are_left_out(context.instance, context.run, key, self.queue)
         batch: LeasedBatch | None = None
         try:
-            with lease(
+            block = lease(
                 self.queue,
                 max_messages=max_messages,
                 wait=wait,
@@ -150,11 +158,14 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 visibility=visibility,
                 on_failure=on_failure,
                 client=self.client(),
-            ) as batch:
+            )
+            give_back_if_step_fails(context, block)
+            with block as batch:
                 context.log.info("Received %d messages of %s", len(batch), batch.queue_url)
                 yield batch
         finally:
-            if batch is not None:
+            # The generator may be closed long after the step has failed, when nobody takes log lines of its run.
+            if batch is not None and not isinstance(sys.exception(), GeneratorExit):
                 context.log.info(lease_summary(batch))
         self._add_metadata(context, batch)
 

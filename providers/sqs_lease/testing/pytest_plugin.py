@@ -14,13 +14,13 @@ from sqs_lease.testing.memory_transport import MemoryTransport
 def leased_queues(monkeypatch: pytest.MonkeyPatch) -> LeasedQueues:
     """Queues in memory, from which every lease in this process takes, whatever its connection or client says.
 
-    That is ``sqs_lease.lease``, Dagster's ``SqsQueueResource`` (also in sensors and checks), and the leases of a DAG
-    under ``dag.test()``. No server is started and no AWS account is asked. Work that reaches AWS by itself, or in
-    processes of its own, is not redirected.
+    That is ``sqs_lease.lease`` and ``async_lease``, Dagster's ``SqsQueueResource`` (also in sensors and checks), and
+    the leases of a DAG under ``dag.test()``. No server is started and no AWS account is asked. Work that reaches AWS by
+    itself, or in processes of its own, is not redirected.
     """
     queues = LeasedQueues()
-    monkeypatch.setattr("sqs_lease.sqs.client.make_client", lambda access=None: None)
-    monkeypatch.setattr("sqs_lease.blocking.open_transport", lambda client: MemoryTransport(queues.sqs))
+    monkeypatch.setattr("sqs_lease.sqs.client.make_client", lambda access=None, *, queue=None: None)
+    monkeypatch.setattr("sqs_lease.blocking.open_transport", lambda client, queue: MemoryTransport(queues.sqs))
     # By name: only Airflow's part of the package makes transports for DAGs.
     if find_spec("airflow") is not None:
         monkeypatch.setattr(

@@ -1,0 +1,63 @@
+"""Tells a user's listener what happens to leases, in a thread of its own: it may block, raise, or ask the batch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from queue import SimpleQueue
+
+from sqs_lease.core.events import LeaseEvent
+from sqs_lease.keeper.batch import EventListener
+
+logger = logging.getLogger(__name__)
+
+
+class ListenerThread:
+    """Calls a listener for one event after the other. Its thread starts with the first event.
+
+    Args:
+        listener: The listener. Its first failure is logged, and it is told of further events all the same.
+        queue: The queue, for the log.
+    """
+
+    def __init__(self, listener: EventListener, queue: str) -> None:
+        self._listener = listener
+        self._queue = queue
+        self._events: SimpleQueue[LeaseEvent | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failed = False
+
+    def tell(self, event: LeaseEvent) -> None:
+        """Pass on an event, without waiting for the listener. Called in the keeper's event loop."""
+        if self._thread is None:
+            # A daemon: a listener that blocks must not keep the interpreter from ending.
+            self._thread = threading.Thread(target=self._run, name=f"sqs-lease events {self._queue}", daemon=True)
+            self._thread.start()
+        self._events.put(event)
+
+    def end(self, seconds: float) -> None:
+        """Pass on no more events. Those before are waited for, for so many seconds at most."""
+        self._events.put(None)
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            logger.warning(
+                "The listener of a lease of %s is still busy %g s after the block has ended; it is not waited for",
+                self._queue,
+                seconds,
+            )
+
+    def _run(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                self._listener(event)
+            except BaseException:
+                # SystemExit, too: it would end this thread, and nobody would be told any more.
+                if not self._failed:
+                    self._failed = True
+                    logger.exception(
+                        "The listener of a lease of %s failed on %s; its further failures are not logged",
+                        self._queue,
+                        type(event).__name__,
+                    )
