@@ -214,7 +214,7 @@ def _give_back_dropped(loop: asyncio.AbstractEventLoop, session: LeaseSession) -
         work.append(loop.create_task(session.give_back_dropped()))
         work[0].add_done_callback(lambda _: work.clear())
 
-    session.end_listening(0)
+    session.end_listening(waits=False)
     # A loop that is closed makes no more calls: the leases lapse.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(begin, context=Context())

@@ -309,7 +309,7 @@ class _OpenLease:
 
 def _give_back_dropped(host: LoopThread, session: LeaseSession) -> None:
     """Give back a lease that nobody refers to any more, without waiting for it."""
-    session.end_listening(0)
+    session.end_listening(waits=False)
     host.end_after(session.give_back_dropped())
 
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -354,6 +354,26 @@ class TestTheBlock:
             gc.collect()
             await asyncio.sleep(1)
             assert program.orders.queue.visible == ["a"]
+
+        program.run(main)
+
+    def test_a_generator_that_is_dropped_within_it_gives_back(self, program: Program) -> None:
+        program.orders.queue.send("a", "b")
+
+        async def bodies() -> AsyncIterator[str]:
+            async with program.lease(on_failure=dead_letter()) as batch:
+                for message in batch:
+                    yield message.body
+
+        async def main() -> None:
+            async def consume() -> None:
+                async for _ in bodies():
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                await consume()
+            await asyncio.sleep(1)
+            assert program.orders.queue.visible == ["a", "b"]
 
         program.run(main)
 

@@ -36,9 +36,9 @@ class ListenerThread:
         self._events.put(event)
 
     def end(self, seconds: float) -> None:
-        """Pass on no more events. Those before are waited for, for so many seconds at most."""
+        """Pass on no new events. Those before are waited for, for so many seconds at most; 0 does not wait."""
         self._events.put(None)
-        if self._thread is None or self._thread is threading.current_thread():
+        if self._thread is None or self._thread is threading.current_thread() or not seconds:
             return
         self._thread.join(seconds)
         if self._thread.is_alive():

@@ -410,10 +410,14 @@ class LeaseSession:
         """Whether the user listens to events."""
         return self._listener is not None
 
-    def end_listening(self, seconds: float = LISTENER_SECONDS) -> None:
-        """Tell the user's listener nothing more. It may block for so long, while the listener is told of the rest."""
+    def end_listening(self, *, waits: bool = True) -> None:
+        """Tell the user's listener nothing new.
+
+        Args:
+            waits: Whether to wait until it was told of the rest, for :data:`LISTENER_SECONDS` at most.
+        """
         if self._listener is not None:
-            self._listener.end(seconds)
+            self._listener.end(LISTENER_SECONDS if waits else 0.0)
 
     def _refusal(self, outcomes: Mapping[Receipt, Settled]) -> SettlementError | None:
         """The error for those that were refused and that no error told of yet."""
