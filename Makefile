@@ -2,6 +2,7 @@
 
 PYTHON_ENVIRONMENT := .venv/bin
 SEEDS ?= 10000
+AGAINST ?= HEAD~1
 
 # The image has the versions that the tests run with.
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
@@ -48,8 +49,9 @@ format: setup ## format the code and repair what ruff can repair
 simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
 	@$(PYTHON_ENVIRONMENT)/python -m tests.simulation --seeds $(SEEDS)
 
-benchmark: setup ## measure the ledger of leases, a triggerer with 500 keepers, how soon messages come back, and Spark ingestion; half an hour
+benchmark: setup ## measure what leases cost, beside the parent commit or AGAINST=commit, a triggerer, and Spark; half an hour
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.ledger
+	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.cost --against $(AGAINST)
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.triggerer
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.release
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.ingestion

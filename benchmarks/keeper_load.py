@@ -1,6 +1,6 @@
 """Puts load on one keeper of the `sqs_lease` that Python imports, and prints what it costs as one JSON object.
 
-    python -m benchmarks.keeper_load {calls,cpu,rounds,memory} [--leases 100000] [--collector frozen]
+    python -m benchmarks.keeper_load {calls,cpu,pauses,memory} [--leases 100000] [--collector frozen]
 
 `benchmarks.cost` runs it on two versions of the package and shows them side by side. It measures the keeper itself on
 asyncio's own event loop; what the keeper talks to is a transport in memory that answers after 5 ms.
@@ -14,10 +14,11 @@ What is measured:
 * ``calls``: API calls to receive, hold for an hour and delete 1 000 messages, by policy.
 * ``cpu``: CPU milliseconds of the process per 1 000 leases and minute, transport included. `Fixed` extends each lease
   three times a minute; the leases' times are spread evenly, as on a queue that is received from all the time.
-* ``rounds``: the longest round of the event loop, in CPU milliseconds, for each of some moments. In a round the loop
-  runs all that is ready; only then does it look at sockets and timers again. So this is the time that anything else in
-  the process waits. CPU time leaves out what other processes do meanwhile. ``collector`` adds the longest pause of
-  Python's garbage collector.
+* ``pauses``: the longest pauses of the event loop in some moments, in CPU milliseconds, which leave out what other
+  processes do meanwhile. A *step* is the time between two yields: one callback, or one task until it awaits. In a
+  *round* the loop runs all that is ready; only then does it look at sockets and timers again. So a round is what
+  everything else in the process waits for, and a host that makes a thousand tasks ready at once makes it long. The
+  *collector*'s pauses, which are part of the steps, are those of Python's garbage collector.
 * ``memory``: bytes that one lease takes once it was extended, with id and receipt handle but without its content.
 
 Leases are put in as hosts do: ten at a time as a receive brings them, with a turn for the event loop in between, into
@@ -35,9 +36,11 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context
 from random import Random
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
+from benchmarks.ledger import calls_in_an_hour
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES
 from sqs_lease.core.messages import Lease, Message, Receipt
@@ -45,12 +48,13 @@ from sqs_lease.core.policies import Buffered, Fixed, Growing, RenewalPolicy, Thr
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.sqs.transport import Transport
 
-from benchmarks.ledger import calls_in_an_hour
-
 QUEUE_URL: Final = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"
 ANSWER_SECONDS: Final = 0.005
 PERIOD_SECONDS: Final = 20
 POLICY: Final = Fixed(visibility=30, every=PERIOD_SECONDS)
+UNHURRIED: Final = Fixed(visibility=600, every=400)
+"""For measures that slow Python down: no lease lapses."""
+
 LEASES_OF_A_BATCH: Final = 100
 HANDLE_CHARACTERS: Final = 180
 """As long as SQS's receipt handles are at least."""
@@ -63,6 +67,9 @@ LOADED_OBJECTS: Final = 250_000
 
 COLLECTORS: Final = ("frozen", "plain")
 """The garbage collector passes over what was loaded before the keeper, as in a triggerer; or it looks at that too."""
+
+
+Figures: TypeAlias = Mapping[str, float]
 
 
 class IdleSkippingClock:
@@ -81,7 +88,7 @@ class IdleSkippingClock:
         self._skipped += seconds
 
 
-class _Selector(selectors.SelectSelector):
+class IdleSkippingSelector(selectors.SelectSelector):
     """Is asked once a round of the event loop: skips the time that the loop would wait, and times the rounds."""
 
     def __init__(self, clock: IdleSkippingClock) -> None:
@@ -99,16 +106,59 @@ class _Selector(selectors.SelectSelector):
         return ready
 
 
-class MeasuredLoop(asyncio.SelectorEventLoop):
+class IdleSkippingLoop(asyncio.SelectorEventLoop):
     """asyncio's event loop on a clock that skips idle time."""
 
     def __init__(self) -> None:
         self.clock = IdleSkippingClock()
-        self.rounds = _Selector(self.clock)
-        super().__init__(self.rounds)
+        self.selector = IdleSkippingSelector(self.clock)
+        super().__init__(self.selector)
 
     def time(self) -> float:
         return self.clock.now()
+
+
+class TimedLoop(IdleSkippingLoop):
+    """Times each step as well, which costs it some CPU."""
+
+    longest_step = 0.0
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return super().call_soon(self._time, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return super().call_at(when, self._time, callback, *args, context=context)
+
+    def _time(self, callback: Callable[..., object], *args: Any) -> None:
+        began = time.thread_time()
+        callback(*args)
+        self.longest_step = max(self.longest_step, time.thread_time() - began)
+
+
+class CollectorPauses:
+    """The longest pause of Python's garbage collector, in CPU seconds."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._began = 0.0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        gc.callbacks.append(self._note)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, _info: Mapping[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self.longest = max(self.longest, time.thread_time() - self._began)
 
 
 class AnsweringTransport:
@@ -132,19 +182,21 @@ class Load:
     """One keeper with some batches.
 
     Args:
-        loop: The event loop that all runs in.
+        clock: Its event loop's.
+        policy: When it extends.
     """
 
-    def __init__(self, loop: MeasuredLoop) -> None:
-        self.clock = loop.clock
+    def __init__(self, clock: IdleSkippingClock, policy: RenewalPolicy = POLICY) -> None:
+        self.clock = clock
+        self.policy = policy
         self.transport = AnsweringTransport()
-        self.keeper = Keeper(cast("Transport", self.transport), clock=loop.clock, random=Random(1))
+        self.keeper = Keeper(cast("Transport", self.transport), clock=clock, random=Random(1))
         self.batches: list[Any] = []
 
     def open_batch(self) -> Any:
         """Open a batch; the method had another name in versions that this one is compared with."""
         keeper: Any = self.keeper
-        batch = (keeper.open_batch if hasattr(keeper, "open_batch") else keeper.hold)(QUEUE_URL, policy=POLICY)
+        batch = (keeper.open_batch if hasattr(keeper, "open_batch") else keeper.hold)(QUEUE_URL, policy=self.policy)
         self.batches.append(batch)
         return batch
 
@@ -174,9 +226,17 @@ class Load:
             await asyncio.sleep(0)
 
     async def extended(self, extensions: int) -> None:
-        """Wait until so many extensions were confirmed."""
-        while self.extensions() < extensions:
+        """Wait until so many extensions were confirmed.
+
+        Raises:
+            TimeoutError: They were not within the policy's visibility timeout.
+        """
+        deadline = self.clock.now() + self.policy.visibility_seconds
+        while self.clock.now() < deadline:
+            if self.extensions() >= extensions:
+                return
             await asyncio.sleep(0.1)
+        raise TimeoutError(f"only {self.extensions()} of {extensions} leases were extended in time")
 
     def extensions(self) -> int:
         return sum(batch.extensions for batch in self.batches)
@@ -184,9 +244,6 @@ class Load:
     async def settle(self) -> None:
         """All batches' work succeeds at the same moment."""
         await asyncio.gather(*(batch.succeed() for batch in self.batches))
-
-    def late(self) -> int:
-        return sum(batch.report().late for batch in self.batches)
 
 
 def receipt(number: int) -> Receipt:
@@ -197,137 +254,134 @@ def messages(numbers: Iterable[int]) -> list[Message]:
     return [Message(receipt(number), "{}", {"ApproximateReceiveCount": "1"}) for number in numbers]
 
 
-def run(work: Callable[[MeasuredLoop], Coroutine[Any, Any, Mapping[str, float]]]) -> Mapping[str, float]:
-    """Run on an event loop of its own."""
-    with asyncio.Runner(loop_factory=MeasuredLoop) as runner:
-        return runner.run(work(cast("MeasuredLoop", runner.get_loop())))
-
-
 # What is measured
 
 
-def calls_by_policy(messages: int) -> Mapping[str, float]:
+def calls(leases: int) -> Figures:
+    """API calls to receive, hold for an hour and delete messages, by policy."""
     policies: list[RenewalPolicy] = [
         Growing(visibility=30),
         Threshold(visibility=30),
         Buffered(visibility=30),
         Fixed(visibility=30, every=15),
     ]
-    return {type(policy).__name__: calls_in_an_hour(policy, messages) for policy in policies}
+    return {type(policy).__name__: calls_in_an_hour(policy, leases) for policy in policies}
 
 
-async def cpu(loop: MeasuredLoop, leases: int) -> Mapping[str, float]:
-    """CPU milliseconds per 1 000 leases and minute; the calls of a minute; how many leases lapsed."""
-    load = Load(loop)
-    async with load.keeper:
+def cpu(leases: int) -> Figures:
+    """CPU milliseconds per 1 000 leases and minute; calls and extensions a minute; how many leases lapsed."""
+    loop = IdleSkippingLoop()
+
+    async def work() -> Figures:
+        load = Load(loop.clock)
         await load.receive(leases, spread_seconds=PERIOD_SECONDS)
-        await asyncio.sleep(2 * PERIOD_SECONDS)
-        calls, extensions = load.transport.calls, load.extensions()
+        await asyncio.sleep(PERIOD_SECONDS)
+        made, extensions = load.transport.calls, load.extensions()
         began, used = loop.time(), time.process_time()
         await asyncio.sleep(PERIOD_SECONDS * max(1, CPU_LEASES // leases))
         used = time.process_time() - used
         minutes = (loop.time() - began) / 60
-        per_minute = {
+        figures = {
             "milliseconds": used * 1e3 / (leases / 1_000) / minutes,
-            "calls": (load.transport.calls - calls) / minutes,
+            "calls": (load.transport.calls - made) / minutes,
             "extensions": (load.extensions() - extensions) / minutes,
+            "lapsed": float(sum(batch.report().late for batch in load.batches)),
         }
-        late = load.late()
         await load.keeper.close(Leaving.NOTHING)
-    return {**per_minute, "lapsed": late}
+        return figures
+
+    return _run(loop, work)
 
 
-async def rounds(loop: MeasuredLoop, leases: int) -> Mapping[str, float]:
-    """The longest round of the event loop at each moment, in CPU milliseconds."""
-    longest: dict[str, float] = {}
-    pauses = _CollectorPauses()
+def pauses(leases: int) -> Figures:
+    """The longest step, round and pause of the garbage collector in each of some moments, in CPU milliseconds."""
+    loop = TimedLoop()
+    collector = CollectorPauses()
+    figures: dict[str, float] = {}
 
     @asynccontextmanager
-    async def measured(name: str) -> AsyncIterator[None]:
+    async def moment(name: str) -> AsyncIterator[None]:
         await asyncio.sleep(0)
-        loop.rounds.longest_round = 0.0
+        loop.longest_step = loop.selector.longest_round = collector.longest = 0.0
         yield
         await asyncio.sleep(0)
-        longest[name] = loop.rounds.longest_round * 1e3
+        figures[f"step: {name}"] = loop.longest_step * 1e3
+        figures[f"round: {name}"] = loop.selector.longest_round * 1e3
+        figures[f"collector: {name}"] = collector.longest * 1e3
 
-    with pauses.watched():
-        load = Load(loop)
-        async with measured("receive, ten at a time"):
+    async def work() -> Figures:
+        load = Load(loop.clock)
+        async with moment("receive, ten at a time"):
             await load.receive(leases)
-        async with measured("all renewals fall due at once"):
+        async with moment("all renewals fall due at once"):
             await load.extended(leases)
-        async with measured("settle, all batches at once"):
+        async with moment("settle, all batches at once"):
             await load.settle()
         await load.keeper.close()
 
-        load = Load(loop)
-        async with measured("adopt, a batch at a time"):
+        load = Load(loop.clock)
+        async with moment("adopt, a batch at a time"):
             await load.adopt(leases)
             await load.extended(leases)
-        async with measured("close, with a last extension"):
+        async with moment("close, with a last extension"):
             await load.keeper.close()
 
-        load = Load(loop)
+        load = Load(loop.clock)
         await load.receive(leases, batch_of=leases)
-        async with measured("settle, one batch of all"):
+        async with moment("settle, one batch of all"):
             await load.settle()
         await load.keeper.close()
-    return {**longest, "garbage collector": pauses.longest * 1e3}
+        return figures
+
+    with collector.watched():
+        return _run(loop, work)
 
 
-class _CollectorPauses:
-    """The longest pause of Python's garbage collector, in CPU seconds."""
-
-    def __init__(self) -> None:
-        self.longest = 0.0
-        self._began = 0.0
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        gc.callbacks.append(self._note)
-        try:
-            yield
-        finally:
-            gc.callbacks.remove(self._note)
-
-    def _note(self, phase: str, _info: Mapping[str, int]) -> None:
-        if phase == "start":
-            self._began = time.thread_time()
-        else:
-            self.longest = max(self.longest, time.thread_time() - self._began)
-
-
-async def memory(loop: MeasuredLoop, leases: int) -> Mapping[str, float]:
+def memory(leases: int) -> Figures:
     """Bytes a lease, once all were extended."""
-    gc.collect()
-    tracemalloc.start()
-    load = Load(loop)
-    await load.receive(leases)
-    await load.extended(leases)
-    gc.collect()
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    await load.keeper.close(Leaving.NOTHING)
-    return {"bytes": held / leases}
+    loop = IdleSkippingLoop()
+
+    async def work() -> Figures:
+        gc.collect()
+        tracemalloc.start()
+        load = Load(loop.clock, UNHURRIED)
+        await load.receive(leases)
+        await load.extended(leases)
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        await load.keeper.close(Leaving.NOTHING)
+        return {"bytes": held / leases}
+
+    return _run(loop, work)
+
+
+def _run(loop: IdleSkippingLoop, work: Callable[[], Coroutine[Any, Any, Figures]]) -> Figures:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(work())
+
+
+MEASURES: Final[Mapping[str, Callable[[int], Figures]]] = {
+    "calls": calls,
+    "cpu": cpu,
+    "pauses": pauses,
+    "memory": memory,
+}
 
 
 def main() -> None:
     """Measure one thing and print it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("measure", choices=("calls", "cpu", "rounds", "memory"))
+    parser.add_argument("measure", choices=MEASURES)
     parser.add_argument("--leases", type=int, default=100_000)
     parser.add_argument("--collector", choices=COLLECTORS, default=COLLECTORS[0])
     options = parser.parse_args()
     loaded = [{"number": [number]} for number in range(LOADED_OBJECTS // 2)]
     if options.collector == "frozen":
         gc.freeze()
-    if options.measure == "calls":
-        measured = calls_by_policy(options.leases)
-    else:
-        work = {"cpu": cpu, "rounds": rounds, "memory": memory}[options.measure]
-        measured = run(lambda loop: work(loop, options.leases))
-    print(json.dumps(measured))
+    figures = MEASURES[options.measure](options.leases)
     loaded.clear()
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""What holding, extending and settling cost a lease, by how many are held; and what the alternatives cost.
+"""What the ledger takes to hold, extend and settle a lease, by how many are held; and what an alternative takes.
 
     python -m benchmarks.ledger [--sizes 1000 10000 100000]
 
-Three tables:
+Two tables; `benchmarks.cost` has what the keeper around the ledger takes, and how many calls it makes:
 
 1. Microseconds a lease for each operation of the ledger, at several sizes. A cost of O(log n) grows by a
    factor of log(100 000) / log(1 000) = 1.7 from the first size to the last, a cost of O(n) by 100.
 2. One tick on which nothing is due, against the loop that most consumers run: look at every message in flight
    once a second and see whether it has to be extended.
-3. API calls to hold a batch for an hour, by policy, receives and deletes included. Requests are what SQS charges for.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from sqs_lease.core.failure_rules import Delete
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.core.policies import Buffered, Fixed, Growing, RenewalPolicy, Threshold
+from sqs_lease.core.policies import Growing, RenewalPolicy
 
 POLICY = Growing(visibility=30)
 SPREAD_SECONDS = 15.0
@@ -120,7 +119,7 @@ def calls_in_an_hour(policy: RenewalPolicy, count: int = 1_000) -> int:
 
 
 def main() -> None:
-    """Run the three and print the tables."""
+    """Run both and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     sizes = parser.parse_args().sizes
@@ -143,18 +142,6 @@ def main() -> None:
         ticks = [idle_tick_seconds(size) for _ in range(REPEATS)]
         ours, scan = min(tick[0] for tick in ticks), min(tick[1] for tick in ticks)
         print(f"{size:>9,}  {ours * 1e6:9.1f}  {scan * 1e6:9.1f}  {scan / ours:13,.0f}")
-
-    print("\n3. API calls for 1,000 messages held for one hour, visibility timeout 30 s")
-    baseline = calls_in_an_hour(POLICY)
-    policies: list[RenewalPolicy] = [
-        POLICY,
-        Threshold(visibility=30),
-        Buffered(visibility=30),
-        Fixed(visibility=30, every=15),
-    ]
-    for policy in policies:
-        calls = calls_in_an_hour(policy)
-        print(f"{type(policy).__name__:>10}  {calls:>7,}  {calls / baseline:5.1f} x")
 
 
 if __name__ == "__main__":
