@@ -146,7 +146,7 @@ class TestExtending:
         for call in ledger.due(now):
             ledger.report(call, answers(call, Verdict.THROTTLED), now)
         pauses = []
-        for _ in range(5):
+        for _ in range(10):
             due = ledger.next_due()
             assert due is not None
             pauses.append(due - now)
@@ -155,6 +155,7 @@ class TestExtending:
             ledger.report(call, answers(call, Verdict.THROTTLED), now)
         assert pauses[-1] > 4 * pauses[0]
         counts: list[int] = []
+        throttled_until = now
         while max(counts, default=0) <= 1:
             due = ledger.next_due()
             assert due is not None
@@ -164,7 +165,7 @@ class TestExtending:
             for call in calls:
                 ledger.report(call, answers(call, Verdict.DONE), now)
         assert counts[0] == 1
-        assert now < 30, "the pace is back before the leases end"
+        assert now - throttled_until < 10
 
     def test_limit_leaves_the_rest_due(self) -> None:
         ledger = ledger_with(*receipts(40))

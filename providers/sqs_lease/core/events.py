@@ -34,7 +34,7 @@ class Outcome(Enum):
     """The service refused: the message was deleted, or is somebody else's."""
 
     FAILED = "failed"
-    """The settlement could not be carried out, although it was tried until the lease ended: the message comes back."""
+    """The service refused the settlement, or it did not succeed before the lease ended: the message comes back."""
 
 
 class Settled(Struct, frozen=True, gc=False):

@@ -28,7 +28,11 @@ class Member(Protocol):
     """A message of a group, as far as its order is concerned."""
 
     sequence: int
-    """Its place: a higher number than that of the members that joined before it."""
+    """A number of its own."""
+    rank: int
+    """Its place within its group: a higher number than that of the members before it. The order sets it."""
+    group: str | None
+    """The group that it is a member of now."""
     behind: bool
     """Whether its delete waits for earlier members."""
 
@@ -51,8 +55,8 @@ class _Group(Generic[_Member]):
 
     def __init__(self) -> None:
         self.members: deque[_Member] = deque()
-        self.undecided: list[tuple[int, _Member]] = []  # a heap, the earliest first
-        self.waiting: list[tuple[int, _Member]] = []  # a heap, the latest first: its numbers are negative
+        self.undecided: list[tuple[int, int, _Member]] = []  # a heap by rank
+        self.waiting: list[tuple[int, int, _Member]] = []  # a heap by rank, the latest first: ranks are negative here
         self.returned_from: int | None = None  # what is behind this place goes back
 
 
@@ -61,19 +65,29 @@ class GroupOrder(Generic[_Member]):
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group[_Member]] = {}
+        self._joined = 0
 
     def join(self, group: str, member: _Member) -> None:
         """A message is held, behind those of its group that are held already."""
         if (held := self._groups.get(group)) is None:
             held = self._groups[group] = _Group()
+        self._joined += 1
+        member.rank = self._joined
         held.members.append(member)
-        heappush(held.undecided, (member.sequence, member))
+        heappush(held.undecided, (member.rank, member.sequence, member))
+
+    def replace(self, group: str, older: _Member, newer: _Member) -> None:
+        """A message was received again: its newer reception takes the place of the older one."""
+        held = self._groups[group]
+        newer.rank = older.rank
+        held.members[held.members.index(older)] = newer
+        heappush(held.undecided, (newer.rank, newer.sequence, newer))
 
     def first(self, group: str) -> _Member | None:
         """The earliest message of a group that has not ended."""
         held = self._groups.get(group)
         while held is not None and held.members:
-            if not held.members[0].has_ended:
+            if _is_member(held.members[0], group):
                 return held.members[0]
             held.members.popleft()
         return None
@@ -87,29 +101,33 @@ class GroupOrder(Generic[_Member]):
 
     def wait(self, group: str, member: _Member) -> None:
         """A delete waits for the earlier messages of its group."""
-        heappush(self._groups[group].waiting, (-member.sequence, member))
+        heappush(self._groups[group].waiting, (-member.rank, member.sequence, member))
 
     def return_from(self, group: str, member: _Member) -> Iterator[_Member]:
         """A message goes back to the queue; give out the waiting deletes behind it, which are not to happen."""
         held = self._groups[group]
-        if held.returned_from is None or member.sequence < held.returned_from:
-            held.returned_from = member.sequence
-        while held.waiting and -held.waiting[0][0] > member.sequence:
-            _, later = heappop(held.waiting)
-            if later.behind and not later.has_ended:
+        if held.returned_from is None or member.rank < held.returned_from:
+            held.returned_from = member.rank
+        while held.waiting and -held.waiting[0][0] > member.rank:
+            _, _, later = heappop(held.waiting)
+            if later.behind and _is_member(later, group):
                 yield later
 
     def is_behind_returned(self, group: str, member: _Member) -> bool:
         """Whether an earlier message of its group went back to the queue, or is about to."""
         returned_from = self._groups[group].returned_from
-        return returned_from is not None and returned_from < member.sequence
+        return returned_from is not None and returned_from < member.rank
 
     def is_behind_undecided(self, group: str, member: _Member) -> bool:
         """Whether the work on an earlier message of its group goes on."""
         undecided = self._groups[group].undecided
-        while undecided and (undecided[0][1].has_ended or not undecided[0][1].is_undecided):
+        while undecided and not (undecided[0][2].is_undecided and _is_member(undecided[0][2], group)):
             heappop(undecided)
-        return bool(undecided) and undecided[0][0] < member.sequence
+        return bool(undecided) and undecided[0][0] < member.rank
+
+
+def _is_member(member: Member, group: str) -> bool:
+    return not member.has_ended and member.group == group
 
 
 def hold_back(

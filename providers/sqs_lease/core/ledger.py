@@ -19,8 +19,9 @@ waits for each answer no longer than :meth:`Ledger.timeout_seconds` says, and re
 What is called first, behind one pacing gate for the queue:
 
 * Extensions of live leases go first, the earliest deadline ahead; then releases, deletes by their leases' deadlines,
-  and extensions of leases that have lapsed. While calls are spaced, settlements and lapsed leases get every fourth
-  call in turn, so that neither starves. Forwards call another queue, the dead-letter queue, and have their own gate.
+  and extensions of leases that have lapsed. While calls are spaced, settlements and lapsed leases get every eighth call
+  each, so that neither starves; when a live lease is about to end, settlements alone do. Forwards call another queue,
+  the dead-letter queue, and have their own gate.
 * Slots are reserved: of the 32 calls under way, settlements and forwards leave eight to extensions, and extensions
   leave four to them.
 * All batch calls are filled up to ten: extensions by leases that are due soon, settlements by those that wait for
@@ -86,14 +87,17 @@ MAX_FORWARDS_UNDER_WAY: Final = 8
 CALL_TIMEOUT_SECONDS: Final = 10.0
 """Longest wait for the answer to one call, by default."""
 
-SHORTEST_TIMEOUT_SECONDS: Final = 1.0
-"""With less than twice this left there is no time for a second try: the call then gets the full time-out."""
+SECOND_TRY_SECONDS: Final = 2.0
+"""With less than this left of a lease there is no time for a second try at extending it."""
 
 RELEASE_MARGIN_SECONDS: Final = 2.0
 """With less than this left a release could arrive after the lease ended, so the lease is left to end by itself."""
 
 CAP_MARGIN_SECONDS: Final = 5.0
 """How far the last extension stays below the service's 12 hours: the service counts from when a call *arrives*."""
+
+URGENT_SECONDS: Final = 5.0
+"""When a live lease that waits has less than this left, others get only every eighth call of a paced queue."""
 
 RIDE_ALONG_SHARE: Final = 0.25
 """A lease may be renewed early, by up to this share of its waiting time, to fill a batch of ten."""
@@ -150,6 +154,7 @@ class Entry(Struct, eq=False, gc=False):
     phase: Phase = Phase.WAITING
     token: int = 0
     place: int = -1
+    rank: int = 0
     final: bool = False  # it cannot be extended beyond its deadline
     has_lapsed: bool = False  # its deadline passed, and no extension was confirmed since
     doubtful: bool = False  # its deadline passed once: it may be somebody else's as well
@@ -157,7 +162,8 @@ class Entry(Struct, eq=False, gc=False):
     settlement: Settlement | None = None
     began_settling_at: float = math.inf
     tries: int = 0  # of its settlement
-    behind: bool = False  # its delete waits for one now; the lease is extended meanwhile
+    behind: bool = False  # its delete waits for earlier messages of its group; the lease is extended meanwhile
+    goes_back: bool = False  # an earlier message of its group was returned by the batch that held it before
     forwarded: bool = False  # a copy is in the dead-letter queue; its delete is left to be made
 
     def __post_init__(self) -> None:
@@ -169,6 +175,7 @@ class Entry(Struct, eq=False, gc=False):
     def follow(self, policy: RenewalPolicy) -> None:
         """Be extended by a policy."""
         self.policy = policy
+        self.final = False
         longest = min(policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)
         self.ends_at = self.lease.received_at + longest
 
@@ -231,6 +238,7 @@ class Ledger:
         self._groups: GroupOrder[Entry] = GroupOrder()
         self._sequence = 0
         self._events: list[LeaseEvent] = []
+        self._orphans: dict[Receipt, int] = {}  # calls under way about leases that ended meanwhile
         self._orders: Orders[Entry] = Orders()
         # What waits for a time.
         self._waiting = self._orders.by_time()  # by renewal; final leases by deadline, to notice that they lapse
@@ -304,6 +312,9 @@ class Ledger:
         """
         if (held := self._entries.get(lease.receipt)) is not None:
             held.follow(policy)
+            self._move_to_batch(held, batch)
+            if held.phase is Phase.WAITING and not held.is_being_settled:
+                self._await_renewal(held)
             self._hurry(held)
         elif (entry := self._admit(lease, policy, batch)) is not None:
             self._await_renewal(entry)
@@ -369,16 +380,18 @@ class Ledger:
         """
         orders = (self._waiting, *self._retries.values())
         times = [first[0] for order in orders if (first := order.first()) is not None]
-        if (self._extension_slots() and self._wants_extension()) or (self._settlement_slots() and self._wants_call()):
+        if (self._extension_slots() and self._wants_extension()) or (
+            self._settlement_slots() and self._wants_settlement()
+        ):
             times.append(self._pacing.open_at)
         if self._forward_slots() and self._forwards.first() is not None:
             times.append(self._forward_pacing.open_at)
         return min(times, default=None)
 
-    def next_deadline(self) -> float | None:
-        """The earliest deadline of a live lease whose extension was due when :meth:`due` was asked last."""
-        first = self._live.first()
-        return None if first is None else first[0]
+    def earliest_deadline(self, now: float) -> float | None:
+        """The earliest deadline of all live leases that nothing was decided about. It looks at every lease."""
+        entries = self._entries.values()
+        return min((one.deadline for one in entries if one.is_undecided and one.deadline > now), default=None)
 
     def due(self, now: float, limit: int | None = None) -> list[Call]:
         """The calls to make now, in the order of the module's docstring.
@@ -405,16 +418,16 @@ class Ledger:
     def timeout_seconds(self, call: Call) -> float:
         """How long to wait for the answer to a call.
 
-        An extension leaves time to try again within the most urgent live lease, unless answers were seen to take
-        longer. Where no time for a second try is left, and where no lease has anything left to lose, it gets the full
-        time-out: its answer still counts after the deadline.
+        An extension leaves time to try again within the most urgent lease for which there is time, unless answers were
+        seen to take longer. Where a second try would come too late for all of its leases, and where they have lapsed,
+        it gets the full time-out: its answer still counts after the deadline.
         """
         if not isinstance(call, ExtendCall):
             return self._call_timeout_seconds
         entries = [self._entries.get(receipt) for receipt in call.receipts]
         left = [entry.deadline - call.asked_at for entry in entries if entry is not None]
-        remaining = min((seconds for seconds in left if seconds > 0), default=0.0)
-        if remaining < 2 * SHORTEST_TIMEOUT_SECONDS:
+        remaining = min((seconds for seconds in left if seconds >= SECOND_TRY_SECONDS), default=None)
+        if remaining is None:
             return self._call_timeout_seconds
         return min(max(remaining / 2, 2 * self._answer_time.expected_seconds), self._call_timeout_seconds)
 
@@ -426,19 +439,34 @@ class Ledger:
         Raises:
             ValueError: :meth:`due` did not return this call, it was reported before, or an answer is not of it.
         """
-        if self._under_way.pop(id(call), None) is not call:
+        if self._under_way.get(id(call)) is not call:
             raise ValueError("this call is not under way: it was reported before, or never asked for")
-        self._extensions_under_way -= isinstance(call, ExtendCall)
-        self._forwards_under_way -= isinstance(call, ForwardCall)
         by_receipt = {answer.receipt: answer for answer in answers}
         if not by_receipt.keys() <= set(call.receipts):
             raise ValueError("an answer is about a message that the call did not concern")
+        del self._under_way[id(call)]
+        self._extensions_under_way -= isinstance(call, ExtendCall)
+        self._forwards_under_way -= isinstance(call, ForwardCall)
         whole = [by_receipt.get(receipt) or _unanswered(receipt) for receipt in call.receipts]
         throttled = self._learn_from(call, whole, now)
         if isinstance(call, ExtendCall):
             self._extensions_answered(call, whole, now, throttled=throttled)
         else:
             self._settlements_answered(call, whole, now, throttled=throttled)
+
+    def _is_orphan(self, receipt: Receipt) -> bool:
+        """Whether a call's answer is about a lease that ended meanwhile; it may have been taken in again since."""
+        if (calls := self._orphans.pop(receipt, 0)) == 0:
+            return False
+        if calls > 1:
+            self._orphans[receipt] = calls - 1
+        elif (entry := self._entries.get(receipt)) is not None and entry.phase is Phase.EXTENDING:
+            entry.enter(Phase.WAITING)
+            if entry.is_being_settled:
+                self._begin_settling(entry)
+            else:
+                self._fall_due(entry)
+        return True
 
     # Holding
 
@@ -450,16 +478,37 @@ class Ledger:
             # Handed over late: what is held already is the newer reception.
             self._events.append(Lost(lease.receipt, "the message was received again"))
             return None
-        if other is not None:
-            self._lose(other, "the message was received again")
         self._sequence += 1
-        group = None if not self._fifo or lease.message_group_id is None else f"{batch}/{lease.message_group_id}"
-        entry = Entry(lease, policy, self._sequence, group)
+        entry = Entry(lease, policy, self._sequence, self._group_of(lease, batch))
+        if entry.receipt in self._orphans:
+            # A call of an earlier holder is under way; nothing is sent beside it.
+            entry.phase = Phase.EXTENDING
+        if other is not None and entry.group is not None and other.group == entry.group:
+            self._groups.replace(entry.group, other, entry)
+            self._lose(other, "the message was received again", took_place=True)
+        else:
+            if other is not None:
+                self._lose(other, "the message was received again")
+            if entry.group is not None:
+                self._groups.join(entry.group, entry)
         self._entries[lease.receipt] = entry
         self._by_message[lease.receipt.message_id] = entry
-        if group is not None:
-            self._groups.join(group, entry)
         return entry
+
+    def _group_of(self, lease: Lease, batch: int) -> str | None:
+        return None if not self._fifo or lease.message_group_id is None else f"{batch}/{lease.message_group_id}"
+
+    def _move_to_batch(self, entry: Entry, batch: int) -> None:
+        """Another batch holds a lease from now on; what was decided before stays decided in its old group."""
+        group = self._group_of(entry.lease, batch)
+        if group is None or entry.group is None or group == entry.group or entry.settlement is not None:
+            return
+        entry.goes_back = entry.goes_back or self._groups.is_behind_returned(entry.group, entry)
+        left, entry.group = entry.group, group
+        self._groups.join(group, entry)
+        first = self._groups.leave(left)
+        if first is not None and first.behind:
+            self._stop_waiting_behind(first)
 
     def _remove(self, entry: Entry, *, done: bool) -> None:
         """Stop tracking a lease.
@@ -468,6 +517,8 @@ class Ledger:
             entry: The lease.
             done: Whether its message is out of the way: deleted, or in the dead-letter queue.
         """
+        if entry.phase in (Phase.EXTENDING, Phase.SENT):
+            self._orphans[entry.receipt] = self._orphans.get(entry.receipt, 0) + 1
         entry.enter(Phase.ENDED)
         self._orders.take_out(entry)
         del self._entries[entry.receipt]
@@ -483,10 +534,13 @@ class Ledger:
     def _await_renewal(self, entry: Entry) -> None:
         """Put a lease to wait for its renewal, or for its end if there is none."""
         renew_at = entry.policy.renew_at(entry)
-        if renew_at is None or entry.ends_at - entry.deadline < 1:
+        if entry.phase is not Phase.WAITING:
+            return  # a call of an earlier holder is under way, or the policy dropped the lease
+        if renew_at is None or renew_at == math.inf or entry.ends_at - entry.deadline < 1:
             announced = renew_at is not None and entry.policy.max_lease_seconds > 0
             self._await_end(entry, announced=announced)
             return
+        renew_at = min(renew_at, entry.deadline)
         expected = self._answer_time.expected_seconds
         if expected > SLOW_ANSWER_SECONDS:
             # No more than twice as often as the policy says.
@@ -509,9 +563,15 @@ class Ledger:
         entry.enter(Phase.DUE)
         self._live.push(entry.deadline, entry)
 
-    def _lose(self, entry: Entry, detail: str) -> None:
-        """A lease is lost: one event says so, the one that is waited for."""
-        self._remove(entry, done=False)
+    def _lose(self, entry: Entry, detail: str, *, took_place: bool = False) -> None:
+        """A lease is lost: one event says so, the one that is waited for.
+
+        Args:
+            entry: The lease.
+            detail: Why.
+            took_place: Whether a newer reception of its message took its place within its group.
+        """
+        self._remove(entry, done=took_place)
         if entry.settlement is None:
             self._events.append(Lost(entry.receipt, detail))
         else:
@@ -528,7 +588,7 @@ class Ledger:
         if isinstance(entry.settlement, Release | Expire):
             self._return_from(group, entry)
         elif isinstance(entry.settlement, Delete):
-            if self._groups.is_behind_returned(group, entry):
+            if entry.goes_back or self._groups.is_behind_returned(group, entry):
                 entry.settlement = Release()
             elif self._groups.first(group) is not entry:
                 entry.behind = True
@@ -549,21 +609,24 @@ class Ledger:
 
     def _note_what_time_brought(self, now: float) -> bool:
         """Move on what fell due; return whether anything did."""
-        before = self._orders.changes
+        moved = False
         for entry in self._waiting.pop_until(now, MOVED_AT_ONCE):
+            moved = True
             if entry.final:
                 self._note_lapse(entry, now)
             else:
                 self._fall_due(entry)
         # A throttled queue may be called about some leases only after they have lapsed.
         for entry in self._live.pop_until(now, MOVED_AT_ONCE):
+            moved = True
             if not self._pacing.admits(now):
                 self._note_lapse(entry, now)
             self._lapsed.push(entry.deadline, entry)
         for retries in self._retries.values():
             for entry in retries.pop_until(now, MOVED_AT_ONCE):
+                moved = True
                 self._offer(entry)
-        return self._orders.changes > before
+        return moved
 
     def _total_slots(self) -> int:
         return MAX_CALLS_UNDER_WAY - len(self._under_way)
@@ -582,12 +645,12 @@ class Ledger:
     def _wants_extension(self) -> bool:
         return self._live.first() is not None or self._lapsed.first() is not None
 
-    def _wants_call(self) -> bool:
+    def _wants_settlement(self) -> bool:
         return self._releases.first() is not None or self._deletes.first() is not None
 
     def _next_call(self, now: float) -> Call | None:
         if self._pacing.admits(now):
-            for make in self._next_kinds():
+            for make in self._next_kinds(now):
                 if (call := make(now)) is not None:
                     self._turn += 1
                     self._pacing.sent(now)
@@ -596,14 +659,19 @@ class Ledger:
             return self._forward_call(now)
         return None
 
-    def _next_kinds(self) -> Sequence[Callable[[float], Call | None]]:
+    def _next_kinds(self, now: float) -> Sequence[Callable[[float], Call | None]]:
         """Whose turn it is, in order."""
         if not self._pacing.is_pacing:
             return (self._live_call, self._lapsed_call, self._settlement_call)
-        if self._turn % 8 == 3:
-            return (self._settlement_call, self._live_call, self._lapsed_call)
-        if self._turn % 8 == 7:
-            return (self._lapsed_call, self._live_call, self._settlement_call)
+        turn = self._turn % 8
+        if turn in (3, 7):
+            first = self._live.first()
+            near = URGENT_SECONDS + 2 * self._answer_time.expected_seconds
+            is_urgent = first is not None and first[0] - now < near
+            if turn == (7 if is_urgent else 3):
+                return (self._settlement_call, self._live_call, self._lapsed_call)
+            if not is_urgent:
+                return (self._lapsed_call, self._live_call, self._settlement_call)
         return (self._live_call, self._settlement_call, self._lapsed_call)
 
     def _live_call(self, now: float) -> Call | None:
@@ -617,10 +685,13 @@ class Ledger:
         if not self._extension_slots():
             return None
         changes: list[VisibilityChange] = []
-        while orders[0].first() is not None or changes:
-            if len(changes) == MAX_BATCH_ENTRIES or (entry := self._next_to_extend(orders, now)) is None:
+        # Only what is due makes a call; what rides along fills it.
+        while len(changes) < MAX_BATCH_ENTRIES and (changes or orders[0].first() is not None):
+            if (entry := self._next_to_extend(orders, now)) is None:
                 break
             seconds = self._extension_seconds(entry, now)
+            if entry.has_ended:
+                continue  # the policy dropped the lease
             if seconds < 1:
                 entry.enter(Phase.WAITING)
                 self._await_end(entry, announced=True)
@@ -721,7 +792,7 @@ class Ledger:
         if throttled:
             pacing.throttled(call.asked_at, now)
         elif answered:
-            pacing.went_through(now)
+            pacing.went_through(call.asked_at, now)
         if isinstance(call, ForwardCall):
             return throttled  # its time is that of the message's source, too
         if answered:
@@ -735,8 +806,8 @@ class Ledger:
     ) -> None:
         failed: list[Entry] = []
         for change, answer in zip(call.changes, answers, strict=True):
-            entry = self._entries.get(change.receipt)
-            if entry is None or entry.phase is not Phase.EXTENDING:
+            entry = None if self._is_orphan(change.receipt) else self._entries.get(change.receipt)
+            if entry is None:
                 continue
             if answer.verdict is Verdict.LOST:
                 self._lose(entry, _detail(answer))
@@ -756,7 +827,10 @@ class Ledger:
             else:
                 self._note_refusal(entry, answer)
                 failed.append(entry)
-        self._extend_again(failed, min(change.seconds for change in call.changes), now)
+        refused = all(answer.verdict is Verdict.REFUSED for answer in answers)
+        # What is refused was not carried out, so there is no hurry after the deadline.
+        seconds = MAX_VISIBILITY_SECONDS if refused else min(change.seconds for change in call.changes)
+        self._extend_again(failed, seconds, now)
 
     @staticmethod
     def _learn_deadline(entry: Entry, verdict: Verdict, asked_at: float, seconds: int) -> None:
@@ -815,8 +889,8 @@ class Ledger:
     ) -> None:
         failed: list[tuple[Entry, EntryAnswer]] = []
         for index, answer in enumerate(answers):
-            entry = self._entries.get(answer.receipt)
-            if entry is None or entry.phase is not Phase.SENT:
+            entry = None if self._is_orphan(answer.receipt) else self._entries.get(answer.receipt)
+            if entry is None:
                 continue
             match call, answer.verdict:
                 case _, Verdict.DONE:
@@ -825,7 +899,7 @@ class Ledger:
                     self._end(entry, Outcome.LOST, _detail(answer))
                 case _, Verdict.REFUSED:
                     self._end(entry, Outcome.FAILED, _detail(answer))
-                case ReleaseCall(), Verdict.CAPPED:
+                case ReleaseCall() as release, Verdict.CAPPED if release.changes[index].seconds:
                     entry.settlement = Release(0)
                     entry.enter(Phase.SETTLING)
                     self._offer(entry)
@@ -848,12 +922,14 @@ class Ledger:
                 self._offer(entry)
             case ReleaseCall():
                 self._end(entry, Outcome.RELEASED)
-            case DeleteCall() if entry.forwarded:
-                self._end(entry, Outcome.DEAD_LETTERED)
-            case DeleteCall() if self._fifo or not (entry.doubtful or now > entry.deadline):
-                self._end(entry, Outcome.DELETED)
             case DeleteCall():
-                self._end(entry, Outcome.UNCERTAIN, _UNCERTAIN_DELETE)
+                is_certain = self._fifo or not (entry.doubtful or now > entry.deadline)
+                if entry.forwarded:
+                    self._end(entry, Outcome.DEAD_LETTERED, "" if is_certain else _UNCERTAIN_DELETE)
+                elif is_certain:
+                    self._end(entry, Outcome.DELETED)
+                else:
+                    self._end(entry, Outcome.UNCERTAIN, _UNCERTAIN_DELETE)
 
     def _settle_again(self, failed: Sequence[tuple[Entry, EntryAnswer]], now: float, *, throttled: bool) -> None:
         """Try all that failed in one call again together, as long as that is safe and has a chance."""
@@ -870,7 +946,8 @@ class Ledger:
             again.append(entry)
         if not again:
             return
-        pause = 0.0 if throttled else settlement_retry_seconds(max(entry.tries for entry in again), self._random)
+        left = min((entry.deadline - now for entry in again if entry.deadline > now), default=math.inf)
+        pause = 0.0 if throttled else settlement_retry_seconds(max(entry.tries for entry in again), left, self._random)
         for entry in again:
             entry.enter(Phase.SETTLING)
             if throttled:

@@ -11,7 +11,16 @@ SLOWEST_CALLS_PER_SECOND: Final = 0.5
 """The slowest pace: a call every two seconds shows soon enough that throttling has ended."""
 
 _FIRST_CALLS_PER_SECOND: Final = 10.0
-"""The pace after the first throttled call where no call went through in the last second."""
+"""What a queue is taken to bear at least when a call is throttled for the first time."""
+
+_RECENT_CALLS: Final = 16
+_MOST_THROTTLED: Final = 3
+"""As many of the recent calls have to be throttled before calls are spaced wider."""
+
+_BEST_SECOND_LASTS_SECONDS: Final = 10.0
+
+SHORTEST_PAUSE_SECONDS: Final = 0.05
+"""How long the next call waits after a throttled one at least."""
 
 _UNPACED_CALLS_PER_SECOND: Final = 200.0
 """From this pace on calls are not spaced any more: all the slots together hardly make more."""
@@ -19,10 +28,11 @@ _UNPACED_CALLS_PER_SECOND: Final = 200.0
 _BACK_OFF: Final = 0.75
 """What a throttled call leaves of the pace that the queue was seen to bear."""
 
-_PROBE_PER_SECOND: Final = 0.1
+_PROBE_PER_SECOND: Final = 0.05
 """By which share a second the pace grows near the one that was throttled last."""
 
-_WINDOW_SECONDS: Final = 1.0
+_PROBE_BEYOND_PER_SECOND: Final = 0.1
+"""By which share a second it grows beyond that, up to twice as much."""
 
 SHORTEST_RETRY_SECONDS: Final = 0.2
 LONGEST_RETRY_SECONDS: Final = 30.0
@@ -48,26 +58,36 @@ def extension_retry_seconds(remaining_seconds: float, extension_seconds: float, 
     return delay * (0.5 + 0.5 * random.random())
 
 
-def settlement_retry_seconds(tries: int, random: Random) -> float:
+def settlement_retry_seconds(tries: int, remaining_seconds: float, random: Random) -> float:
     """How long to wait before a failed settlement is tried again: 0.2 s at first, doubling to 30 s, jittered.
 
-    It does not depend on what is left of the lease: a message that is to be visible at once must not wait longer
-    because its lease is long.
+    It does not grow with what is left of the lease: a message that is to be visible at once must not wait longer
+    because its lease is long. But it is no more than a quarter of that.
 
     Args:
         tries: How often it was tried, at least 1.
+        remaining_seconds: Time to the lease's deadline; infinite when it has passed.
         random: Source of the jitter.
     """
     delay = min(SHORTEST_RETRY_SECONDS * 2.0 ** min(tries - 1, 10), LONGEST_RETRY_SECONDS)
+    delay = max(min(delay, remaining_seconds / 4), SHORTEST_RETRY_SECONDS)
     return delay * (0.5 + 0.5 * random.random())
 
 
 class CallPacing:
     """Spaces the calls on one queue while the service throttles them, and not at all otherwise.
 
-    The rule is that of congestion control. A throttled call sets the pace to three quarters of what went through in
-    the last second, or halves it where nothing did. Each call that goes through doubles the pace up to where throttling
-    began last; there it grows by a tenth a second, and beyond it twofold a second, until calls are not spaced any more.
+    The rule is that of congestion control, from what the answers say:
+
+    - *Slower* when three of the last 16 calls were throttled, or two and none went through: single throttled calls
+      cost little, and may have other causes than the pace. The pace becomes three quarters of what the queue bore: of
+      the pace in force, or of what went through in a second if that is more, and never less than half of what
+      went through in the best second of the last ten. Where nothing goes through it is halved.
+    - *Faster* with each call that goes through: twofold up to three quarters of where throttling began last, by a
+      twentieth a second near it, by a tenth beyond it, and twofold a second from twice that on, until calls are not
+      spaced any more. Slow answers make this slower, because they say late what it did.
+
+    Only calls count that were sent since the last slow-down.
     """
 
     def __init__(self, random: Random) -> None:
@@ -76,7 +96,12 @@ class CallPacing:
         self._throttled_rate = math.inf  # where throttling began last
         self._grown_at = -math.inf
         self._slowed_at = -math.inf
+        self._recent: deque[bool] = deque(
+            maxlen=_RECENT_CALLS
+        )  # of calls since the last slow-down: were they throttled?
         self._went_through: deque[float] = deque()  # when calls of the last second did
+        self._best_second = 0
+        self._best_at = -math.inf
         self.open_at = -math.inf
         """From when the next call may be sent."""
 
@@ -98,29 +123,52 @@ class CallPacing:
         """The service throttled a call that was decided at ``asked_at``."""
         if asked_at <= self._slowed_at:
             return  # sent before the last slow-down, which already answers it
+        self._recent.append(True)
+        throttled = self._recent.count(True)
+        nothing_goes_through = throttled == len(self._recent)
+        if throttled < (_MOST_THROTTLED if not nothing_goes_through else 2):
+            # Not at once again, all the same.
+            self.open_at = max(self.open_at, now + SHORTEST_PAUSE_SECONDS)
+            return
+        self._slow_down(now, nothing_goes_through=nothing_goes_through)
+
+    def _slow_down(self, now: float, *, nothing_goes_through: bool) -> None:
+        self._forget_before(now - 1)
+        self._recent.clear()
         self._slowed_at = self._grown_at = now
-        self._forget_before(now - _WINDOW_SECONDS)
-        if self._went_through:
-            self._throttled_rate = min(self._rate, len(self._went_through) / _WINDOW_SECONDS)
-            slower = _BACK_OFF * self._throttled_rate
+        in_force = self._rate if self._rate < math.inf else _FIRST_CALLS_PER_SECOND
+        if nothing_goes_through:
+            slower = in_force / 2
         else:
-            slower = self._rate / 2 if self._rate < math.inf else _FIRST_CALLS_PER_SECOND
+            self._throttled_rate = max(in_force, len(self._went_through))
+            if self._rate < math.inf:
+                self._throttled_rate = min(self._throttled_rate, self._rate)
+            slower = max(_BACK_OFF * self._throttled_rate, self._best_second / 2)
         self._rate = max(slower, SLOWEST_CALLS_PER_SECOND)
         self.open_at = now + (0.5 + 0.5 * self._random.random()) / self._rate
 
-    def went_through(self, now: float) -> None:
+    def went_through(self, asked_at: float, now: float) -> None:
         """The service answered a call and did not throttle it, whatever it said about single entries."""
-        self._forget_before(now - _WINDOW_SECONDS)
+        self._forget_before(now - 1)
         self._went_through.append(now)
+        through = len(self._went_through)
+        if through >= self._best_second or now - self._best_at > _BEST_SECOND_LASTS_SECONDS:
+            self._best_second, self._best_at = through, now
+        if asked_at <= self._slowed_at:
+            return
+        self._recent.append(False)
         if self._rate == math.inf:
             return
-        elapsed = min(now - self._grown_at, 1.0)
+        self._throttled_rate = max(self._throttled_rate, through)
+        elapsed = min(now - self._grown_at, 1.0) / max(now - asked_at, 1.0)
         self._grown_at = now
         borne = _BACK_OFF * self._throttled_rate
         if self._rate < borne:
             faster = min(self._rate * 2, borne)
         elif self._rate < self._throttled_rate:
             faster = self._rate * (1 + _PROBE_PER_SECOND * elapsed)
+        elif self._rate < 2 * self._throttled_rate:
+            faster = self._rate * (1 + _PROBE_BEYOND_PER_SECOND * elapsed)
         else:
             faster = self._rate * 2.0**elapsed
         # What was waited for at the slower pace need not be waited for any more.

@@ -35,8 +35,6 @@ class Orders(Generic[_Record]):
 
     def __init__(self) -> None:
         self._by_time: list[TimeOrder[_Record] | None] = []
-        self.changes = 0
-        """How often a record was taken out of an order, or put into one."""
 
     def by_time(self) -> TimeOrder[_Record]:
         """Add an order by time."""
@@ -52,7 +50,6 @@ class Orders(Generic[_Record]):
     def take_out(self, record: _Record) -> None:
         """Take a record out of the order that it is in, if any."""
         record.token += 1
-        self.changes += 1
         place, record.place = record.place, -1
         if place >= 0 and (order := self._by_time[place]) is not None:
             order.note_stale()

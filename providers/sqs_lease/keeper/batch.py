@@ -145,6 +145,7 @@ class Batch:
         self._shared: dict[tuple[Outcome, str], tuple[Outcome, str]] = {}
         self._waits: dict[Receipt, list[_Wait]] = {}
         self._settling_since: dict[Receipt, float] = {}
+        self._handed_over: set[Receipt] = set()  # to another batch of the keeper
         self._forgotten = False
         self.extensions = 0  # confirmed so far, counted per message
         self._extension_calls = 0
@@ -188,7 +189,7 @@ class Batch:
             raise KeeperClosedError(f"The keeper of {self.queue_url} ended: it cannot hold more messages")
         held = self._leases.get(lease.receipt.message_id)
         if held is not None and (older := held.receipt) != lease.receipt:
-            if held.receive_count > lease.receive_count and self._driver.holds(older, self):
+            if held.receive_count > lease.receive_count:
                 logger.info("%s of %s was received again since; it is not held", lease.receipt, self.queue_url)
                 return
             self._driver.forget([older], self)
@@ -196,6 +197,9 @@ class Batch:
                 self._note_end(Settled(older, Outcome.LOST, "the message was received again"))
             self._messages.pop(older, None)
             self._outcomes.pop(older, None)
+        elif lease.receipt in self._outcomes:
+            return  # it has ended here: nothing is extended after it was settled
+        self._handed_over.discard(lease.receipt)
         self._leases[lease.receipt.message_id] = lease
         if message is not None:
             self._messages[lease.receipt] = message
@@ -226,7 +230,7 @@ class Batch:
 
     def count_held(self) -> int:
         """How many leases are still held."""
-        return 0 if self._forgotten else len(self._leases) - len(self._outcomes)
+        return 0 if self._forgotten else len(self._leases) - len(self._outcomes) - len(self._handed_over)
 
     def oldest_received_at(self) -> float | None:
         """When the oldest lease still held was received, by the keeper's clock; None where none is held.
@@ -284,6 +288,8 @@ class Batch:
             settlements: What becomes of each message.
             in_order: Whether that order is kept; True by default.
 
+        Whoever is cancelled while many thousands are begun leaves the rest undecided.
+
         Returns:
             The outcomes; none for messages that wait for the work on an earlier one.
 
@@ -300,7 +306,7 @@ class Batch:
         pending = [receipt for receipt in settlements if receipt not in outcomes]
         if not pending:
             return outcomes
-        if self._forgotten:
+        if self._forgotten or not self._handed_over.isdisjoint(pending):
             raise KeeperClosedError(f"{len(pending)} messages of {self.queue_url} are not held here any more")
         # One future a call and not one a receipt: hundreds of batches of hundreds may end at the same moment.
         wait = _Wait(set(pending), asyncio.get_running_loop().create_future())
@@ -330,7 +336,7 @@ class Batch:
             self._settling_since.setdefault(receipt, now)
             self._waits.setdefault(receipt, []).append(wait)
             begun[receipt] = settlements[receipt]
-        self._driver.settle(begun, in_order=in_order)
+        self._driver.settle(begun, self, in_order=in_order)
 
     def _stop_waiting(self, receipt: Receipt, wait: _Wait) -> None:
         if (waits := self._waits.get(receipt)) is not None and wait in waits:
@@ -427,6 +433,13 @@ class Batch:
         for wait in self._waits.pop(settled.receipt, ()):
             wait.learn(settled)
 
+    def handed_over(self, receipt: Receipt) -> None:
+        """Another batch holds a lease from now on. The driver calls this."""
+        self._handed_over.add(receipt)
+        for wait in self._waits.pop(receipt, ()):
+            if not wait.done.done():
+                wait.done.set_exception(KeeperClosedError(f"Another batch of {self.queue_url} took {receipt} over"))
+
     def extended(self, extensions: int) -> None:
         """Count a call that extended some of the batch's leases. The driver calls this."""
         self._extension_calls += 1
@@ -443,7 +456,7 @@ class Batch:
             return message
         try:
             return (await self._message_source([receipt.message_id])).get(receipt.message_id)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._plug_ins.failed("message source", error)
             raise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from random import Random
@@ -34,8 +35,14 @@ LONGEST_SLEEP_SECONDS: Final = 30.0
 STALL_SECONDS: Final = 10.0
 """A process that woke up so much later than it meant to may not be the holder any more: others took it for dead."""
 
+RESTART_SECONDS: Final = 1.0
+"""How long the loop of a queue rests after an error that it did not expect, before it goes on."""
+
 FAILING_SECONDS: Final = 60.0
 """How often a queue whose calls fail is named in the log."""
+
+NO_DEAD_LETTERS_SECONDS: Final = 10.0
+"""How long a queue that had no dead-letter queue is taken to have none, without another call."""
 
 REASON_ATTRIBUTE: Final = "sqs_lease_reason"
 """Message attribute of a dead-lettered message that says why it was put there."""
@@ -56,6 +63,9 @@ class Owner(Protocol):
 
     def extended(self, extensions: int) -> None:
         """One call confirmed this many extensions of the owner's leases (0: it confirmed none)."""
+
+    def handed_over(self, receipt: Receipt) -> None:
+        """Another owner holds this lease from now on."""
 
     async def content(self, receipt: Receipt) -> Message | None:
         """The message itself, to put it into a dead-letter queue; None if it cannot be had.
@@ -95,9 +105,11 @@ class QueueDriver:
         self._ledger = Ledger(random, fifo=queue_url.endswith(FIFO_SUFFIX), call_timeout_seconds=call_timeout_seconds)
         self._owners: dict[Receipt, Owner] = {}
         self._calls: dict[asyncio.Task[None], Call] = {}
+        self._unreported: set[int] = set()  # calls whose answers the ledger has not heard, by identity
         self._awaited: dict[Receipt, asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
         self._dead_letter_url: str | None = None
+        self._no_dead_letters_until = -math.inf
         self._failure_named_at: float | None = None
         self._stopped = False
         self._loop_task: asyncio.Task[None] | None = None
@@ -110,7 +122,12 @@ class QueueDriver:
 
         A lease that another owner holds here is its new owner's from now on.
         """
+        former = self._owners.get(lease.receipt)
+        if former is not None and former is not owner and not at_once:
+            return  # it is held already, and nobody gave it up
         self._owners[lease.receipt] = owner
+        if former is not None and former is not owner:
+            former.handed_over(lease.receipt)
         if at_once:
             self._ledger.adopt(lease, policy, batch=owner.number)
         else:
@@ -126,16 +143,18 @@ class QueueDriver:
         """The lease as it stands; None when it is no longer held."""
         return self._ledger.lease(receipt)
 
-    def settle(self, settlements: Mapping[Receipt, Settlement], *, in_order: bool) -> None:
-        """Begin to settle leases; the owner is told of each outcome.
+    def settle(self, settlements: Mapping[Receipt, Settlement], owner: Owner, *, in_order: bool) -> None:
+        """Begin to settle leases, as far as they are this owner's, which is told of each outcome.
 
         Args:
             settlements: What becomes of each message.
+            owner: Whose leases they are.
             in_order: Whether the order within message groups of a FIFO queue is kept.
         """
         now = self._clock.now()
         for receipt, settlement in settlements.items():
-            self._ledger.settle(receipt, settlement, now, in_order=in_order)
+            if self._owners.get(receipt) is owner:
+                self._ledger.settle(receipt, settlement, now, in_order=in_order)
         self._publish()
         self._kick()
 
@@ -207,8 +226,7 @@ class QueueDriver:
         """How long to call nothing after a stall: half of what the most urgent lease has left, at most."""
         if not self._quiet_after_stall_seconds:
             return 0.0
-        self._ledger.due(now, 0)  # see what fell due meanwhile
-        deadline = self._ledger.next_deadline()
+        deadline = self._ledger.earliest_deadline(now)
         left = self._quiet_after_stall_seconds if deadline is None else (deadline - now) / 2
         return min(self._quiet_after_stall_seconds, left)
 
@@ -220,10 +238,15 @@ class QueueDriver:
     def _start(self, call: Call) -> None:
         task = asyncio.get_running_loop().create_task(self._perform(call))
         self._calls[task] = call
+        self._unreported.add(id(call))
         task.add_done_callback(self._call_ended)
 
     def _call_ended(self, task: asyncio.Task[None]) -> None:
-        self._calls.pop(task, None)
+        call = self._calls.pop(task)
+        if id(call) in self._unreported:
+            # Cancelled before its first step, as by an event loop that ends: nothing was sent.
+            text = "cancelled before it was sent"
+            self._answered(call, [EntryAnswer(receipt, Verdict.UNAVAILABLE, text=text) for receipt in call.receipts])
         self._wake.set()
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
@@ -234,8 +257,9 @@ class QueueDriver:
                 self._kick()
         elif (error := task.exception()) is not None:
             logger.critical(
-                "The keeper of %s failed; its leases are not extended any more", self._queue_url, exc_info=error
+                "The keeper of %s failed; it begins again in %g s", self._queue_url, RESTART_SECONDS, exc_info=error
             )
+            task.get_loop().call_later(RESTART_SECONDS, self._kick)
 
     # Calls
 
@@ -244,7 +268,7 @@ class QueueDriver:
         timeout_seconds = self._ledger.timeout_seconds(call)
         try:
             async with asyncio.timeout(timeout_seconds):
-                answers = await self._send(call)
+                answers = list(await self._send(call))
         except asyncio.CancelledError:
             # Carried out or not: whoever makes the last calls must not find the leases under way for ever.
             self._answered(call, ())
@@ -272,7 +296,7 @@ class QueueDriver:
         owner = self._owners.get(call.receipt)
         try:
             message = await owner.content(call.receipt) if owner is not None else None
-        except Exception as error:  # noqa: BLE001 - a source may fail in any way, and may work again later
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may fail in any way, and work again later
             text = f"the message's content cannot be had now ({type(error).__name__})"
             return EntryAnswer(call.receipt, Verdict.UNAVAILABLE, text=text)
         if message is None:
@@ -293,6 +317,7 @@ class QueueDriver:
                 deduplication_id=message.message_id if fifo else None,
             )
         except SqsError as error:
+            self._dead_letter_url = None  # it may be another one by the next time
             return EntryAnswer(call.receipt, error.verdict, text=str(error))
         except ValueError as error:
             return EntryAnswer(call.receipt, Verdict.REFUSED, text=str(error))
@@ -300,13 +325,17 @@ class QueueDriver:
 
     async def _dead_letter_queue(self) -> str | None:
         if self._dead_letter_url is None:
+            if self._clock.now() < self._no_dead_letters_until:
+                return None
             attributes = await self._transport.queue_attributes(self._queue_url)
             if attributes.dead_letter_arn is None:
+                self._no_dead_letters_until = self._clock.now() + NO_DEAD_LETTERS_SECONDS
                 return None
             self._dead_letter_url = await self._transport.queue_url(attributes.dead_letter_arn)
         return self._dead_letter_url
 
     def _answered(self, call: Call, answers: Sequence[EntryAnswer]) -> None:
+        self._unreported.discard(id(call))
         concerned = set(call.receipts)
         # The ledger hears it first: nothing that an owner does may keep leases under way.
         self._ledger.report(call, [answer for answer in answers if answer.receipt in concerned], self._clock.now())

@@ -45,7 +45,9 @@ class PlugIns:
         """
         try:
             return function()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may fail in any way
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - also SystemExit, and the error of another task's cancellation
             self.failed(name, error)
             return instead
 
@@ -87,7 +89,9 @@ class _Guard:
         """Return the policy's answer, a number or None."""
         try:
             return self._asked(question)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may fail in any way
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - also SystemExit, and the error of another task's cancellation
             self._plug_ins.failed(
                 f"renewal policy ({type(self._policy).__name__}), replaced by the default one,", error
             )
@@ -97,8 +101,8 @@ class _Guard:
     def _asked(self, question: Callable[[RenewalPolicy], float | None]) -> float | None:
         began = self._clock.now()
         answer = question(self._policy)
-        if answer is not None and math.isnan(answer := float(answer)):
-            raise ValueError("a renewal policy must return a number of seconds, not NaN")
+        if answer is not None and ((answer := float(answer)) == -math.inf or math.isnan(answer)):
+            raise ValueError(f"a renewal policy must return a number of seconds, not {answer}")
         if self._clock.now() - began > LONGEST_ANSWER_SECONDS:
             raise TimeoutError("a renewal policy must answer at once: all leases wait for it")
         return answer
