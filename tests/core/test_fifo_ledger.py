@@ -193,3 +193,35 @@ def test_an_extension_waits_for_nothing() -> None:
     ledger = ledger_of("group", "group")
     ledger.settle(SECOND, Delete(), 5)
     assert isinstance(only(ledger.due(20)), ExtendCall)
+
+
+def test_a_lease_that_another_batch_adopts_is_in_order_there() -> None:
+    ledger = ledger_of("group")
+    ledger.adopt(Lease(FIRST, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
+    ledger.hold(Lease(SECOND, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
+    carry_out(ledger, 5)
+    ledger.settle(SECOND, Delete(), 6)
+    assert ledger.waits_for_work(SECOND)
+    assert carry_out(ledger, 6) == []
+
+
+def test_an_adopted_lease_behind_a_message_that_went_back_goes_back_too() -> None:
+    ledger = ledger_of("group", "group")
+    ledger.settle(FIRST, Release(), 5)
+    carry_out(ledger, 5)
+    ledger.adopt(Lease(SECOND, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
+    carry_out(ledger, 6)
+    ledger.settle(SECOND, Delete(), 7)
+    carry_out(ledger, 7)
+    assert ended(ledger)["m2"] is Outcome.RELEASED
+
+
+def test_a_group_that_was_received_again_as_a_whole_can_succeed() -> None:
+    ledger = ledger_of("group", "group")
+    again = [Receipt(f"m{number}", "second handle") for number in (1, 2)]
+    for receipt in again:
+        ledger.hold(Lease(receipt, 40.0, 70.0, 2, "group"), POLICY)
+    for receipt in reversed(again):
+        ledger.settle(receipt, Delete(), 41)
+    deletes = [call.receipts for call in carry_out(ledger, 41)]
+    assert deletes == [(again[0],), (again[1],)]

@@ -13,7 +13,7 @@ from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Release
 from sqs_lease.core.ledger import MAX_FORWARDS_UNDER_WAY, Ledger
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.core.policies import Fixed, Growing
+from sqs_lease.core.policies import Fixed, Growing, Never, RenewalPolicy, Threshold
 from tests.core.busy_service import BusyService, heavy_tailed_seconds
 from tests.core.ledgers import only
 from tests.core.service import answers, receipts
@@ -116,6 +116,34 @@ class TestCallRate:
         assert service.throttled == 0
         assert {at for at, call in service.called(ExtendCall) if at < 30} <= {20.0, 20.02, 20.04}
 
+    @pytest.mark.parametrize("share", [0.05, 0.1])
+    @pytest.mark.parametrize("policy", [Growing(visibility=30), Fixed(visibility=30, every=20)])
+    def test_calls_that_are_throttled_now_and_then_cost_no_lease(self, share: float, policy: RenewalPolicy) -> None:
+        random = Random(2)
+        throttled: dict[int, bool] = {}
+
+        def now_and_then(call: Call, receipt: Receipt, now: float) -> Verdict:
+            is_throttled = throttled.setdefault(id(call), random.random() < share)
+            return Verdict.THROTTLED if is_throttled else Verdict.DONE
+
+        service = BusyService(Ledger(Random(0)), judge=now_and_then)
+        for receipt in receipts(500):
+            service.ledger.hold(Lease(receipt, 0, 30), policy)
+        service.run_until(900)
+        assert service.lapses() == 0
+
+    def test_one_throttled_call_on_an_idle_queue_does_not_slow_down_what_falls_due_next(self) -> None:
+        def first_call(call: Call, receipt: Receipt, now: float) -> Verdict:
+            return Verdict.THROTTLED if now < 19.6 else Verdict.DONE
+
+        service = BusyService(Ledger(Random(0)), judge=first_call)
+        batch_of(service.ledger, 1_000)
+        (done,) = batch_of(service.ledger, 1, name="done")
+        service.run_until(19.5)
+        service.ledger.settle(done, Delete(), 19.5)
+        service.run_until(60)
+        assert service.lapses() == 0
+
 
 class TestSlowAnswers:
     @pytest.mark.parametrize("answer_seconds", [1.2, 3.0, 8.0])
@@ -173,6 +201,55 @@ class TestSlowAnswers:
             ledger.adopt(Lease(lapsed, 0, 90), POLICY)
             ledger.adopt(Lease(urgent, 0, 100 + left), POLICY)
             assert ledger.timeout_seconds(only(ledger.due(100))) == expected, left
+
+    def test_one_lease_about_to_end_does_not_cost_the_other_nine_their_second_try(self) -> None:
+        lost = iter([True])
+        service = BusyService(
+            Ledger(Random(0)), answer_seconds=lambda _: 60.0 if next(lost, False) else 0.02, now=100.0
+        )
+        for number, receipt in enumerate(receipts(10)):
+            deadline = 101.9 if number == 0 else 109.9
+            service.ledger.adopt(Lease(receipt, deadline - 30, deadline), POLICY)
+        service.run_until(120)
+        assert service.lapses() == 1
+
+
+class TestLeasesThatChange:
+    @pytest.mark.parametrize("policy", [Never(visibility=30), Growing(visibility=30, max_lease=20)])
+    def test_an_adopted_lease_goes_on_by_the_new_policy(self, policy: RenewalPolicy) -> None:
+        ledger = Ledger(Random(0))
+        (receipt,) = receipts(1)
+        ledger.hold(Lease(receipt, 0, 30), policy)
+        ledger.adopt(Lease(receipt, 0, 30), POLICY)
+        assert isinstance(only(ledger.due(1)), ExtendCall)
+
+    def test_a_lease_that_is_taken_in_again_waits_for_the_call_that_is_still_under_way(self) -> None:
+        ledger = Ledger(Random(0))
+        (receipt,) = batch_of(ledger, 1)
+        extension = only(ledger.due(20))
+        ledger.forget(receipt)
+        ledger.adopt(Lease(receipt, 0, 30), POLICY)
+        ledger.settle(receipt, Release(), 21)
+        assert ledger.due(21) == [], "the extension may arrive after the release"
+        ledger.report(extension, answers(extension, Verdict.DONE), 22)
+        assert isinstance(only(ledger.due(22)), ReleaseCall)
+
+    def test_a_policy_that_asks_for_a_renewal_after_the_deadline_gets_it_at_the_deadline(self) -> None:
+        ledger = Ledger(Random(0))
+        (receipt,) = receipts(1)
+        ledger.hold(Lease(receipt, 0, 30), Threshold(visibility=30, heartbeat=100))
+        assert ledger.next_due() == 30
+
+    def test_a_release_is_repeated_until_two_seconds_before_the_lease_ends(self) -> None:
+        def away_until_45(call: Call, receipt: Receipt, now: float) -> Verdict:
+            return Verdict.UNAVAILABLE if now < 45 else Verdict.DONE
+
+        service = BusyService(Ledger(Random(0)), judge=away_until_45)
+        for receipt in receipts(200):
+            service.ledger.hold(Lease(receipt, 0, 60), Never(visibility=60))
+            service.ledger.settle(receipt, Release(), 1)
+        service.run_until(60)
+        assert service.outcomes() == {Outcome.RELEASED: 200}
 
 
 class TestSlots:

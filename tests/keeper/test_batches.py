@@ -163,6 +163,66 @@ class TestWhoHolds:
         setting.run(scenario)
         assert [task for task in setting.left if task.startswith("sqs-lease")] == []
 
+    def test_a_batch_that_gave_a_lease_up_neither_settles_nor_counts_it(self, setting: Setting) -> None:
+        async def scenario(keeper: Keeper) -> None:
+            old, new = keeper.open_batch(QUEUE, policy=POLICY), keeper.open_batch(QUEUE, policy=POLICY)
+            (message,) = messages(1)
+            old.add([message], received_at=setting.clock.now())
+            new.adopt(old.leases())
+            with pytest.raises(KeeperClosedError):
+                await old.succeed([message.receipt])
+            assert [holding.leases for holding in keeper.holdings()] == [1]
+            assert setting.transport.calls("delete") == []
+
+        setting.run(scenario)
+
+    def test_who_waits_for_a_settlement_is_told_that_another_batch_took_the_lease(self, setting: Setting) -> None:
+        async def slow(_: Asked) -> Verdict:
+            await asyncio.sleep(2)
+            return Verdict.DONE
+
+        setting.transport.script = slow
+
+        async def scenario(keeper: Keeper) -> None:
+            old, new = keeper.open_batch(QUEUE, policy=POLICY), keeper.open_batch(QUEUE, policy=POLICY)
+            old.add(messages(1), received_at=setting.clock.now())
+            leases = old.leases()
+            settling = asyncio.create_task(old.succeed())
+            await asyncio.sleep(1)
+            new.adopt(leases)
+            with pytest.raises(KeeperClosedError):
+                await settling
+
+        setting.run(scenario)
+
+    def test_a_message_that_ended_is_not_taken_in_again(self, setting: Setting) -> None:
+        async def scenario(keeper: Keeper) -> None:
+            batch = keeper.open_batch(QUEUE, policy=POLICY)
+            batch.add(messages(1), received_at=setting.clock.now())
+            leases = batch.leases()
+            await batch.release_all()
+            batch.adopt(leases)
+            await asyncio.sleep(60)
+            assert (batch.report().released, batch.report().held) == (1, 0)
+
+        setting.run(scenario)
+        assert setting.transport.calls("extend") == []
+
+    def test_a_call_that_was_cancelled_before_it_began_is_made_by_the_last_calls(self, setting: Setting) -> None:
+        async def scenario(keeper: Keeper) -> None:
+            batch = keeper.open_batch(QUEUE, policy=POLICY)
+            batch.add(messages(3), received_at=setting.clock.now())
+            releasing = asyncio.create_task(batch.release_all())
+            for _ in range(3):
+                await asyncio.sleep(0)
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+            await asyncio.gather(releasing, return_exceptions=True)
+            await keeper.close(Leaving.RELEASE)
+            assert batch.report().released == 3
+
+        setting.run(scenario)
+
     def test_an_older_reception_that_comes_late_does_not_take_the_place_of_the_newer_one(
         self, setting: Setting
     ) -> None:

@@ -47,7 +47,9 @@ class Broken(RenewalPolicy):
         return answer  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("wrong", [ValueError("broken"), SystemExit(1), "soon", math.nan])
+@pytest.mark.parametrize(
+    "wrong", [ValueError("broken"), SystemExit(1), asyncio.CancelledError(), "soon", math.nan, -math.inf]
+)
 @pytest.mark.parametrize("answer", ["renewal", "extension"])
 def test_a_policy_that_fails_is_replaced_and_its_leases_and_those_of_others_go_on(
     setting: Setting, caplog: pytest.LogCaptureFixture, answer: str, wrong: object
@@ -86,7 +88,7 @@ def test_a_policy_that_stalls_is_asked_once(caplog: pytest.LogCaptureFixture) ->
     assert len(failures_logged(caplog)) == 1
 
 
-@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(1)])
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(1), asyncio.CancelledError()])
 def test_a_listener_that_fails_stops_nothing(
     setting: Setting, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
