@@ -110,6 +110,30 @@ def test_a_message_behind_one_that_is_lost_while_it_is_worked_on_is_released() -
     assert ended(ledger) == {"m2": Outcome.RELEASED}
 
 
+def test_what_goes_back_with_a_lost_message_is_not_extended_again() -> None:
+    ledger = ledger_of("group", "group")
+    ledger.settle(SECOND, Delete(), 5)
+    extension = only(ledger.due(20))
+    assert extension.receipts == (FIRST, SECOND)
+    ledger.report(extension, [EntryAnswer(FIRST, Verdict.LOST), EntryAnswer(SECOND, Verdict.UNAVAILABLE)], 20)
+    assert all(isinstance(call, ReleaseCall) for call in carry_out(ledger, 29))
+
+
+def test_what_was_passed_before_a_lost_message_is_not_extended_again() -> None:
+    ledger = ledger_of("group", "group")
+    # Adopted in the other order, so that the call names the later message first.
+    ledger.settle(SECOND, Delete(), 5)
+    ledger.extend_now(SECOND)
+    ledger.extend_now(FIRST)
+    extension = only(ledger.due(6))
+    ledger.report(
+        extension,
+        [EntryAnswer(one, Verdict.LOST if one == FIRST else Verdict.UNAVAILABLE) for one in extension.receipts],
+        6,
+    )
+    assert not any(isinstance(call, ExtendCall) for call in carry_out(ledger, 29))
+
+
 def test_groups_share_a_call_but_not_one_group() -> None:
     ledger = ledger_of("one", "one", "two", "two")
     for number in range(1, 5):

@@ -827,6 +827,11 @@ class Ledger:
             else:
                 self._note_refusal(entry, answer)
                 failed.append(entry)
+        # One that was lost may have returned those of its group behind it, which this loop had passed already.
+        for entry in failed:
+            if entry.is_being_settled:
+                self._begin_settling(entry)
+        failed = [entry for entry in failed if entry.phase is Phase.EXTENDING]
         refused = all(answer.verdict is Verdict.REFUSED for answer in answers)
         # What is refused was not carried out, so there is no hurry after the deadline.
         seconds = MAX_VISIBILITY_SECONDS if refused else min(change.seconds for change in call.changes)
@@ -851,8 +856,10 @@ class Ledger:
         if not failed:
             return
         left = [entry.deadline - now for entry in failed]
-        remaining = min((one for one in left if one > 0), default=max(left))
-        again_at = now + extension_retry_seconds(remaining, seconds, self._random)
+        most_urgent = min((one for one in left if one > 0), default=math.inf)
+        lapsed_last = max((one for one in left if one <= 0), default=math.inf)
+        pauses = [extension_retry_seconds(one, seconds, self._random) for one in (most_urgent, lapsed_last)]
+        again_at = now + min(pauses)
         for entry in failed:
             entry.enter(Phase.WAITING)
             self._waiting.push(again_at, entry)
@@ -947,7 +954,7 @@ class Ledger:
         if not again:
             return
         left = min((entry.deadline - now for entry in again if entry.deadline > now), default=math.inf)
-        pause = 0.0 if throttled else settlement_retry_seconds(max(entry.tries for entry in again), left, self._random)
+        pause = 0.0 if throttled else settlement_retry_seconds(min(entry.tries for entry in again), left, self._random)
         for entry in again:
             entry.enter(Phase.SETTLING)
             if throttled:
