@@ -16,7 +16,6 @@ def test_all_tables_have_a_line_for_each_figure_of_both_sides(capsys: pytest.Cap
     for name in (
         "Growing",
         "100 leases",
-        "200 leases",
         "settle, all batches at once",
         "id, receipt handle, no content",
     ):
