@@ -1,8 +1,8 @@
 # ruff: noqa: T201 - what it prints is for people
 """Runs schedules and prints the trace of each that breaks a rule.
 
-``python -m tests.simulation --seeds 10000`` runs seeds 0 to 9999, ``--seeds 500:600`` those from 500 to 599, and
-``--trace 512`` runs one seed and prints its trace in any case.
+``python -m tests.simulation --seeds 10000`` runs seeds 0 to 9999 on all processors, ``--seeds 500:600`` those from 500
+to 599, and ``--trace 512`` runs one seed and prints its trace in any case. At the end it prints what was simulated.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.simulation.schedule import failing_seeds, run_schedule
+from tests.simulation.schedule import figures_of, run_schedule
 
 CHUNK = 50
 
@@ -32,14 +33,17 @@ def main() -> int:
     began = time.monotonic()
     chunks = [options.seeds[start : start + CHUNK] for start in range(0, len(options.seeds), CHUNK)]
     failed: list[int] = []
+    figures: Counter[str] = Counter()
     with ProcessPoolExecutor(options.processes) as pool:
-        for done, seeds in enumerate(pool.map(failing_seeds, chunks), start=1):
+        for done, (seeds, counted) in enumerate(pool.map(figures_of, chunks), start=1):
             failed += seeds
+            figures.update(counted)
             for seed in seeds:
                 print(run_schedule(seed, tracing=True))
             if done % 20 == 0 or done == len(chunks):
                 at = min(done * CHUNK, len(options.seeds))
                 print(f"{at} schedules, {len(failed)} broke a rule, {time.monotonic() - began:.0f} s", flush=True)
+    print(", ".join(f"{count:,} {what}" for what, count in figures.items()))
     if failed:
         print(f"Broken by seeds {', '.join(map(str, failed))}")
     return 1 if failed else 0

@@ -1,88 +1,309 @@
-"""Ledgers that break a rule on purpose: the simulator must notice each."""
+"""Defects put back on purpose, each a change of the real code: the simulator must notice every one of them.
+
+Each mutant is a function that takes pytest's ``monkeypatch``. Those of the first group break rules that every version
+had; the others are defects that were shown once, as a stranger saw them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
+import pytest
+from msgspec.structs import replace as replace_struct
+
+from sqs_lease.core import ledger as ledger_module
 from sqs_lease.core.calls import Call, EntryAnswer, ExtendCall, ReleaseCall, Verdict, VisibilityChange
-from sqs_lease.core.entries import Entry
-from sqs_lease.core.failure_rules import Release, Settlement
-from sqs_lease.core.ledger import Ledger
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.failure_rules import Settlement
+from sqs_lease.core.ledger import Entry, Ledger, Phase
+from sqs_lease.core.messages import Lease, Message, Receipt
+from sqs_lease.core.pacing import CallPacing
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.keeper import batch as batch_module
+from sqs_lease.keeper.batch import Batch
+from sqs_lease.keeper.driver import QueueDriver
+from sqs_lease.keeper.plug_ins import PlugIns
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
-class ExtendsAfterSettling(Ledger):
+def extends_after_settling(patch: pytest.MonkeyPatch) -> None:
     """A heartbeat that does not know that the settlement began."""
+    settle, due, report = Ledger.settle, Ledger.due, Ledger.report
+    beating: dict[int, list[Receipt]] = {}
+    strangers: set[int] = set()
 
-    def __init__(self, random: Random) -> None:
-        super().__init__(random)
-        self._still_beating: list[Receipt] = []
+    def remembered(self: Ledger, receipt: Receipt, settlement: Settlement, now: float, **order: bool) -> bool:
+        beating.setdefault(id(self), []).append(receipt)
+        return settle(self, receipt, settlement, now, **order)
 
-    def settle(self, receipt: Receipt, settlement: Settlement, now: float) -> bool:
-        self._still_beating.append(receipt)
-        return super().settle(receipt, settlement, now)
-
-    def due(self, now: float, limit: int | None = None) -> list[Call]:
-        calls = super().due(now, limit)
-        if not calls and self._still_beating:
-            calls.append(ExtendCall(now, (VisibilityChange(self._still_beating.pop(0), 30),)))
+    def due_and_beating(self: Ledger, now: float, limit: int | None = None) -> list[Call]:
+        calls = due(self, now, limit)
+        if not calls and (left := beating.get(id(self))):
+            calls = [ExtendCall(now, (VisibilityChange(left.pop(0), 30),))]
+            strangers.add(id(calls[0]))
         return calls
 
+    def heard(self: Ledger, call: Call, answers: Sequence[EntryAnswer], now: float) -> None:
+        if id(call) not in strangers:
+            report(self, call, answers, now)
 
-class ReleasesWhatIsLost(Ledger):
-    """Gives back what it does not have."""
-
-    def __init__(self, random: Random) -> None:
-        super().__init__(random)
-        self._lost: list[Receipt] = []
-
-    def _lose(self, entry: Entry, detail: str) -> None:
-        self._lost.append(entry.receipt)
-        super()._lose(entry, detail)
-
-    def due(self, now: float, limit: int | None = None) -> list[Call]:
-        calls = super().due(now, limit)
-        if self._lost:
-            calls.append(ReleaseCall(now, (VisibilityChange(self._lost.pop(0), 0),)))
-        return calls
+    patch.setattr(Ledger, "settle", remembered)
+    patch.setattr(Ledger, "due", due_and_beating)
+    patch.setattr(Ledger, "report", heard)
 
 
-class MovesDeadlinesUnconfirmed(Ledger):
+def moves_deadlines_unconfirmed(patch: pytest.MonkeyPatch) -> None:
     """Takes an extension for granted once it was sent."""
+    report = Ledger.report
 
-    def report(self, call: Call, answers: Sequence[EntryAnswer], now: float) -> None:
+    def granted(self: Ledger, call: Call, answers: Sequence[EntryAnswer], now: float) -> None:
         if isinstance(call, ExtendCall):
             answers = [EntryAnswer(receipt, Verdict.DONE) for receipt in call.receipts]
-        super().report(call, answers, now)
+        report(self, call, answers, now)
+
+    patch.setattr(Ledger, "report", granted)
 
 
-class GivesUpWithoutAnswer(Ledger):
-    """Takes a call without an answer for a lost lease."""
+def gives_up_without_answer(patch: pytest.MonkeyPatch) -> None:
+    """Takes an extension that got no answer for a lost lease."""
+    answered = Ledger._extensions_answered
 
-    def report(self, call: Call, answers: Sequence[EntryAnswer], now: float) -> None:
-        answers = [
-            replace(answer, verdict=Verdict.LOST) if answer.verdict is Verdict.TRANSIENT else answer
-            for answer in answers
-        ]
-        super().report(call, answers, now)
+    def lost(self: Ledger, call: ExtendCall, answers: Sequence[EntryAnswer], now: float, *, throttled: bool) -> None:
+        answered(
+            self, call, [_instead(one, Verdict.TRANSIENT, Verdict.LOST) for one in answers], now, throttled=throttled
+        )
 
-
-class RetriesTooLate(Ledger):
-    """Waits half a visibility timeout after each failure, however near the deadline is."""
-
-    def _extension_answered(
-        self, entry: Entry, deadline: float, answer: EntryAnswer, asked_at: float, now: float
-    ) -> None:
-        super()._extension_answered(entry, deadline, answer, asked_at, now)
-        if answer.verdict is Verdict.TRANSIENT and entry.settlement is None:
-            self._waiting.push(now + entry.policy.visibility_seconds / 2, entry)
+    patch.setattr(Ledger, "_extensions_answered", lost)
 
 
-class ReleasesTooLate(Ledger):
-    """Releases what may be somebody else's by now."""
+def retries_too_late(patch: pytest.MonkeyPatch) -> None:
+    """Tries a failed extension again only when the lease has ended."""
+    patch.setattr(
+        ledger_module,
+        "extension_retry_seconds",
+        lambda remaining, seconds, random: max(remaining, 0) + 5,
+    )
 
-    def _releases_to_send(self, now: float) -> Iterator[VisibilityChange]:
-        for entry in self._to_send(Release):
-            yield VisibilityChange(entry.receipt, 0)
+
+def releases_too_late(patch: pytest.MonkeyPatch) -> None:
+    """Releases however little is left of a lease, and what has lapsed."""
+    patch.setattr(ledger_module, "RELEASE_MARGIN_SECONDS", -math.inf)
+    lapse = Ledger._note_lapse
+
+    def certain(self: Ledger, entry: Entry, now: float) -> None:
+        lapse(self, entry, now)
+        entry.doubtful = False
+
+    patch.setattr(Ledger, "_note_lapse", certain)
+
+
+# Defects that were shown
+
+
+def settlements_ignore_the_pace(patch: pytest.MonkeyPatch) -> None:
+    """Only extensions pass the gate."""
+    next_call, next_due = Ledger._next_call, Ledger.next_due
+
+    def at_once(self: Ledger, now: float) -> Call | None:
+        return self._settlement_call(now) or next_call(self, now)
+
+    def due_at_once(self: Ledger) -> float | None:
+        waits = self._settlement_slots() and self._wants_settlement()
+        return -math.inf if waits else next_due(self)
+
+    patch.setattr(Ledger, "_next_call", at_once)
+    patch.setattr(Ledger, "next_due", due_at_once)
+
+
+def reserves_no_slots(patch: pytest.MonkeyPatch) -> None:
+    """Settlements and forwards may take every slot."""
+    patch.setattr(ledger_module, "SLOTS_FOR_EXTENSIONS", 0)
+    patch.setattr(ledger_module, "MAX_FORWARDS_UNDER_WAY", ledger_module.MAX_CALLS_UNDER_WAY)
+
+
+def counts_only_what_was_done_as_gone_through(patch: pytest.MonkeyPatch) -> None:
+    """A call that was answered "lost" does not end a pause."""
+    learn, went_through = Ledger._learn_from, CallPacing.went_through
+
+    def only_done(self: Ledger, call: Call, answers: Sequence[EntryAnswer], now: float) -> bool:
+        done = any(answer.verdict is Verdict.DONE for answer in answers) and isinstance(call, ExtendCall)
+        with pytest.MonkeyPatch.context() as meanwhile:
+            meanwhile.setattr(CallPacing, "went_through", went_through if done else lambda *_: None)
+            return learn(self, call, answers, now)
+
+    patch.setattr(Ledger, "_learn_from", only_done)
+
+
+def gives_a_lapsed_lease_one_second(patch: pytest.MonkeyPatch) -> None:
+    """The time-out of an extension is half of what is left, and one second where nothing is."""
+
+    def cut(self: Ledger, call: Call) -> float:
+        if not isinstance(call, ExtendCall):
+            return self._call_timeout_seconds
+        leases = [self.lease(receipt) for receipt in call.receipts]
+        remaining = min((lease.deadline - call.asked_at for lease in leases if lease is not None), default=math.inf)
+        return min(max(remaining / 2, 1.0), self._call_timeout_seconds)
+
+    patch.setattr(Ledger, "timeout_seconds", cut)
+
+
+def keeps_no_group_order(patch: pytest.MonkeyPatch) -> None:
+    """A delete neither waits for earlier messages of its group nor becomes a release."""
+    patch.setattr(Ledger, "_decide_in_group", lambda *_: None)
+
+
+def deletes_behind_what_went_back(patch: pytest.MonkeyPatch) -> None:
+    """A delete waits for earlier messages of its group, and happens whatever became of them."""
+    patch.setattr(Ledger, "_return_from", lambda *_: None)
+
+
+def takes_a_refused_release_for_a_lost_answer(patch: pytest.MonkeyPatch) -> None:
+    """A release that was certainly not carried out is not repeated."""
+    _change_settlement_answers(patch, ReleaseCall, Verdict.UNAVAILABLE, Verdict.TRANSIENT)
+
+
+def repeats_what_is_refused(patch: pytest.MonkeyPatch) -> None:
+    """A settlement that cannot succeed is tried for a minute."""
+    _change_settlement_answers(patch, object, Verdict.REFUSED, Verdict.UNAVAILABLE)
+
+
+def crumbles_what_failed(patch: pytest.MonkeyPatch) -> None:
+    """Each message of a failed call is tried again at a time of its own."""
+    extend, settle = Ledger._extend_again, Ledger._settle_again
+
+    def extend_alone(self: Ledger, failed: Sequence[Entry], seconds: int, now: float) -> None:
+        for entry in failed:
+            extend(self, [entry], seconds, now)
+
+    def settle_alone(self: Ledger, failed: Sequence[Any], now: float, *, throttled: bool) -> None:
+        for one in failed:
+            settle(self, [one], now, throttled=throttled)
+
+    patch.setattr(Ledger, "_extend_again", extend_alone)
+    patch.setattr(Ledger, "_settle_again", settle_alone)
+    patch.setattr(Ledger, "_next_retry", lambda *_: None)
+
+
+def forgets_a_lapsed_lease_for_long(patch: pytest.MonkeyPatch) -> None:
+    """A lapsed lease is tried again later and later, although a lost answer may have extended it for a while only."""
+
+    def later(remaining: float, seconds: float, random: Random) -> float:
+        return min(max(abs(remaining) / 4, 0.2), 30.0) * (0.5 + 0.5 * random.random())
+
+    patch.setattr(ledger_module, "extension_retry_seconds", later)
+
+
+def tells_owners_before_the_ledger(patch: pytest.MonkeyPatch) -> None:
+    """A meter that raises leaves leases under way for ever."""
+    answered = QueueDriver._answered
+
+    def owners_first(self: QueueDriver, call: Call, answers: Sequence[EntryAnswer]) -> None:
+        if isinstance(call, ExtendCall):
+            self._unreported.discard(id(call))
+            self._tell_of_extensions(call, answers)
+        answered(self, call, answers)
+
+    patch.setattr(QueueDriver, "_answered", owners_first)
+    _call_unguarded(patch)
+
+
+def lets_plug_ins_raise(patch: pytest.MonkeyPatch) -> None:
+    """A listener that raises stops the loop of its queue."""
+    _call_unguarded(patch)
+
+
+def lets_policies_raise(patch: pytest.MonkeyPatch) -> None:
+    """A policy that raises stops every batch of the queue."""
+
+    def unguarded(policy: RenewalPolicy, *_: object) -> RenewalPolicy:
+        return policy
+
+    patch.setattr(batch_module, "guarded", unguarded)
+
+
+def lets_an_older_reception_win(patch: pytest.MonkeyPatch) -> None:
+    """What is handed over last is taken for the newest reception."""
+    put = Batch._put
+    puts = 0
+
+    def newest(self: Batch, lease: Lease, message: Message | None, *, at_once: bool) -> None:
+        nonlocal puts
+        puts += 1
+        put(self, replace_struct(lease, receive_count=1_000_000 + puts), message, at_once=at_once)
+
+    patch.setattr(Batch, "_put", newest)
+
+
+def forgets_what_another_batch_adopted(patch: pytest.MonkeyPatch) -> None:
+    """A batch that is dropped takes its former leases with it."""
+
+    def whoever_owns(self: QueueDriver, receipts: Sequence[Receipt], owner: object) -> None:
+        for receipt in receipts:
+            self._ledger.forget(receipt)
+            self._drop(receipt)
+
+    patch.setattr(QueueDriver, "forget", whoever_owns)
+
+
+def rounds_the_visibility_down_where_it_receives(patch: pytest.MonkeyPatch) -> None:
+    """The lease counts the fraction of a second that the service was not asked for."""
+    seconds: Callable[[RenewalPolicy], int] = vars(RenewalPolicy)["visibility_seconds"].fget
+    patch.setattr(RenewalPolicy, "visibility_seconds", property(lambda self: max(seconds(self) - 1, 1)))
+    add = Batch.add
+
+    def with_fraction(self: Batch, messages: Sequence[Message], **times: float) -> None:
+        self._visibility_seconds += 1
+        try:
+            add(self, messages, **times)
+        finally:
+            self._visibility_seconds -= 1
+
+    patch.setattr(Batch, "add", with_fraction)
+
+
+def says_deleted_after_a_lapse(patch: pytest.MonkeyPatch) -> None:
+    """Every delete that is answered with success counts as deleted."""
+    settled = Ledger._settled
+
+    def trusting(self: Ledger, entry: Entry, call: Any, now: float) -> None:
+        entry.doubtful = False
+        settled(self, entry, call, min(now, entry.deadline))
+
+    patch.setattr(Ledger, "_settled", trusting)
+
+
+def extends_what_goes_back_with_a_lost_message(patch: pytest.MonkeyPatch) -> None:
+    """A failed extension is repeated although a settlement was decided meanwhile."""
+    begin = Ledger._begin_settling
+
+    def later(self: Ledger, entry: Entry) -> None:
+        if entry.phase is not Phase.EXTENDING or entry.settlement is None:
+            begin(self, entry)
+
+    patch.setattr(Ledger, "_begin_settling", later)
+
+
+def _instead(answer: EntryAnswer, verdict: Verdict, other: Verdict) -> EntryAnswer:
+    return replace(answer, verdict=other) if answer.verdict is verdict else answer
+
+
+def _change_settlement_answers(patch: pytest.MonkeyPatch, kind: type, verdict: Verdict, other: Verdict) -> None:
+    answered = Ledger._settlements_answered
+
+    def changed(self: Ledger, call: Any, answers: Sequence[EntryAnswer], now: float, *, throttled: bool) -> None:
+        if isinstance(call, kind):
+            answers = [_instead(answer, verdict, other) for answer in answers]
+        answered(self, call, answers, now, throttled=throttled)
+
+    patch.setattr(Ledger, "_settlements_answered", changed)
+
+
+def _call_unguarded(patch: pytest.MonkeyPatch) -> None:
+    def call(self: PlugIns, name: str, function: Callable[[], Any], instead: object) -> Any:
+        return function()
+
+    patch.setattr(PlugIns, "call", call)

@@ -8,22 +8,25 @@ run's owner settles, not sooner than 5 s after it took the run over or stood sti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
 
-from sqs_lease.core.events import LeaseEvent, Lost
-from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled
+from sqs_lease.core.failure_rules import Delete, Release, Settlement
+from sqs_lease.core.messages import Lease, Message, Receipt
+from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.testing import FaultRule, MemorySqs
-from tests.simulation.journal import Journal
-from tests.simulation.plan import Plan, QueuePlan
+from tests.simulation.journal import Holding, Journal
+from tests.simulation.plan import Plan, QueuePlan, Size
+from tests.simulation.plug_ins import Failing, FailingMeter, RecordingRule, with_failures
 from tests.simulation.store import Run, Store, Work
 from tests.simulation.wire import Wire
 from tests.simulation.world import ProcessClock, World, WorldLoop
@@ -32,7 +35,8 @@ HEARTBEAT_SECONDS = 5.0
 PRESUMED_DEAD_SECONDS = 20.0
 STALL_SECONDS = 10.0
 TAKEOVER_SECONDS = 5.0
-MOST_RUNS = 3
+WAIT_SECONDS = 6.0
+MOST_RUNS = {Size.SMALL: 3, Size.CROWDED: 3, Size.LARGE: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +57,23 @@ class Setting:
         return self.world.clock.now() >= self.plan.calm_at
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingRule(FailureRule):
-    """A failure rule that tells what it decides for the receipts that it is asked about in order."""
-
-    inner: FailureRule
-    asked: list[Receipt]
-    decided: Callable[[Receipt, Settlement], None]
-
-    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
-        """What the rule decides."""
-        settlement = self.inner.settlement(receive_count=receive_count, reason=reason, random=random)
-        self.decided(self.asked.pop(0), settlement)
-        return settlement
-
-
 @dataclass(slots=True, eq=False)
 class Watched:
-    """A run that this process holds."""
+    """A run that this process holds.
+
+    Attributes:
+        asked: The receipts that the failure rule will be asked about, in order.
+        ended: How leases ended, as the batch's listener heard it; by message id, for the newest reception.
+        lapses: How many lapses it heard of.
+    """
 
     run: Run
     batch: Batch
+    policy: RenewalPolicy
     asked: list[Receipt]
     settle_after: float
+    ended: dict[str, tuple[Receipt, Outcome]] = field(default_factory=dict)
+    lapses: int = 0
 
 
 class ConsumerProcess:
@@ -92,22 +90,23 @@ class ConsumerProcess:
         world = setting.world
         self.clock = ProcessClock(world.clock, booted_at=-self._random.randrange(100_000), wall_error=wall_error)
         self.loop: WorldLoop = world.new_loop(self.clock)
-        wire = Wire(
-            self.name,
-            self.loop,
-            world,
-            setting.sqs,
-            setting.journal,
-            faults=setting.faults,
+        self._wire = Wire(
+            self.name, self.loop, world, setting.sqs, setting.store, setting.journal, faults=setting.faults
         )
-        self._wire = wire
-        self._keeper: Keeper
         self._receivers: list[Receiver] = []
         self._watched: dict[int, Watched] = {}
         self._leaving = False
         # Kept, because the event loop itself holds tasks only weakly.
         self._tasks: list[asyncio.Task[None]] = []
         self._consumers: list[asyncio.Task[None]] = []
+        self._keeper = Keeper(
+            self._wire,
+            clock=self.clock,
+            random=Random(f"keeper {self.name} of {self._plan.seed}"),
+            call_timeout_seconds=self._plan.call_timeout_seconds,
+            meter=FailingMeter(self._failing("meter", self._plan.plug_ins.meter)),
+            quiet_after_stall_seconds=self._plan.quiet_after_stall_seconds,
+        )
         self.loop.create_task(self._main())
 
     def kill(self) -> None:
@@ -119,8 +118,8 @@ class ConsumerProcess:
 
     @property
     def idle(self) -> bool:
-        """Whether it holds no run."""
-        return not self._watched
+        """Whether it holds no run, and no lease of one that it is still receiving."""
+        return not self._watched and not self._keeper.holdings()
 
     def shut_down(self, leaving: Leaving) -> None:
         """Ask it to stop."""
@@ -128,13 +127,11 @@ class ConsumerProcess:
             self._leaving = True
             self.loop.call_soon(lambda: self.loop.create_task(self._leave(leaving)))
 
+    def reopen(self, *, adopts_first: bool) -> None:
+        """Have its host put all leases into new batches."""
+        self.loop.call_soon(lambda: self._reopen(adopts_first=adopts_first))
+
     async def _main(self) -> None:
-        self._keeper = Keeper(
-            self._wire,
-            clock=self.clock,
-            random=Random(f"keeper {self.name} of {self._plan.seed}"),
-            call_timeout_seconds=self._plan.call_timeout_seconds,
-        )
         self._start(self._beat())
         if not self._plan.hosted:
             self._start(self._adopt_orphans())
@@ -144,6 +141,9 @@ class ConsumerProcess:
         task = self.loop.create_task(coroutine)
         self._tasks.append(task)
         return task
+
+    def _failing(self, what: str, share: float) -> Failing:
+        return Failing(share, Random(f"{what} {self.name} of {self._plan.seed}"), self._world_now)
 
     def _world_now(self) -> float:
         return self._setting.world.clock.now()
@@ -157,37 +157,47 @@ class ConsumerProcess:
 
     async def _consume(self, queue: QueuePlan) -> None:
         queue_url = self._setting.queue_urls[queue.name]
-        receiver = Receiver(
-            self._wire,
-            queue_url,
-            visibility_seconds=queue.visibility_seconds,
-            clock=self.clock,
-            random=Random(f"receiver {self.name} {queue.name} of {self._plan.seed}"),
-        )
-        self._receivers.append(receiver)
+        receivers = [
+            Receiver(
+                self._wire,
+                queue_url,
+                visibility_seconds=queue.policy.visibility_seconds,
+                clock=self.clock,
+                random=Random(f"receiver {number} {self.name} {queue.name} of {self._plan.seed}"),
+            )
+            for number in range(queue.receivers)
+        ]
+        self._receivers += receivers
         while not self._leaving:
-            if len(self._watched) >= MOST_RUNS:
+            if len(self._watched) >= MOST_RUNS[self._plan.size]:
                 await asyncio.sleep(self._random.uniform(1, 5))
                 continue
-            run = self._new_run(queue, queue_url)
-            watched = self._hold(run)
-            try:
-                await receiver.collect(
-                    queue.batch_size,
-                    wait=20,
-                    linger=queue.linger_seconds,
-                    on_received=partial(self._received, watched),
-                )
-            except SqsError as error:
-                self._journal.say(self.name, "cannot receive:", type(error).__name__)
+            watched = self._hold(self._new_run(queue, queue_url))
+            collections = [self._collect(receiver, queue, watched) for receiver in receivers]
+            if not all(await asyncio.gather(*collections)):
                 await asyncio.sleep(self._random.uniform(0.5, 3))
+            run = watched.run
             if run.messages:
                 self._watched[run.number] = watched
                 self._begin_work(run)
                 self._start(self._watch(watched))
             else:
                 self._keeper.drop(watched.batch)
-                await asyncio.sleep(self._random.uniform(0, 2 * queue.visibility_seconds))
+                await asyncio.sleep(self._random.uniform(0, 2 * queue.policy.visibility_seconds))
+
+    async def _collect(self, receiver: Receiver, queue: QueuePlan, watched: Watched) -> bool:
+        """Whether it could be asked for messages."""
+        try:
+            await receiver.collect(
+                queue.batch_size,
+                wait=WAIT_SECONDS,
+                linger=queue.linger_seconds,
+                on_received=partial(self._received, watched),
+            )
+        except SqsError as error:
+            self._journal.say(self.name, "cannot receive:", type(error).__name__)
+            return False
+        return True
 
     def _new_run(self, queue: QueuePlan, queue_url: str) -> Run:
         return Run(
@@ -205,41 +215,73 @@ class ConsumerProcess:
 
     def _hold(self, run: Run, *, settle_after: float = 0.0) -> Watched:
         asked: list[Receipt] = []
+        plug_ins = self._plan.plug_ins
+        number = len(self._tasks)
+        listener = self._failing(f"listener {number}", plug_ins.listener)
+        source = self._failing(f"source {number}", plug_ins.source)
 
         def happened(event: LeaseEvent) -> None:
             self._journal.heard(self.name, event)
-            if isinstance(event, Lost):
-                # The rest is up to whoever received it, or will.
-                run.settled.add(event.receipt.message_id)
+            if isinstance(event, Settled | Lost):
+                outcome = event.outcome if isinstance(event, Settled) else Outcome.LOST
+                message_id = event.receipt.message_id
+                if run.messages[message_id].receipt == event.receipt:
+                    # After a loss, the rest is up to whoever received it, or will.
+                    run.settled.add(message_id)
+                    if outcome not in (Outcome.DELETED, Outcome.DEAD_LETTERED):
+                        run.gone_back.add(message_id)
+                watched.ended[message_id] = (event.receipt, outcome)
+            watched.lapses += isinstance(event, Lapsed)
+            listener.maybe()
 
         async def messages(ids: Sequence[str]) -> Mapping[str, Message]:
+            if not self._setting.calm:
+                await asyncio.sleep(plug_ins.source_seconds * source.random.random())
+                source.maybe()
             return {message_id: run.messages[message_id] for message_id in ids}
 
+        policy = with_failures(run.policy, self._failing(f"policy {number}", plug_ins.policy))
         batch = self._keeper.open_batch(
             run.queue_url,
-            policy=run.policy,
-            on_failure=RecordingRule(run.rule, asked, self._begun),
+            policy=policy,
+            on_failure=RecordingRule(run.rule, asked, self._begun, self._failing(f"rule {number}", plug_ins.rule)),
             on_event=happened,
             message_source=messages,
         )
-        return Watched(run, batch, asked, settle_after)
+        watched = Watched(run, batch, policy, asked, settle_after)
+        return watched
 
     def _received(self, watched: Watched, reception: Reception) -> None:
         run = watched.run
+        now = self._world_now()
         if not run.messages:
             run.number = len(self._store.runs)
-            run.created_at = self._world_now()
-            run.owners = [(self._world_now(), self.name)]
+            run.created_at = now
+            run.owners = [(now, self.name)]
             self._store.runs.append(run)
         for message in reception.messages:
-            run.messages[message.message_id] = message
-            # An earlier reception of it may have been lost while the batch was still being filled.
-            run.settled.discard(message.message_id)
-            run.arrived[message.receipt.handle] = self._world_now()
+            known = run.messages.get(message.message_id)
+            run.take_in(message)
+            if known is not None and run.messages[message.message_id] is message:
+                self._journal.lease(self.name, known.receipt).forgotten_at.append(now)
+            run.arrived[message.receipt.handle] = now
             self._store.by_handle[message.receipt.handle] = run
         watched.batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
+        received = {message.receipt for message in reception.messages}
+        self._note_holdings(watched, [lease for lease in watched.batch.leases() if lease.receipt in received])
+        if self._plan.drops_contents:
+            watched.batch.drop_contents()
         self._write_down(watched)
-        self._journal.say(self.name, run, "receives", *(message.receipt for message in reception.messages))
+        self._journal.say(self.name, run, "receives", *received)
+
+    def _note_holdings(self, watched: Watched, leases: Collection[Lease], *, adopted: bool = False) -> None:
+        for lease in leases:
+            record = self._journal.lease(self.name, lease.receipt)
+            record.queue_url = watched.run.queue_url
+            times = (self.clock.world_time(lease.received_at), self.clock.world_time(lease.deadline))
+            record.holdings.append(
+                Holding(self._world_now(), *times, adopted, watched.policy, len(record.forgotten_at))
+            )
 
     def _write_down(self, watched: Watched) -> None:
         watched.run.written_with_error = self.clock.wall_error
@@ -307,14 +349,28 @@ class ConsumerProcess:
 
     def _forget(self, watched: Watched) -> None:
         self._journal.say(self.name, "forgets", watched.run)
-        for lease in watched.batch.leases():
-            self._journal.lease(self.name, lease.receipt).forgotten_at = self._world_now()
         self._drop(watched)
 
     def _drop(self, watched: Watched) -> None:
+        self._check_report(watched)
+        for lease in watched.batch.leases():
+            self._journal.lease(self.name, lease.receipt).forgotten_at.append(self._world_now())
         self._keeper.drop(watched.batch)
         if self._watched.get(watched.run.number) is watched:
             del self._watched[watched.run.number]
+
+    def _check_report(self, watched: Watched) -> None:
+        report = watched.batch.report()
+        newest = {lease.receipt.message_id for lease in watched.batch.leases()}
+        ended = Counter(outcome for message_id, (_, outcome) in watched.ended.items() if message_id not in newest)
+        counted = {outcome: getattr(report, outcome.name.lower()) for outcome in Outcome}
+        told = {outcome: ended[outcome] for outcome in Outcome}
+        if counted != told or report.held != len(newest) or report.late != watched.lapses:
+            self._journal.violated(
+                "5 a report adds up", f"{watched.run} of {self.name}: {report}; told: {told}, {watched.lapses} lapses"
+            )
+        if report.received != report.held + sum(counted.values()):
+            self._journal.violated("5 a report adds up", f"{watched.run} of {self.name}: {report}")
 
     def _settle_what_is_finished(self, watched: Watched) -> None:
         run = watched.run
@@ -326,23 +382,38 @@ class ConsumerProcess:
         if not finished:
             return
         run.intents.update(dict.fromkeys(finished, self._world_now()))
-        receipts = {message_id: run.messages[message_id].receipt for message_id in finished}
-        succeeded = [receipts[message_id] for message_id, work in finished.items() if work is Work.SUCCEEDED]
-        failed = [receipts[message_id] for message_id, work in finished.items() if work is Work.FAILED]
-        if succeeded:
-            self._start(self._succeed(watched, succeeded))
-        if failed:
-            self._start(self._fail(watched, failed))
+        succeeded: dict[Receipt, Settlement] = {
+            run.messages[message_id].receipt: Release() if self._is_behind_unclear(run, message_id) else Delete()
+            for message_id, work in finished.items()
+            if work is Work.SUCCEEDED
+        }
+        failed = [run.messages[message_id].receipt for message_id, work in finished.items() if work is Work.FAILED]
+        match self._random.choice(["succeeded first", "failed first", "together"]):
+            case "succeeded first":
+                self._start(self._settle(watched, succeeded))
+                self._start(self._fail(watched, failed))
+            case "failed first":
+                self._start(self._fail(watched, failed))
+                self._start(self._settle(watched, succeeded))
+            case _:
+                self._start(self._settle(watched, succeeded, failed))
 
-    async def _succeed(self, watched: Watched, receipts: list[Receipt]) -> None:
-        for receipt in receipts:
-            self._begun(receipt, Delete())
-        self._journal.say(self.name, watched.run, "succeeds with", *receipts)
+    @staticmethod
+    def _is_behind_unclear(run: Run, message_id: str) -> bool:
+        """Whether an earlier message of its group may have gone back to the queue: then this one goes back, too."""
+        return any(earlier in run.unclear for earlier in run.earlier_in_group(message_id))
+
+    async def _settle(
+        self, watched: Watched, settlements: Mapping[Receipt, Settlement], failed: Sequence[Receipt] = ()
+    ) -> None:
+        for receipt, settlement in settlements.items():
+            self._begun(receipt, settlement)
+        watched.asked.extend(failed)
+        self._journal.say(self.name, watched.run, "settles", settlements, "fails with", failed)
         try:
-            await watched.batch.succeed(receipts)
+            await watched.batch.settle({**settlements, **watched.batch.failing("it did not work", failed)})
         except KeeperClosedError:
             return
-        watched.run.settled.update(receipt.message_id for receipt in receipts)
 
     async def _fail(self, watched: Watched, receipts: list[Receipt]) -> None:
         self._journal.say(self.name, watched.run, "fails with", *receipts)
@@ -351,7 +422,6 @@ class ConsumerProcess:
             await watched.batch.fail("it did not work", receipts)
         except KeeperClosedError:
             return
-        watched.run.settled.update(receipt.message_id for receipt in receipts)
 
     def _begun(self, receipt: Receipt, settlement: Settlement) -> None:
         record = self._journal.lease(self.name, receipt)
@@ -380,18 +450,40 @@ class ConsumerProcess:
             # It stood still, another process took the run over, and went as well.
             self._forget(known)
         self._store.new_owner(run, self.name, self._world_now())
-        watched = self._hold(run, settle_after=self.clock.now() + TAKEOVER_SECONDS)
-        # What somebody began to settle is not touched again: it may be another consumer's by now.
-        run.settled.update(run.intents)
-        leases = [lease for message_id, lease in run.leases.items() if message_id not in run.settled]
         run.calendar_error += abs(self.clock.wall_error - run.written_with_error)
         behind = self.clock.now() - self.clock.wall()
-        for lease in leases:
-            self._journal.lease(self.name, lease.receipt).forgotten_at = None
-        self._journal.say(self.name, "adopts", run, *(lease.receipt for lease in leases))
-        watched.batch.adopt([lease.shifted(behind) for lease in leases])
+        leases = [lease.shifted(behind) for lease in run.leases.values()]
+        self._take_up(run, leases, settle_after=self.clock.now() + TAKEOVER_SECONDS)
+
+    def _take_up(self, run: Run, leases: Sequence[Lease], *, settle_after: float) -> None:
+        """Hold the leases of a run that nobody else holds."""
+        # What somebody began to settle is not touched again: it may be another consumer's by now.
+        run.unclear.update(run.intents.keys() - run.settled, run.gone_back)
+        run.settled.update(run.intents)
+        left = [lease for lease in leases if lease.receipt.message_id not in run.settled]
+        watched = self._hold(run, settle_after=settle_after)
+        self._journal.say(self.name, "adopts", run, *(lease.receipt for lease in left))
+        watched.batch.adopt(left)
+        self._note_holdings(watched, left, adopted=True)
         self._watched[run.number] = watched
         self._start(self._watch(watched))
+
+    def _reopen(self, *, adopts_first: bool) -> None:
+        for watched in tuple(self._watched.values()):
+            if self._leaving or watched.run.owner != self.name:
+                continue
+            self._journal.say(self.name, "reopens", watched.run)
+            leases = watched.batch.leases()
+            if not adopts_first:
+                self._forget(watched)
+                self._take_up(watched.run, leases, settle_after=watched.settle_after)
+                continue
+            again = self._hold(watched.run, settle_after=watched.settle_after)
+            again.batch.adopt(leases)
+            self._note_holdings(again, leases, adopted=True)
+            self._keeper.drop(watched.batch)
+            self._watched[watched.run.number] = again
+            self._start(self._watch(again))
 
     # Leaving
 

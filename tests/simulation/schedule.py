@@ -7,23 +7,29 @@ import gc
 import hashlib
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 
 from sqs_lease.testing import (
     NO_FAULT,
+    CallRate,
     Fault,
     FaultRule,
+    HeavyTail,
     MemorySqs,
+    Operation,
     Outages,
     RandomFaults,
     TransportCall,
 )
+from sqs_lease.testing.service_errors import ACCESS_DENIED, THROTTLED
 from tests.simulation.checks import DRAIN_SECONDS, Checker
 from tests.simulation.journal import Journal, Violation
-from tests.simulation.plan import Crash, Freeze, Incident, Plan, Shutdown, WallJump, draw_plan
+from tests.simulation.lease_checks import LeaseChecker
+from tests.simulation.plan import Crash, Freeze, Incident, Plan, QueuePlan, Reopen, Shutdown, WallJump, draw_plan
 from tests.simulation.process import ConsumerProcess, Setting
 from tests.simulation.store import Store
 from tests.simulation.world import World
@@ -37,12 +43,14 @@ class Result:
         violations: The rules that were broken, first of all.
         trace: What happened, line by line; empty without tracing.
         figures: What can be compared between two runs of one seed.
+        counts: How much of what was simulated.
     """
 
     plan: Plan
     violations: tuple[Violation, ...]
     trace: tuple[str, ...]
     figures: tuple[object, ...]
+    counts: Mapping[str, int]
 
     def __str__(self) -> str:
         lines = [str(self.plan), *self.trace, *(f"VIOLATED {violation}" for violation in self.violations)]
@@ -70,6 +78,18 @@ def failing_seeds(seeds: Iterable[int]) -> list[int]:
     return [seed for seed in seeds if run_schedule(seed).violations]
 
 
+def figures_of(seeds: Iterable[int]) -> tuple[list[int], Mapping[str, int]]:
+    """Run the schedules of several seeds; return those that broke a rule, and what was simulated."""
+    failed: list[int] = []
+    counted: Counter[str] = Counter()
+    for seed in seeds:
+        result = run_schedule(seed)
+        counted.update(result.counts)
+        if result.violations:
+            failed.append(seed)
+    return failed, counted
+
+
 def digest(seed: int) -> str:
     """What happened in a seed's schedule, as a short text that any difference changes."""
     return hashlib.sha256(repr(run_schedule(seed).figures).encode()).hexdigest()[:16]
@@ -85,6 +105,7 @@ class _Schedule:
         self._store = Store()
         self._sqs = MemorySqs(self.world.clock, in_flight_limit=plan.in_flight_limit, choices=plan.choices)
         self._bodies: dict[str, str] = {}
+        self._groups: dict[str, list[str]] = {}
         self._processes: list[ConsumerProcess] = []
         self._away: dict[str, list[tuple[float, float]]] = {}
         self._started = 0
@@ -92,14 +113,12 @@ class _Schedule:
         self._dead_letter_urls: list[str] = []
         self._queue_urls = {}
         for queue in plan.queues:
-            suffix = ".fifo" if queue.name.endswith(".fifo") else ""
-            dead_letter_url = self._sqs.create_queue(f"{queue.name.removesuffix('.fifo')}-dead{suffix}")
-            self._dead_letter_urls.append(dead_letter_url)
+            dead_letter_url = self._create_dead_letter_queue(queue)
             self._queue_urls[queue.name] = self._sqs.create_queue(
                 queue.name,
-                visibility_seconds=queue.visibility_seconds,
+                visibility_seconds=queue.policy.visibility_seconds,
                 dead_letter_queue_url=dead_letter_url,
-                max_receive_count=queue.max_receive_count or 1000,
+                max_receive_count=None if dead_letter_url is None else queue.max_receive_count or 1000,
             )
         self._setting = Setting(
             plan, self.world, self._sqs, self._store, self._journal, self._faults(), self._queue_urls
@@ -113,14 +132,23 @@ class _Schedule:
         service.create_task(self._drain())
         for _ in range(self._plan.processes):
             self._start_process()
-        self.world.run(until=self._plan.calm_at + DRAIN_SECONDS, stop=self._is_over)
+        try:
+            self.world.run(until=self._plan.calm_at + DRAIN_SECONDS, stop=self._is_over)
+        except SystemExit:
+            self._journal.violated("nothing fails unexpectedly", "a plug-in ended an event loop")
         if not self._journal.violations and not self.world.errors:
             self._check()
         for context in self.world.errors:
             self._journal.violated(
                 "nothing fails unexpectedly", f"{context.get('message')}: {context.get('exception')!r}"
             )
-        return Result(self._plan, tuple(self._journal.violations), tuple(self._journal.trace), self._figures())
+        return Result(
+            self._plan,
+            tuple(self._journal.violations),
+            tuple(self._journal.trace),
+            self._figures(),
+            self._counts(),
+        )
 
     def _is_over(self) -> bool:
         return self._drained or bool(self._journal.violations) or bool(self.world.errors)
@@ -140,10 +168,11 @@ class _Schedule:
                 dead_bodies.update(message.body for message in messages)
                 # A FIFO group gives no more while these are in flight.
                 self._sqs.delete(url, [message.receipt for message in messages])
-        checker = Checker(
-            self._sqs.trail(), self._store, self._journal, away=self._away, dead_letter_urls=self._dead_letter_urls
-        )
-        checker.check(self._bodies, dead_bodies)
+        trail = self._sqs.trail()
+        now = self.world.clock.now()
+        leases = LeaseChecker(self._plan, trail, self._store, self._journal, away=self._away, ended_at=now)
+        checker = Checker(trail, self._store, self._journal, leases, dead_letter_urls=self._dead_letter_urls)
+        checker.check(self._bodies, dead_bodies, self._groups)
 
     def _figures(self) -> tuple[object, ...]:
         entries = self._sqs.trail().entries()
@@ -153,6 +182,18 @@ class _Schedule:
             tuple(self._store.table.rows),
             tuple(str(entry) for entry in entries),
         )
+
+    def _counts(self) -> Mapping[str, int]:
+        calls = [call for calls in self._journal.all_calls().values() for call in calls]
+        return {
+            f"{self._plan.size.value} schedules": 1,
+            "simulated seconds": round(self.world.clock.now()),
+            "messages": len(self._bodies),
+            "leases": len(self._journal.leases()),
+            "lapses": sum(len(record.lapsed_at) for record in self._journal.leases().values()),
+            "calls about leases": len(calls),
+            "of them throttled": sum(call.is_throttled for call in calls),
+        }
 
     # What happens
 
@@ -169,9 +210,14 @@ class _Schedule:
             await asyncio.sleep(at - self.world.clock.now())
             body = f"{name}-{place}"
             message_id = self._sqs.send(
-                self._queue_urls[name], body, message_group_id=group, deduplication_id=body if group else None
+                self._queue_urls[name],
+                body,
+                message_group_id=group,
+                deduplication_id=body if name.endswith(".fifo") else None,
             )
             self._bodies[message_id] = body
+            if name.endswith(".fifo"):
+                self._groups.setdefault(f"{name} {group}", []).append(message_id)
             self._journal.say("sender", "sends", message_id, "to", name)
 
     async def _drain(self) -> None:
@@ -208,12 +254,16 @@ class _Schedule:
                 self._away_from(process, math.inf)
                 await asyncio.sleep(incident.restart_seconds)
                 self._start_process(in_place_of=incident.process)
+            case Reopen():
+                process.reopen(adopts_first=incident.adopts_first)
             case WallJump():
                 process.clock.wall_error += incident.seconds
 
     def _thaw(self, process: ConsumerProcess) -> None:
         if process.loop.frozen:
             process.loop.frozen = False
+            began_at, _ = self._away[process.name].pop()
+            self._away[process.name].append((began_at, self.world.clock.now()))
             self._journal.say("world", process.name, "goes on")
 
     def _away_from(self, process: ConsumerProcess, until: float) -> None:
@@ -230,30 +280,57 @@ class _Schedule:
         else:
             self._processes[in_place_of] = process
 
+    def _create_dead_letter_queue(self, queue: QueuePlan) -> str | None:
+        if not queue.has_dead_letter_queue:
+            return None
+        suffix = ".fifo" if queue.name.endswith(".fifo") else ""
+        url = self._sqs.create_queue(f"{queue.name.removesuffix('.fifo')}-dead{suffix}")
+        self._dead_letter_urls.append(url)
+        return url
+
     def _faults(self) -> FaultRule:
         plan = self._plan.faults
         random = Random(f"faults {self._plan.seed}")
-        usual = RandomFaults(
+        rule: FaultRule = RandomFaults(
             random=random,
             latency_seconds=plan.latency_seconds,
             throttled=plan.throttled,
+            unavailable=plan.unavailable,
             failed=plan.failed,
-            done_but_failed=plan.failed,
+            done_but_failed=plan.done_but_failed,
+            refused_connections=plan.refused_connections,
             lost_requests=plan.lost_requests,
             lost_answers=plan.lost_answers,
             noticed_seconds=plan.noticed_seconds,
+            throttled_entries=plan.throttled_entries,
             failed_entries=plan.failed_entries,
             unstoppable=0.5,
         )
+        if plan.tail is not None:
+            rule = HeavyTail(random=random, tail=plan.tail, otherwise=rule)
+        if plan.slow_seconds is not None:
+            rule = _Slow(random, plan.slow_seconds, rule)
+        for queue in self._plan.queues:
+            if queue.calls_per_second is not None:
+                rule = CallRate(queue.calls_per_second, rule, queue_url=self._queue_urls[queue.name])
+        rule = Outages(plan.denied_deletes, rule, error=ACCESS_DENIED, operation=Operation.DELETE)
+        rule = Outages(plan.throttling, rule, error=THROTTLED)
+        rule = Outages(plan.outages, rule, unreachable=plan.unreachable)
+        return lambda call: NO_FAULT if call.at >= self._plan.calm_at else rule(call)
 
-        def sometimes_slow(call: TransportCall) -> Fault:
-            fault = usual(call)
-            if random.random() < plan.slow:
-                return replace(fault, before_seconds=random.uniform(0, 15), after_seconds=random.uniform(0, 15))
-            return fault
 
-        during = Outages(plan.outages, sometimes_slow, unreachable=plan.unreachable)
-        return lambda call: NO_FAULT if call.at >= self._plan.calm_at else during(call)
+@dataclass(frozen=True, slots=True)
+class _Slow:
+    """All calls take about so long, at one moment of which they are carried out."""
+
+    random: Random
+    seconds: tuple[float, float]
+    otherwise: FaultRule
+
+    def __call__(self, call: TransportCall) -> Fault:
+        seconds = self.random.uniform(*self.seconds)
+        before = seconds * self.random.random()
+        return replace(self.otherwise(call), before_seconds=before, after_seconds=seconds - before)
 
 
 @contextmanager

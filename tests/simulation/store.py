@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -24,11 +25,14 @@ class Run:
     """One batch and the work on it.
 
     Attributes:
+        messages: By message id: its newest reception, in the order of the first ones.
         leases: As last written down by whoever held them; times of the calendar, by that machine's clock.
         owners: Who held it from when on, in order; None for nobody.
         written_with_error: How wrong the calendar was of the machine that wrote the leases down.
         calendar_error: How far the calendars of those who took it over differed from that, in sum.
         intents: By message id: when it was written down that its settlement begins.
+        gone_back: Messages that ended otherwise than by being deleted, here or after a copy was sent elsewhere.
+        unclear: Messages that may have gone back before the process took the run over that holds it now.
         settled: Messages with which the run is done.
     """
 
@@ -47,6 +51,8 @@ class Run:
     calendar_error: float = 0.0
     work: dict[str, Work] = field(default_factory=dict)
     intents: dict[str, float] = field(default_factory=dict)
+    gone_back: set[str] = field(default_factory=set)
+    unclear: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)
 
     @property
@@ -65,6 +71,22 @@ class Run:
     def received_at(self, handle: str) -> float:
         """When a process had a message, by its handle."""
         return self.arrived[handle]
+
+    def take_in(self, message: Message) -> None:
+        """A message was received, perhaps again; answers may come in another order than that of the receives."""
+        known = self.messages.get(message.message_id)
+        if known is None or known.receive_count < message.receive_count:
+            self.messages[message.message_id] = message
+            # An earlier reception of it may have been lost while the batch was still being filled.
+            self.settled.discard(message.message_id)
+
+    def earlier_in_group(self, message_id: str) -> Sequence[str]:
+        """The messages of the same group before one; none on standard queues, where groups have no order."""
+        group = self.messages[message_id].message_group_id
+        if group is None or not self.queue_url.endswith(".fifo"):
+            return []
+        ids = list(self.messages)
+        return [other for other in ids[: ids.index(message_id)] if self.messages[other].message_group_id == group]
 
     @property
     def done(self) -> bool:
@@ -97,12 +119,6 @@ class Store:
         self.by_handle: dict[str, Run] = {}
         self.heartbeats: dict[str, float] = {}
         self.table = Table()
-
-    def add(self, run: Run) -> None:
-        """A new run."""
-        self.runs.append(run)
-        for message in run.messages.values():
-            self.by_handle[message.receipt.handle] = run
 
     def new_owner(self, run: Run, owner: str | None, now: float) -> None:
         """Hand a run over, at once and atomically."""

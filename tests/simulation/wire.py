@@ -1,24 +1,26 @@
-"""A simulated process's way to the service, which carries calls out whatever becomes of the caller."""
+"""A simulated process's way to the service, which carries calls out whatever becomes of the caller.
+
+It writes down every call about leases, and checks the third invariant as each is sent: see :mod:`checks`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqs_lease.core.calls import EntryAnswer, VisibilityChange
+from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Release
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.testing import Fault, FaultRule, MemorySqs, MemoryTransport, Operation, TransportCall
-from tests.simulation.journal import Journal
+from tests.simulation.journal import Journal, Kind, LeaseRecord, SentCall
+from tests.simulation.store import Store
 from tests.simulation.world import World, WorldLoop
 
 _T = TypeVar("_T")
-
-SLOW_SECONDS = 1.0
-"""A call whose request or answer takes longer counts as disturbed."""
 
 
 class Wire:
@@ -36,6 +38,7 @@ class Wire:
         loop: WorldLoop,
         world: World,
         sqs: MemorySqs,
+        store: Store,
         journal: Journal,
         *,
         faults: FaultRule,
@@ -43,6 +46,7 @@ class Wire:
         self._process = process
         self._loop = loop
         self._world = world
+        self._store = store
         self._journal = journal
         self._faults = faults
         self._fault = Fault()
@@ -86,21 +90,25 @@ class Wire:
     async def change_visibility(self, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
         """As the protocol says."""
         fault = self._draw(Operation.CHANGE_VISIBILITY, queue_url, len(changes))
-        for place, change in enumerate(changes):
+        for change in changes:
             self._check_change(queue_url, change)
-            self._note_fault(change.receipt, fault, place)
-        self._journal.say(
-            self._process, "changes", *(f"{change.receipt} to {change.seconds} s;" for change in changes), fault
+        releases = all(self._is_release(change) for change in changes)
+        call = self._write_down(
+            queue_url,
+            Kind.RELEASE if releases else Kind.EXTEND,
+            [change.receipt for change in changes],
+            [change.seconds for change in changes],
+            fault,
         )
-        return await self._send(fault, lambda: self._transport.change_visibility(queue_url, changes))
+        return await self._hear(call, fault, lambda: self._transport.change_visibility(queue_url, changes))
 
     async def delete(self, queue_url: str, receipts: Sequence[Receipt]) -> Sequence[EntryAnswer]:
         """As the protocol says."""
         fault = self._draw(Operation.DELETE, queue_url, len(receipts))
         for receipt in receipts:
             self._check_delete(receipt)
-        self._journal.say(self._process, "deletes", *receipts, fault)
-        return await self._send(fault, lambda: self._transport.delete(queue_url, receipts))
+        call = self._write_down(queue_url, Kind.DELETE, receipts, [0] * len(receipts), fault)
+        return await self._hear(call, fault, lambda: self._transport.delete(queue_url, receipts))
 
     async def send(
         self,
@@ -129,11 +137,7 @@ class Wire:
         """Nothing to close."""
 
     def _draw(self, operation: Operation, queue_url: str, entries: int) -> Fault:
-        now = self._world.clock.now()
-        fault = self._faults(TransportCall(operation, queue_url, entries, now))
-        if fault.error is not None and fault.error.code == "RequestThrottled":
-            self._journal.throttled.setdefault((self._process, queue_url), []).append(now + fault.before_seconds)
-        return fault
+        return self._faults(TransportCall(operation, queue_url, entries, self._world.clock.now()))
 
     async def _send(self, fault: Fault, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         reply: asyncio.Future[_T] = self._loop.create_future()
@@ -156,55 +160,98 @@ class Wire:
                 self._world.service.call_soon(served.cancel)
             raise
 
+    async def _hear(
+        self, sent: SentCall, fault: Fault, call: Callable[[], Coroutine[Any, Any, Sequence[EntryAnswer]]]
+    ) -> Sequence[EntryAnswer]:
+        try:
+            answers = await self._send(fault, call)
+            sent.verdicts = tuple(answer.verdict for answer in answers)
+        finally:
+            sent.ended_at = self._world.clock.now()
+        return answers
+
+    def _write_down(
+        self, queue_url: str, kind: Kind, receipts: Sequence[Receipt], seconds: Sequence[int], fault: Fault
+    ) -> SentCall:
+        now = self._world.clock.now()
+        lost = fault.unreachable or fault.request_lost or (fault.error is not None and not fault.carried_out)
+        arrives_at = math.inf if lost else now + fault.before_seconds
+        unheard = lost or fault.answer_lost or fault.error is not None
+        answered_at = math.inf if unheard else now + fault.before_seconds + fault.after_seconds
+        call = SentCall(
+            kind, now, tuple(receipts), tuple(seconds), arrives_at, answered_at, frozenset(fault.entry_errors)
+        )
+        self._journal.sent(self._process, queue_url, call)
+        self._journal.say(
+            self._process,
+            kind.value,
+            *(f"{receipt} {by} s;" for receipt, by in zip(receipts, seconds, strict=True)),
+            fault,
+        )
+        return call
+
+    def _is_release(self, change: VisibilityChange) -> bool:
+        record = self._journal.lease(self._process, change.receipt)
+        if record.began is None or record.began_at is None:
+            return change.seconds == 0
+        if isinstance(record.began, Release):
+            return change.seconds <= record.began.delay_seconds
+        return change.seconds == 0
+
     # Invariant 3, as seen from the wire: see checks.py
 
     def _check_change(self, queue_url: str, change: VisibilityChange) -> None:
         record = self._journal.lease(self._process, change.receipt)
         now = self._world.clock.now()
         what = f"{self._process} sets {change.receipt} to {change.seconds} s"
-        if record.lost_at is not None and (now > record.lost_at or change.seconds == 0):
-            self._journal.violated("3 nothing lost is touched", f"{what} after it was lost")
-        elif record.forgotten_at is not None and now > record.forgotten_at:
-            self._journal.violated("3 nothing handed over is touched", f"{what} after it was forgotten")
-        elif record.settled is not None:
-            self._journal.violated(
-                "3 nothing settled is touched", f"{what} after it was {record.settled.outcome.value}"
-            )
-        elif record.began is None or record.began_at is None:
+        if not self._check_is_held(record, what, releases=change.seconds == 0):
+            return
+        if record.began is None or record.began_at is None:
             if change.seconds == 0:
                 self._journal.violated("3 nothing is released unasked", what)
-        elif now > record.began_at:
+        elif now > record.began_at and not self._is_release(change) and not self._waits_for_others(record):
+            self._journal.violated("3 nothing is extended after it was settled", f"{what}; began: {record.began}")
+        elif change.seconds == 0 and isinstance(record.began, Delete) and not queue_url.endswith(".fifo"):
             # On FIFO queues a delete may turn into a release, to keep the order.
-            release = Release() if isinstance(record.began, Delete) and queue_url.endswith(".fifo") else record.began
-            if not isinstance(release, Release) or change.seconds > release.delay_seconds:
-                self._journal.violated("3 nothing is extended after it was settled", f"{what}; began: {record.began}")
+            self._journal.violated("3 nothing is released unasked", f"{what}; began: {record.began}")
 
     def _check_delete(self, receipt: Receipt) -> None:
         record = self._journal.lease(self._process, receipt)
         what = f"{self._process} deletes {receipt}"
-        if record.lost_at is not None:
-            self._journal.violated("3 nothing lost is touched", f"{what} after it was lost")
-        elif record.settled is not None:
-            self._journal.violated(
-                "3 nothing settled is touched", f"{what} after it was {record.settled.outcome.value}"
-            )
-        elif not isinstance(record.began, Delete | DeadLetter):
+        if self._check_is_held(record, what, releases=True) and not isinstance(record.began, Delete | DeadLetter):
             self._journal.violated("1 nothing is deleted unasked", f"{what}; began: {record.began}")
 
-    def _note_fault(self, receipt: Receipt, fault: Fault, place: int) -> None:
+    def _check_is_held(self, record: LeaseRecord, what: str, *, releases: bool) -> bool:
         now = self._world.clock.now()
-        record = self._journal.lease(self._process, receipt)
-        record.arrivals.append((now, now + fault.before_seconds))
-        if (
-            fault.error is not None
-            or fault.unreachable
-            or fault.request_lost
-            or fault.answer_lost
-            or place in fault.entry_errors
-            or max(fault.before_seconds, fault.after_seconds) > SLOW_SECONDS
-        ):
-            ends_at = now + fault.before_seconds + fault.after_seconds
-            record.disturbed.append((now, ends_at))
+        if record.lost_at is not None and (now > record.lost_at or releases):
+            self._journal.violated("3 nothing lost is touched", f"{what} after it was lost")
+        elif record.settled_at is not None and record.settled is not None and now > record.settled_at:
+            outcome = record.settled.outcome.value
+            self._journal.violated("3 nothing settled is touched", f"{what} after it was {outcome}")
+        elif record.is_forgotten and now > record.forgotten_at[-1]:
+            self._journal.violated("3 nothing handed over is touched", f"{what} after it was forgotten")
+        elif any(_refused(call, record.receipt) for call in record.calls if call.kind is not Kind.EXTEND):
+            self._journal.violated("3 what was refused is not asked again", what)
+        else:
+            return True
+        return False
+
+    def _waits_for_others(self, record: LeaseRecord) -> bool:
+        """Whether its delete waits, or did until now, for an earlier message of its group: it is extended meanwhile."""
+        now = self._world.clock.now()
+        run = self._store.by_handle[record.receipt.handle]
+        earlier = run.earlier_in_group(record.receipt.message_id)
+        records = (self._journal.lease(self._process, run.messages[message_id].receipt) for message_id in earlier)
+        return isinstance(record.began, Delete) and any(
+            other.holdings
+            and other.ended_at in (None, now)
+            and (not other.is_forgotten or other.forgotten_at[-1] == now)
+            for other in records
+        )
+
+
+def _refused(call: SentCall, receipt: Receipt) -> bool:
+    return call.verdicts is not None and call.verdict(receipt) is Verdict.REFUSED
 
 
 def _resolve(reply: asyncio.Future[_T], result: _T) -> None:

@@ -30,6 +30,10 @@ class ProcessClock(VirtualClock):
         """Seconds since the machine was booted."""
         return self._world.now() - self._booted_at
 
+    def world_time(self, at: float) -> float:
+        """The world's time, at a time of this clock."""
+        return at + self._booted_at
+
     def wall(self) -> float:
         """What the machine believes the calendar's time to be."""
         return self._world.wall() + self.wall_error

@@ -17,7 +17,7 @@ from sqs_lease.testing import (
     RandomFaults,
     TransportCall,
 )
-from sqs_lease.testing.service_errors import INTERNAL_ERROR, THROTTLED, UNAVAILABLE
+from sqs_lease.testing.service_errors import ACCESS_DENIED, INTERNAL_ERROR, THROTTLED, UNAVAILABLE
 
 ORDERS = "https://sqs.us-east-1.amazonaws.com/123456789012/orders"
 OTHERS = "https://sqs.us-east-1.amazonaws.com/123456789012/others"
@@ -103,6 +103,13 @@ def test_rules_add_to_one_another() -> None:
     assert first.before_seconds > 0
     assert third.error == THROTTLED
     assert rule(call(60.0)) == Fault(error=UNAVAILABLE)
+
+
+def test_one_kind_of_call_can_be_refused_for_a_time() -> None:
+    rule = Outages([(60, 120)], error=ACCESS_DENIED, operation=Operation.DELETE)
+    assert rule(call(60.0)).error == ACCESS_DENIED
+    assert rule(call(60.0, operation=Operation.RECEIVE)) == NO_FAULT
+    assert rule(call(120.0)) == NO_FAULT
 
 
 def test_random_faults_have_the_shares_that_they_were_given() -> None:

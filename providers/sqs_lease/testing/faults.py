@@ -268,22 +268,27 @@ class CallRate:
 
 @dataclass(frozen=True, slots=True)
 class Outages:
-    """The service is unavailable for a time: calls made then fail and are not carried out.
+    """The service refuses calls for a time: calls made then fail and are not carried out.
 
     Attributes:
         windows: From when until when, in seconds of the service's clock, the end not included.
-        otherwise: The rule at other times.
-        unreachable: True: connections are refused. False, the default: ``ServiceUnavailable``.
+        otherwise: The rule at other times, and for other operations.
+        unreachable: True: connections are refused. False, the default: the service answers with ``error``.
+        error: The answer; ``ServiceUnavailable`` by default.
+        operation: The calls that are refused; all by default.
     """
 
     windows: Sequence[tuple[float, float]]
     otherwise: FaultRule = no_faults
     unreachable: bool = False
+    error: ServiceError = UNAVAILABLE
+    operation: Operation | None = None
 
     def __call__(self, call: TransportCall) -> Fault:
         """What goes wrong with a call."""
-        if not any(start <= call.at < end for start, end in self.windows):
+        concerned = self.operation in (None, call.operation)
+        if not (concerned and any(start <= call.at < end for start, end in self.windows)):
             return self.otherwise(call)
         if self.unreachable:
             return Fault(unreachable=True)
-        return Fault(error=UNAVAILABLE)
+        return Fault(error=self.error)
