@@ -229,6 +229,21 @@ def test_a_lease_that_another_batch_adopts_is_in_order_there() -> None:
     assert carry_out(ledger, 6) == []
 
 
+def test_what_was_decided_keeps_its_place_when_another_batch_adopts_the_group() -> None:
+    ledger = ledger_of("group", "group", "group")
+    ledger.settle(FIRST, DeadLetter("failed"), 4)
+    forward = only(ledger.due(4))
+    ledger.settle(THIRD, Delete(), 5)
+    for receipt in (FIRST, SECOND, THIRD):
+        ledger.adopt(Lease(receipt, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
+    assert not any(isinstance(call, DeleteCall) for call in carry_out(ledger, 6))
+    ledger.settle(SECOND, Delete(), 7)
+    assert carry_out(ledger, 7) == [], "the first may still come back"
+    ledger.report(forward, answers(forward, Verdict.REFUSED), 8)
+    carry_out(ledger, 8)
+    assert ended(ledger) == {"m1": Outcome.FAILED, "m2": Outcome.RELEASED, "m3": Outcome.RELEASED}
+
+
 def test_an_adopted_lease_behind_a_message_that_went_back_goes_back_too() -> None:
     ledger = ledger_of("group", "group")
     ledger.settle(FIRST, Release(), 5)

@@ -76,6 +76,13 @@ class GroupOrder(Generic[_Member]):
         held.members.append(member)
         heappush(held.undecided, (member.rank, member.sequence, member))
 
+    def dissolve(self, group: str) -> Iterator[_Member]:
+        """Give out the members of a group in their order; each is to be put into another group."""
+        held = self._groups[group]
+        while (member := self.first(group)) is not None:
+            yield member
+            held.members.popleft()
+
     def replace(self, group: str, older: _Member, newer: _Member) -> None:
         """A message was received again: its newer reception takes the place of the older one."""
         held = self._groups[group]

@@ -499,16 +499,23 @@ class Ledger:
         return None if not self._fifo or lease.message_group_id is None else f"{batch}/{lease.message_group_id}"
 
     def _move_to_batch(self, entry: Entry, batch: int) -> None:
-        """Another batch holds a lease from now on; what was decided before stays decided in its old group."""
+        """Another batch holds a lease from now on; the order of its whole group is kept there, as it was decided."""
         group = self._group_of(entry.lease, batch)
-        if group is None or entry.group is None or group == entry.group or entry.settlement is not None:
+        if group is None or entry.group is None or group == entry.group:
             return
-        entry.goes_back = entry.goes_back or self._groups.is_behind_returned(entry.group, entry)
-        left, entry.group = entry.group, group
-        self._groups.join(group, entry)
-        first = self._groups.leave(left)
-        if first is not None and first.behind:
-            self._stop_waiting_behind(first)
+        left = entry.group
+        for member in self._groups.dissolve(left):
+            member.goes_back = member.goes_back or self._groups.is_behind_returned(left, member)
+            member.group = group
+            self._groups.join(group, member)
+            if isinstance(member.settlement, Release | Expire):
+                self._return_from(group, member)
+            elif member.behind and (member.goes_back or self._groups.is_behind_returned(group, member)):
+                member.settlement = Release()
+                self._stop_waiting_behind(member)
+            elif member.behind:
+                self._groups.wait(group, member)
+        self._groups.leave(left)
 
     def _remove(self, entry: Entry, *, done: bool) -> None:
         """Stop tracking a lease.

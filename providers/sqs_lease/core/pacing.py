@@ -19,7 +19,10 @@ _MOST_THROTTLED: Final = 3
 
 _BEST_SECOND_LASTS_SECONDS: Final = 10.0
 
-SHORTEST_PAUSE_SECONDS: Final = 0.05
+_CALM_SECONDS: Final = 15.0
+"""After so long without a throttled call, calls are not spaced any more."""
+
+SHORTEST_PAUSE_SECONDS: Final = 0.04
 """How long the next call waits after a throttled one at least."""
 
 _UNPACED_CALLS_PER_SECOND: Final = 200.0
@@ -84,8 +87,8 @@ class CallPacing:
       the pace in force, or of what went through in a second if that is more, and never less than half of what
       went through in the best second of the last ten. Where nothing goes through it is halved.
     - *Faster* with each call that goes through: twofold up to three quarters of where throttling began last, by a
-      twentieth a second near it, by a tenth beyond it, and twofold a second from twice that on, until calls are not
-      spaced any more. Slow answers make this slower, because they say late what it did.
+      twentieth a second near it, by a tenth beyond it, and twofold a second from twice that on. Slow answers make this
+      slower, because they say late what it did. When no call was throttled for 15 s, calls are not spaced any more.
 
     Only calls count that were sent since the last slow-down.
     """
@@ -96,6 +99,7 @@ class CallPacing:
         self._throttled_rate = math.inf  # where throttling began last
         self._grown_at = -math.inf
         self._slowed_at = -math.inf
+        self._throttled_at = -math.inf
         self._recent: deque[bool] = deque(
             maxlen=_RECENT_CALLS
         )  # of calls since the last slow-down: were they throttled?
@@ -121,6 +125,7 @@ class CallPacing:
 
     def throttled(self, asked_at: float, now: float) -> None:
         """The service throttled a call that was decided at ``asked_at``."""
+        self._throttled_at = now
         if asked_at <= self._slowed_at:
             return  # sent before the last slow-down, which already answers it
         self._recent.append(True)
@@ -174,7 +179,7 @@ class CallPacing:
         # What was waited for at the slower pace need not be waited for any more.
         self.open_at = min(self.open_at, now + 1 / faster)
         self._rate = faster
-        if self._rate > _UNPACED_CALLS_PER_SECOND:
+        if self._rate > _UNPACED_CALLS_PER_SECOND or now - self._throttled_at > _CALM_SECONDS:
             self._rate = math.inf
             self.open_at = -math.inf
 
