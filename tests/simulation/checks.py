@@ -119,12 +119,18 @@ class Checker:
         return [entry for entry in self._trail.of(message_id) if entry.queue_url not in self._dead_letter_urls]
 
     def _check_events(self, message_id: str, *, in_dead_letter_queue: bool) -> None:
+        newest = ""
+        meddled_with: set[str] = set()  # handles under which it was held when somebody who had held it before acted
         for entry in self._events(message_id):
             match entry.kind:
-                case AuditKind.RELEASED if entry.stale:
+                case AuditKind.RECEIVED:
+                    newest = entry.handle
+                case AuditKind.RELEASED if entry.stale and entry.handle not in meddled_with:
                     self._check_stale_release(entry)
                 case AuditKind.DELETED:
                     self._check_delete(entry, in_dead_letter_queue=in_dead_letter_queue)
+            if _is_meddled_with(entry):
+                meddled_with.add(newest)
 
     def _check_delete(self, entry: AuditEntry, *, in_dead_letter_queue: bool) -> None:
         committed_at = self._store.table.committed_at.get(entry.message_id)

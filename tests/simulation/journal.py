@@ -123,6 +123,10 @@ class LeaseRecord:
         """Whether the process handed it over, and did not take it back."""
         return len(self.forgotten_at) > max((one.forgotten_before for one in self.holdings), default=0)
 
+    def is_anew(self, holding: Holding) -> bool:
+        """Whether the process did not hold the lease when it was put into this batch."""
+        return next(one for one in self.holdings if one.forgotten_before == holding.forgotten_before) is holding
+
     def forgotten_after(self, holding: Holding) -> Sequence[float]:
         """When the process handed it over, of the times after it was put into a batch."""
         return self.forgotten_at[holding.forgotten_before :]

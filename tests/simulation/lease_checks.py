@@ -33,8 +33,11 @@ from tests.simulation.store import Run, Store
 
 SLACK_SECONDS = 0.05
 STALL_SECONDS = 10.0
-SPACED_BY_SECONDS = ((4, 2.0), (14, 1.6))
-"""By how many answers, a second apart, came since a call was throttled: how far apart calls may be at most."""
+SPACED_BY_SECONDS = ((4, 2.0), (14, 1.6), (40, 1.0))
+"""By how many answers, a second apart, came since a call was throttled: how far apart calls may be at most.
+
+An answer that took longer than a second counts less: it says late what the queue bore.
+"""
 SLOTS = 32
 SLOTS_FOR_EXTENSIONS = 8
 MOST_FORWARDS = 8
@@ -97,7 +100,11 @@ class LeaseChecker:
             for place, calls in journal.all_calls().items()
         }
         self._answered = {
-            place: sorted(call.ended_at for call in calls if call.went_through and call.ended_at is not None)
+            place: sorted(
+                (call.ended_at, call.ended_at - call.sent_at)
+                for call in calls
+                if call.went_through and call.ended_at is not None
+            )
             for place, calls in journal.all_calls().items()
         }
 
@@ -197,11 +204,13 @@ class LeaseChecker:
         for call in tries:
             if due is None:
                 return
-            due = max(due, holding.at)
-            if call.sent_at > due + SLACK_SECONDS:
-                yield due, call.sent_at, deadline
+            if call.sent_at > max(due, holding.at) + SLACK_SECONDS:
+                yield max(due, holding.at), call.sent_at, deadline
             if call.ended_at is None:
                 return
+            if call.sent_at < holding.at and held.record.is_anew(holding):
+                due = call.ended_at  # its answer is about the lease as it was held before
+                continue
             seconds = call.seconds_of(held.record.receipt)
             match call.verdict(held.record.receipt):
                 case Verdict.DONE:
@@ -432,10 +441,12 @@ class LeaseChecker:
         if not last:
             return 0.0
         answered = self._answered[place]
-        count, counted_at = 0, throttled[last - 1]
-        for answered_at in answered[bisect_right(answered, counted_at) : bisect_right(answered, at)]:
+        count, counted_at = 0.0, throttled[last - 1]
+        for answered_at, took in answered[bisect_right(answered, (counted_at, math.inf)) :]:
+            if answered_at > at:
+                break
             if answered_at >= counted_at + 1:
-                count, counted_at = count + 1, answered_at
+                count, counted_at = count + 1 / max(took, 1.0), answered_at
         return next((seconds for fewer, seconds in SPACED_BY_SECONDS if count < fewer), 0.0)
 
 
