@@ -119,12 +119,6 @@ def settlements_ignore_the_pace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "next_due", due_at_once)
 
 
-def reserves_no_slots(patch: pytest.MonkeyPatch) -> None:
-    """Settlements and forwards may take every slot."""
-    patch.setattr(ledger_module, "SLOTS_FOR_EXTENSIONS", 0)
-    patch.setattr(ledger_module, "MAX_FORWARDS_UNDER_WAY", ledger_module.MAX_CALLS_UNDER_WAY)
-
-
 def counts_only_what_was_done_as_gone_through(patch: pytest.MonkeyPatch) -> None:
     """A call that was answered "lost" does not end a pause."""
     learn, went_through = Ledger._learn_from, CallPacing.went_through

@@ -396,7 +396,9 @@ class Batch:
         return await self.settle(dict.fromkeys(self._chosen(None), Release()))
 
     def _chosen(self, receipts: Iterable[Receipt] | None) -> list[Receipt]:
-        return [lease.receipt for lease in self.leases()] if receipts is None else list(receipts)
+        if receipts is not None:
+            return list(receipts)
+        return [lease.receipt for lease in self._leases.values() if self._driver.holds(lease.receipt, self)]
 
     # What the driver tells
 

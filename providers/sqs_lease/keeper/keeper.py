@@ -185,3 +185,4 @@ class Keeper:
         await asyncio.gather(*(driver.stop() for driver in self._drivers.values()))
         for batch in list(self._batches):
             self.drop(batch)
+            await asyncio.sleep(0)  # each takes some milliseconds
