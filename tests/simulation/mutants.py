@@ -104,21 +104,6 @@ def releases_too_late(patch: pytest.MonkeyPatch) -> None:
 # Defects that were shown
 
 
-def settlements_ignore_the_pace(patch: pytest.MonkeyPatch) -> None:
-    """Only extensions pass the gate."""
-    next_call, next_due = Ledger._next_call, Ledger.next_due
-
-    def at_once(self: Ledger, now: float) -> Call | None:
-        return self._settlement_call(now) or next_call(self, now)
-
-    def due_at_once(self: Ledger) -> float | None:
-        waits = self._settlement_slots() and self._wants_settlement()
-        return -math.inf if waits else next_due(self)
-
-    patch.setattr(Ledger, "_next_call", at_once)
-    patch.setattr(Ledger, "next_due", due_at_once)
-
-
 def counts_only_what_was_done_as_gone_through(patch: pytest.MonkeyPatch) -> None:
     """A call that was answered "lost" does not end a pause."""
     learn, went_through = Ledger._learn_from, CallPacing.went_through
