@@ -38,6 +38,10 @@ SPACED_BY_SECONDS = ((4, 2.0), (14, 1.6), (40, 1.0))
 
 An answer that took longer than a second counts less: it says late what the queue bore.
 """
+CALM_SECONDS = 10.0
+THROTTLED_IN_A_ROW = 20
+SPACED_AT_LEAST_SECONDS = 0.4
+"""After so many calls in a row that were throttled, each sent after the answer to the one before it."""
 SLOTS = 32
 SLOTS_FOR_EXTENSIONS = 8
 MOST_FORWARDS = 8
@@ -119,8 +123,9 @@ class LeaseChecker:
                 self._check_extensions(held)
             self._check_counted(process, record)
             self._check_settlement(process, run, record)
-        for (process, _), calls in self._journal.all_calls().items():
+        for (process, queue_url), calls in self._journal.all_calls().items():
             self._check_batches(process, calls)
+            self._check_pace(process, queue_url, calls)
 
     # Extensions
 
@@ -360,6 +365,34 @@ class LeaseChecker:
             if len(again) >= MAX_BATCH_ENTRIES / 2 and sum(again) / len(again) < len(again) / 3:
                 detail = f"{process} {call.kind.value} {len(again)} messages again, {again} at once"
                 self._journal.violated("5 what fails together is tried again together", detail, at=call.ended_at)
+                return
+
+    # The pace
+
+    def _check_pace(self, process: str, queue_url: str, calls: Sequence[SentCall]) -> None:
+        """Calls on a queue that throttles one after another are spaced, whatever they ask for."""
+        answers = sorted(
+            (call.ended_at, call.sent_at, call.is_throttled)
+            for call in calls
+            if call.ended_at is not None and (call.is_throttled or call.went_through)
+        )
+        in_a_row, counted_at, spaced_from = 0, -math.inf, math.inf
+        heard = 0
+        for earlier, call in pairwise(calls):
+            while heard < len(answers) and answers[heard][0] <= call.sent_at:
+                answered_at, sent_at, throttled = answers[heard]
+                heard += 1
+                if not throttled or answered_at > counted_at + CALM_SECONDS:
+                    in_a_row, spaced_from = 0, math.inf
+                if throttled and sent_at > counted_at:
+                    in_a_row, counted_at = in_a_row + 1, answered_at
+                    spaced_from = answered_at if in_a_row == THROTTLED_IN_A_ROW else spaced_from
+            if earlier.sent_at > spaced_from and call.sent_at - earlier.sent_at < SPACED_AT_LEAST_SECONDS:
+                detail = (
+                    f"{process} {call.kind.value} messages of {queue_url} {call.sent_at - earlier.sent_at:.3f} s after "
+                    f"another call, although the last {in_a_row} were throttled"
+                )
+                self._journal.violated("5 calls are spaced while the queue throttles them", detail, at=call.sent_at)
                 return
 
     # Excuses

@@ -104,6 +104,31 @@ def releases_too_late(patch: pytest.MonkeyPatch) -> None:
 # Defects that were shown
 
 
+def settlements_ignore_the_pace(patch: pytest.MonkeyPatch) -> None:
+    """Only extensions pass the gate; a throttled settlement is tried again like one that failed otherwise."""
+    next_call, next_due, settle_again = Ledger._next_call, Ledger.next_due, Ledger._settle_again
+
+    def at_once(self: Ledger, now: float) -> Call | None:
+        return self._settlement_call(now) or next_call(self, now)
+
+    def due_at_once(self: Ledger) -> float | None:
+        waits = self._settlement_slots() and self._wants_settlement()
+        return -math.inf if waits else next_due(self)
+
+    def after_a_pause(self: Ledger, failed: Sequence[Any], now: float, *, throttled: bool) -> None:
+        settle_again(self, failed, now, throttled=False)
+
+    patch.setattr(Ledger, "_next_call", at_once)
+    patch.setattr(Ledger, "next_due", due_at_once)
+    patch.setattr(Ledger, "_settle_again", after_a_pause)
+
+
+def reserves_no_slots(patch: pytest.MonkeyPatch) -> None:
+    """Forwards and other settlements may take every slot."""
+    patch.setattr(ledger_module, "SLOTS_FOR_EXTENSIONS", 0)
+    patch.setattr(ledger_module, "MAX_FORWARDS_UNDER_WAY", ledger_module.MAX_CALLS_UNDER_WAY)
+
+
 def counts_only_what_was_done_as_gone_through(patch: pytest.MonkeyPatch) -> None:
     """A call that was answered "lost" does not end a pause."""
     learn, went_through = Ledger._learn_from, CallPacing.went_through

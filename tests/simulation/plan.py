@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import Random
 
@@ -197,7 +197,7 @@ def draw_plan(seed: int) -> Plan:
     count = random.choice([1, 1, 2, 3]) if small else 1
     queues = tuple(_draw_queue(random, number, calm_at, size) for number in range(count))
     visibility = queues[0].policy.visibility_seconds
-    return Plan(
+    plan = Plan(
         seed=seed,
         size=size,
         queues=queues,
@@ -223,6 +223,25 @@ def draw_plan(seed: int) -> Plan:
         calm_at=calm_at,
         wall_errors=tuple(random.choice([0.0, 0.0, random.uniform(-90, 90)]) for _ in range(8)),
     )
+    return plan if small else _fill_slots(plan, Random(f"slots {seed}"))
+
+
+def _fill_slots(plan: Plan, random: Random) -> Plan:
+    """Have many slow calls under way at once, beside leases that are to be extended: settlements, or forwards."""
+    (queue,) = plan.queues
+    match random.choice(["as drawn", "settlements", "forwards", "forwards"]):
+        case "settlements":
+            faults = replace(plan.faults, slow_seconds=(3.0, 8.0), tail=None, outages=(), throttling=())
+            work = replace(plan.work, together=0.0, success=0.9, longest_seconds=40.0)
+            queue = replace(queue, calls_per_second=None, batch_size=200)
+            return replace(plan, queues=(queue,), faults=faults, work=work, incidents=())
+        case "forwards":
+            queue = replace(queue, rule=dead_letter(), has_dead_letter_queue=True, calls_per_second=None)
+            work = replace(plan.work, together=0.0, success=0.5, retries=0)
+            plug_ins = replace(plan.plug_ins, source=0.0, source_seconds=30.0)
+            return replace(plan, queues=(queue,), drops_contents=True, work=work, plug_ins=plug_ins)
+        case _:
+            return plan
 
 
 def _draw_queue(random: Random, number: int, calm_at: float, size: Size) -> QueuePlan:

@@ -15,7 +15,7 @@ from tests.simulation.schedule import failing_seeds, run_schedule
 
 SCHEDULES = 1000
 PART = 50
-MUTANT_SEEDS = 400
+MUTANT_SEEDS = 2_000
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,6 +34,8 @@ def test_a_thousand_schedules_keep_the_invariants(start: int) -> None:
         (mutants.gives_up_without_answer, 2),
         (mutants.retries_too_late, 2),
         (mutants.releases_too_late, 16),
+        (mutants.settlements_ignore_the_pace, 16),
+        (mutants.reserves_no_slots, 338),
         (mutants.counts_only_what_was_done_as_gone_through, 17),
         (mutants.gives_a_lapsed_lease_one_second, 4),
         (mutants.keeps_no_group_order, 2),
