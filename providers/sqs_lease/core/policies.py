@@ -64,7 +64,9 @@ class RenewalPolicy(ABC):
         """
         if self.visibility is None:
             raise ValueError("visibility is None: call for_queue() with the queue's visibility timeout first")
-        return math.ceil(seconds_of(self.visibility, name="visibility"))
+        # Asked for with each extension of each lease, so it is not checked again.
+        visibility = self.visibility
+        return math.ceil(visibility.total_seconds() if isinstance(visibility, timedelta) else visibility)
 
     @property
     def max_lease_seconds(self) -> float:

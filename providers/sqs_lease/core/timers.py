@@ -1,19 +1,22 @@
 """The orders that a ledger keeps its records in: by time, and first in first out. A record is in one of them at a time.
 
 Nothing is searched for in the middle of an order. A record that moves on gets a new token, and the item that it left
-behind is stale: it is dropped when it comes up, or together with all others when half of the items are stale.
+behind is stale: it is dropped when it comes up, or soon after half of the items are stale.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Final, Generic, Protocol, TypeVar
 
 _TOKEN_BITS: Final = 32
 _TOKEN_MASK: Final = (1 << _TOKEN_BITS) - 1
 _FEW_ITEMS: Final = 64
+
+_MOVED_AT_ONCE: Final = 8
+"""How many items each new stale one moves to the new heap: all have moved long before half of those are stale."""
 
 
 class Record(Protocol):
@@ -59,21 +62,24 @@ class TimeOrder(Generic[_Record]):
     """Records by time; a heap, so that each operation costs O(log n). Made by :meth:`Orders.by_time`.
 
     The items are tuples of plain numbers, which Python's garbage collector does not look through: with tens of
-    thousands of leases its pauses are what an event loop waits for longest.
+    thousands of leases its pauses are what an event loop waits for longest. For the same reason stale items are not
+    dropped all at once: when half of them are stale, the others move to a new heap, a few with each operation. An item
+    at the end of a heap can be taken away without a look at the rest.
     """
 
-    __slots__ = ("_items", "_orders", "_place", "_records", "_stale")
+    __slots__ = ("_items", "_leaving", "_orders", "_place", "_records", "_stale")
 
     def __init__(self, orders: Orders[_Record], place: int) -> None:
         self._orders = orders
         self._place = place
         self._items: list[tuple[float, int]] = []
+        self._leaving: list[tuple[float, int]] = []  # the old heap, while its items move to the new one
         self._records: dict[int, _Record] = {}
         self._stale = 0
 
     def __len__(self) -> int:
         """How many items it has, stale ones included."""
-        return len(self._items)
+        return len(self._records)
 
     def push(self, at: float, record: _Record) -> None:
         """Put a record in at a time."""
@@ -85,20 +91,17 @@ class TimeOrder(Generic[_Record]):
 
     def first(self) -> tuple[float, _Record] | None:
         """The earliest item that is not stale."""
-        items = self._items
-        while items:
-            at, ticket = items[0]
-            record = self._records[ticket]
-            if record.token == ticket & _TOKEN_MASK:
-                return at, record
-            heappop(items)
-            del self._records[ticket]
-            self._stale -= 1
-        return None
+        first = self._first_of(self._items)
+        if self._leaving and (other := self._first_of(self._leaving)) is not None and (first is None or other < first):
+            first = other
+        return None if first is None else (first[0], self._records[first[1]])
 
     def pop(self) -> _Record:
         """Remove and return what :meth:`first` showed."""
-        record = self._records.pop(heappop(self._items)[1])
+        items = self._items
+        if self._leaving and (not items or self._leaving[0] < items[0]):
+            items = self._leaving
+        record = self._records.pop(heappop(items)[1])
         record.place = -1
         return record
 
@@ -110,15 +113,29 @@ class TimeOrder(Generic[_Record]):
             yield self.pop()
 
     def note_stale(self) -> None:
-        """One of the items has become stale. Half of the items are dropped at once at most, so each costs O(1)."""
+        """One of the items has become stale."""
         self._stale += 1
-        if self._stale > _FEW_ITEMS and 2 * self._stale > len(self._items):
-            self._records = {
-                ticket: record for ticket, record in self._records.items() if record.token == ticket & _TOKEN_MASK
-            }
-            self._items = [item for item in self._items if item[1] in self._records]
-            heapify(self._items)
-            self._stale = 0
+        if not self._leaving and self._stale > _FEW_ITEMS and 2 * self._stale > len(self._items):
+            self._leaving, self._items = self._items, []
+        for _ in range(min(_MOVED_AT_ONCE, len(self._leaving))):
+            item = self._leaving.pop()
+            if not self._drop_stale(item[1]):
+                heappush(self._items, item)
+
+    def _first_of(self, items: list[tuple[float, int]]) -> tuple[float, int] | None:
+        while items:
+            if not self._drop_stale(items[0][1]):
+                return items[0]
+            heappop(items)
+        return None
+
+    def _drop_stale(self, ticket: int) -> bool:
+        """Forget the record of an item if that is stale; return whether it was."""
+        if self._records[ticket].token == ticket & _TOKEN_MASK:
+            return False
+        del self._records[ticket]
+        self._stale -= 1
+        return True
 
 
 class ArrivalOrder(Generic[_Record]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol, TypeAlias
@@ -16,6 +16,7 @@ from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.driver import QueueDriver
 from sqs_lease.keeper.plug_ins import PlugIns, guarded
+from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Countdown, Turns
 
 
 class Meter(Protocol):
@@ -56,9 +57,6 @@ logger = logging.getLogger(__name__)
 EventListener: TypeAlias = Callable[[LeaseEvent], None]
 MessageSource: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Message]]]
 
-SETTLED_AT_ONCE: Final = 1_000
-"""How many settlements of a batch are begun before the event loop gets to do other things."""
-
 _NAMED_IN_LOG: Final = 5
 """How many messages one line of the log names."""
 
@@ -93,20 +91,29 @@ class LeaseReport:
 class _Wait:
     """Somebody who waits for the end of some leases."""
 
-    awaited: set[Receipt]
-    done: asyncio.Future[None]
+    countdown: Countdown
     outcomes: dict[Receipt, Settled] = field(default_factory=dict)
+    error: str = ""
 
     def learn(self, settled: Settled) -> None:
         """One of the leases ended."""
-        self.awaited.discard(settled.receipt)
         self.outcomes[settled.receipt] = settled
-        self.finish_if_complete()
+        self.countdown.count()
 
-    def finish_if_complete(self) -> None:
-        """Let the waiting end when there is nothing left to wait for."""
-        if not self.awaited and not self.done.done():
-            self.done.set_result(None)
+    def fail(self, error: str) -> None:
+        """What is waited for does not come."""
+        self.error = self.error or error
+        self.countdown.end()
+
+    async def ended(self) -> None:
+        """Wait for the end of all of them.
+
+        Raises:
+            KeeperClosedError: It does not come.
+        """
+        await self.countdown.ended()
+        if self.error:
+            raise KeeperClosedError(self.error)
 
 
 class Batch:
@@ -125,6 +132,7 @@ class Batch:
         random: Random,
         clock: Clock,
         meter: Meter,
+        turns: Turns,
     ) -> None:
         self.queue_url = queue_url
         self.number = number
@@ -138,12 +146,13 @@ class Batch:
         self._random = random
         self._clock = clock
         self._meter = meter
+        self._turns = turns
         self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
         self._messages: dict[Receipt, Message] = {}
         # How leases ended. Those that ended alike share one value, as most of a batch do.
         self._outcomes: dict[Receipt, tuple[Outcome, str]] = {}
         self._shared: dict[tuple[Outcome, str], tuple[Outcome, str]] = {}
-        self._waits: dict[Receipt, list[_Wait]] = {}
+        self._waits: dict[Receipt, tuple[_Wait, ...]] = {}
         self._settling_since: dict[Receipt, float] = {}
         self._handed_over: set[Receipt] = set()  # to another batch of the keeper
         self._forgotten = False
@@ -192,7 +201,7 @@ class Batch:
             if held.receive_count > lease.receive_count:
                 logger.info("%s of %s was received again since; it is not held", lease.receipt, self.queue_url)
                 return
-            self._driver.forget([older], self)
+            self._driver.forget(older, self)
             if older in self._waits:
                 self._note_end(Settled(older, Outcome.LOST, "the message was received again"))
             self._messages.pop(older, None)
@@ -216,12 +225,12 @@ class Batch:
 
     def leases(self) -> Sequence[Lease]:
         """The leases still held, in the order they were put in, with their deadlines as confirmed so far."""
-        held = (receipt for lease in self._leases.values() if self._driver.holds(receipt := lease.receipt, self))
+        held = (receipt for lease in self._leases.values() if self._is_held(receipt := lease.receipt))
         return [lease for receipt in held if (lease := self._driver.lease(receipt)) is not None]
 
     def holds(self, receipt: Receipt) -> bool:
         """Whether the lease is still extended: neither settled nor known to be lost; it may have lapsed."""
-        return self._is_ours(receipt) and self._driver.holds(receipt, self)
+        return self._is_ours(receipt) and self._is_held(receipt)
 
     def still_held(self, receipt: Receipt) -> bool:
         """Whether nobody else can have the message, for certain: its lease never lapsed, and has not ended."""
@@ -239,7 +248,7 @@ class Batch:
         """
         if not self.count_held():
             return None
-        held = (lease for lease in self._leases.values() if self._driver.holds(lease.receipt, self))
+        held = (lease for lease in self._leases.values() if self._is_held(lease.receipt))
         return next((lease.received_at for lease in held), None)
 
     def certain_until(self) -> float | None:
@@ -257,20 +266,38 @@ class Batch:
         lease = self._leases.get(receipt.message_id)
         return lease is not None and lease.receipt == receipt
 
+    def _is_held(self, receipt: Receipt) -> bool:
+        return not self._forgotten and self._driver.holds(receipt, self)
+
     async def extend_now(self) -> None:
         """Extend every lease still held, at once, whatever the policy says: the last act before another takes over."""
-        await self._driver.extend_now([lease.receipt for lease in self.leases()])
+        async with asyncio.TaskGroup() as extending:
+            async for receipts in self._in_turns(self._receipts()):
+                held = [receipt for receipt in receipts if self._is_held(receipt)]
+                extending.create_task(self._driver.extend_now(held))
 
     def forget(self) -> None:
         """Hold no longer and call nothing: somebody else does. Who waits for a settlement is told that none comes."""
+        if self.count_held():
+            self._driver.leave(self, self._receipts())
+        self.end()
+
+    def end(self) -> None:
+        """The driver was stopped: nothing is held any longer. Who waits for a settlement is told that none comes."""
         self._forgotten = True
-        self._driver.forget([lease.receipt for lease in self._leases.values()], self)
         for wait in {id(wait): wait for waits in self._waits.values() for wait in waits}.values():
-            if not wait.done.done():
-                wait.done.set_exception(
-                    KeeperClosedError(f"The keeper of {self.queue_url} ended before the settlement")
-                )
+            wait.fail(f"The keeper of {self.queue_url} ended before the settlement")
         self._waits.clear()
+
+    def _receipts(self) -> list[Receipt]:
+        return [lease.receipt for lease in self._leases.values()]
+
+    async def _in_turns(self, receipts: Sequence[Receipt]) -> AsyncIterator[Sequence[Receipt]]:
+        """Give out receipts a slice at a time, so that the event loop gets to do other things in between."""
+        for start in range(0, len(receipts), LEASES_IN_A_ROUND):
+            part = receipts[start : start + LEASES_IN_A_ROUND]
+            await self._turns.take(len(part))
+            yield part
 
     # Settling
 
@@ -297,56 +324,60 @@ class Batch:
             KeyError: A receipt is not of this batch.
             KeeperClosedError: The keeper was closed, or the batch handed over, before the end.
         """
-        unknown = [receipt for receipt in settlements if not self._is_ours(receipt)]
+        receipts = list(settlements)
+        unknown: list[Receipt] = []
+        async for some in self._in_turns(receipts):
+            unknown += [receipt for receipt in some if not self._is_ours(receipt)]
         if unknown:
             raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
-        outcomes = {
-            receipt: Settled(receipt, *self._outcomes[receipt]) for receipt in settlements if receipt in self._outcomes
-        }
-        pending = [receipt for receipt in settlements if receipt not in outcomes]
-        if not pending:
-            return outcomes
-        if self._forgotten or not self._handed_over.isdisjoint(pending):
-            raise KeeperClosedError(f"{len(pending)} messages of {self.queue_url} are not held here any more")
-        # One future a call and not one a receipt: hundreds of batches of hundreds may end at the same moment.
-        wait = _Wait(set(pending), asyncio.get_running_loop().create_future())
+        wait = _Wait(Countdown())
         try:
-            for start in range(0, len(pending), SETTLED_AT_ONCE):
-                if start:
-                    await asyncio.sleep(0)
-                self._begin_settling(pending[start : start + SETTLED_AT_ONCE], settlements, wait, in_order=in_order)
-            waiting = {receipt for receipt in wait.awaited if self._driver.waits_for_work(receipt)}
-            wait.awaited -= waiting
-            wait.finish_if_complete()
-            await wait.done
-        finally:
-            for receipt in pending:
+            async for some in self._in_turns(receipts):
+                self._begin_settling(some, settlements, wait, in_order=in_order)
+            if self._driver.is_fifo:
+                async for some in self._in_turns(receipts):
+                    for receipt in some:
+                        if receipt in self._waits and self._driver.waits_for_work(receipt):
+                            self._stop_waiting(receipt, wait)
+                            wait.countdown.count()
+            await wait.ended()
+        except BaseException:
+            for receipt in receipts:
                 self._stop_waiting(receipt, wait)
-        return outcomes | wait.outcomes
+            raise
+        return wait.outcomes
 
     def _begin_settling(
         self, receipts: Sequence[Receipt], settlements: Mapping[Receipt, Settlement], wait: _Wait, *, in_order: bool
     ) -> None:
         now = self._clock.now()
+        alone = (wait,)
         begun: dict[Receipt, Settlement] = {}
         for receipt in receipts:
             if (end := self._outcomes.get(receipt)) is not None:
-                wait.learn(Settled(receipt, *end))  # it ended while others were begun
+                wait.outcomes[receipt] = Settled(receipt, *end)
                 continue
             self._settling_since.setdefault(receipt, now)
-            self._waits.setdefault(receipt, []).append(wait)
+            others = self._waits.get(receipt)
+            self._waits[receipt] = alone if others is None else (*others, wait)
             begun[receipt] = settlements[receipt]
+        wait.countdown.expect(len(begun))
+        if begun and (self._forgotten or not self._handed_over.isdisjoint(begun)):
+            raise KeeperClosedError(f"{len(begun)} messages of {self.queue_url} are not held here any more")
         self._driver.settle(begun, self, in_order=in_order)
 
     def _stop_waiting(self, receipt: Receipt, wait: _Wait) -> None:
-        if (waits := self._waits.get(receipt)) is not None and wait in waits:
-            waits.remove(wait)
-            if not waits:
-                del self._waits[receipt]
+        waits = self._waits.get(receipt, ())
+        if wait not in waits:
+            return
+        if left := tuple(one for one in waits if one is not wait):
+            self._waits[receipt] = left
+        else:
+            del self._waits[receipt]
 
     async def succeed(self, receipts: Iterable[Receipt] | None = None) -> Mapping[Receipt, Settled]:
         """Their work succeeded: delete them (None: all that are still held)."""
-        return await self.settle(dict.fromkeys(self._chosen(receipts), Delete()))
+        return await self.settle(dict.fromkeys(await self._chosen(receipts), Delete()))
 
     async def fail(
         self, reason: str, receipts: Iterable[Receipt] | None = None, *, errors: Sequence[str] = ()
@@ -363,7 +394,11 @@ class Batch:
             KeyError: A receipt is not of this batch.
             KeeperClosedError: The keeper was closed, or the batch handed over, before the end.
         """
-        return await self.settle(self.failing(reason, self._chosen(receipts), errors=errors))
+        rule = self._rule_for(errors)
+        failing: dict[Receipt, Settlement] = {}
+        async for some in self._in_turns(await self._chosen(receipts)):
+            failing |= {receipt: self._failed_one(rule, reason, receipt) for receipt in some}
+        return await self.settle(failing)
 
     def failing(
         self, reason: str, receipts: Iterable[Receipt], *, errors: Sequence[str] = ()
@@ -375,8 +410,11 @@ class Batch:
             receipts: Leases of this batch.
             errors: See :meth:`fail`.
         """
-        rule = self._plug_ins.call("failure rule", lambda: self._on_failure.matching(errors), release())
+        rule = self._rule_for(errors)
         return {receipt: self._failed_one(rule, reason, receipt) for receipt in receipts}
+
+    def _rule_for(self, errors: Sequence[str]) -> FailureRule:
+        return self._plug_ins.call("failure rule", lambda: self._on_failure.matching(errors), release())
 
     def _failed_one(self, rule: FailureRule, reason: str, receipt: Receipt) -> Settlement:
         lease = self._driver.lease(receipt)
@@ -393,12 +431,15 @@ class Batch:
 
     async def release_all(self) -> Mapping[Receipt, Settled]:
         """Make all that is still held visible at once, whatever the failure rule: its work is not at fault."""
-        return await self.settle(dict.fromkeys(self._chosen(None), Release()))
+        return await self.settle(dict.fromkeys(await self._chosen(None), Release()))
 
-    def _chosen(self, receipts: Iterable[Receipt] | None) -> list[Receipt]:
+    async def _chosen(self, receipts: Iterable[Receipt] | None) -> list[Receipt]:
         if receipts is not None:
             return list(receipts)
-        return [lease.receipt for lease in self._leases.values() if self._driver.holds(lease.receipt, self)]
+        held: list[Receipt] = []
+        async for some in self._in_turns(self._receipts()):
+            held += [receipt for receipt in some if self._is_held(receipt)]
+        return held
 
     # What the driver tells
 
@@ -439,8 +480,7 @@ class Batch:
         """Another batch holds a lease from now on. The driver calls this."""
         self._handed_over.add(receipt)
         for wait in self._waits.pop(receipt, ()):
-            if not wait.done.done():
-                wait.done.set_exception(KeeperClosedError(f"Another batch of {self.queue_url} took {receipt} over"))
+            wait.fail(f"Another batch of {self.queue_url} took {receipt} over")
 
     def extended(self, extensions: int) -> None:
         """Count a call that extended some of the batch's leases. The driver calls this."""
@@ -473,7 +513,7 @@ class Batch:
             counts[outcome] += 1
         return LeaseReport(
             received=len(self._leases),
-            held=len(self.leases()),
+            held=self.count_held(),
             deleted=counts[Outcome.DELETED],
             released=counts[Outcome.RELEASED],
             dead_lettered=counts[Outcome.DEAD_LETTERED],

@@ -17,6 +17,7 @@ from sqs_lease.core.failure_rules import Settlement, printable
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Countdown
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX
@@ -102,11 +103,13 @@ class QueueDriver:
         self._clock = clock
         self._call_timeout_seconds = call_timeout_seconds
         self._quiet_after_stall_seconds = quiet_after_stall_seconds
-        self._ledger = Ledger(random, fifo=queue_url.endswith(FIFO_SUFFIX), call_timeout_seconds=call_timeout_seconds)
+        self.is_fifo = queue_url.endswith(FIFO_SUFFIX)
+        self._ledger = Ledger(random, fifo=self.is_fifo, call_timeout_seconds=call_timeout_seconds)
         self._owners: dict[Receipt, Owner] = {}
+        self._leaving: dict[Owner, list[Receipt]] = {}  # owners that left, and what is to be forgotten of theirs
         self._calls: dict[asyncio.Task[None], Call] = {}
         self._unreported: set[int] = set()  # calls whose answers the ledger has not heard, by identity
-        self._awaited: dict[Receipt, asyncio.Future[None]] = {}
+        self._awaited: dict[Receipt, tuple[Countdown, ...]] = {}
         self._wake = asyncio.Event()
         self._dead_letter_url: str | None = None
         self._no_dead_letters_until = -math.inf
@@ -123,7 +126,7 @@ class QueueDriver:
         A lease that another owner holds here is its new owner's from now on.
         """
         former = self._owners.get(lease.receipt)
-        if former is not None and former is not owner and not at_once:
+        if former is not None and former is not owner and former not in self._leaving and not at_once:
             return  # it is held already, and nobody gave it up
         self._owners[lease.receipt] = owner
         if former is not None and former is not owner:
@@ -162,24 +165,45 @@ class QueueDriver:
         """Whether a delete waits for an earlier message of its group that nothing was decided about yet."""
         return self._ledger.waits_for_work(receipt)
 
-    def forget(self, receipts: Iterable[Receipt], owner: Owner) -> None:
-        """Stop tracking these leases, without a call, as far as they are this owner's."""
-        for receipt in receipts:
-            if self._owners.get(receipt) is owner:
-                self._ledger.forget(receipt)
-                self._drop(receipt)
+    def forget(self, receipt: Receipt, owner: Owner) -> None:
+        """Stop tracking a lease, without a call, if it is this owner's."""
+        if self._owners.get(receipt) is owner:
+            self._ledger.forget(receipt)
+            self._drop(receipt)
+
+    def leave(self, owner: Owner, receipts: Iterable[Receipt]) -> None:
+        """Stop tracking all leases of an owner, without a call; it is told of nothing any more.
+
+        Args:
+            owner: Who holds nothing from now on.
+            receipts: Its leases. Of many thousands most are forgotten a little later, before any call is made.
+        """
+        self._leaving[owner] = list(receipts)
+        self._forget_some()
+        if self._leaving:
+            self._kick()
+
+    def _forget_some(self) -> None:
+        owner, receipts = next(iter(self._leaving.items()))
+        for receipt in receipts[-LEASES_IN_A_ROUND:]:
+            self.forget(receipt, owner)
+        del receipts[-LEASES_IN_A_ROUND:]
+        if not receipts:
+            del self._leaving[owner]
 
     async def extend_now(self, receipts: Iterable[Receipt]) -> None:
         """Extend leases at once and wait until each was answered, whatever the answer, but not for ever."""
-        loop = asyncio.get_running_loop()
-        awaited = [
-            self._awaited.setdefault(receipt, loop.create_future())
-            for receipt in receipts
-            if self._ledger.extend_now(receipt)
-        ]
+        answers = Countdown()
+        alone = (answers,)
+        for receipt in receipts:
+            if self._ledger.extend_now(receipt):
+                answers.expect(1)
+                others = self._awaited.get(receipt)
+                self._awaited[receipt] = alone if others is None else (*others, answers)
         self._kick()
-        if awaited:
-            await asyncio.wait(awaited, timeout=self._call_timeout_seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._call_timeout_seconds):
+                await answers.ended()
 
     async def stop(self) -> None:
         """Make no more calls; those under way are given their time to be answered, then cancelled."""
@@ -208,6 +232,9 @@ class QueueDriver:
     async def _run(self) -> None:
         calls_from = wakes_by = self._clock.now()
         while True:
+            while self._leaving:
+                self._forget_some()
+                await asyncio.sleep(0)
             self._wake.clear()
             now = self._clock.now()
             if now - wakes_by > STALL_SECONDS:
@@ -350,8 +377,7 @@ class QueueDriver:
         for receipt in call.receipts:
             if (owner := self._owners.get(receipt)) is not None:
                 counts[owner] = counts.get(owner, 0) + (receipt in confirmed)
-            if (awaited := self._awaited.pop(receipt, None)) is not None and not awaited.done():
-                awaited.set_result(None)
+            self._heard_of(receipt)
         for owner, extensions in counts.items():
             owner.extended(extensions)
 
@@ -380,7 +406,7 @@ class QueueDriver:
             owner = self._owners.get(event.receipt)
             if isinstance(event, Settled | Lost) and event.receipt not in self._ledger:
                 self._drop(event.receipt)
-            if owner is not None:
+            if owner is not None and owner not in self._leaving:
                 told.setdefault(owner, []).append(event)
         for owner, events in told.items():
             owner.happened(events)
@@ -388,8 +414,11 @@ class QueueDriver:
     def _drop(self, receipt: Receipt) -> None:
         """A lease is not held any more; nobody waits for its extension in vain."""
         self._owners.pop(receipt, None)
-        if (awaited := self._awaited.pop(receipt, None)) is not None and not awaited.done():
-            awaited.set_result(None)
+        self._heard_of(receipt)
+
+    def _heard_of(self, receipt: Receipt) -> None:
+        for answers in self._awaited.pop(receipt, ()):
+            answers.count()
 
 
 _PASSING: Final = frozenset({Verdict.THROTTLED, Verdict.TRANSIENT, Verdict.UNAVAILABLE})

@@ -16,6 +16,7 @@ from sqs_lease.core.ledger import CALL_TIMEOUT_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener, KeeperClosedError, MessageSource, Meter, Unmetered
 from sqs_lease.keeper.driver import QueueDriver
+from sqs_lease.keeper.turns import Turns
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Keeper:
         self._drivers: dict[str, QueueDriver] = {}
         self._batches: dict[Batch, None] = {}
         self._opened = 0  # batches so far
+        self._turns = Turns()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -145,6 +147,7 @@ class Keeper:
             random=self._random,
             clock=self.clock,
             meter=self._meter,
+            turns=self._turns,
         )
         self._batches[batch] = None
         return batch
@@ -183,6 +186,6 @@ class Keeper:
             except TimeoutError:
                 logger.warning("Closing the keeper: not all calls were answered in time; those leases run out")
         await asyncio.gather(*(driver.stop() for driver in self._drivers.values()))
-        for batch in list(self._batches):
-            self.drop(batch)
-            await asyncio.sleep(0)  # each takes some milliseconds
+        for batch in self._batches:
+            batch.end()
+        self._batches.clear()
