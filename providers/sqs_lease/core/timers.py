@@ -91,17 +91,19 @@ class TimeOrder(Generic[_Record]):
 
     def first(self) -> tuple[float, _Record] | None:
         """The earliest item that is not stale."""
-        first = self._first_of(self._items)
-        if self._leaving and (other := self._first_of(self._leaving)) is not None and (first is None or other < first):
-            first = other
-        return None if first is None else (first[0], self._records[first[1]])
+        while items := self._earlier_heap():
+            at, ticket = items[0]
+            record = self._records[ticket]
+            if record.token == ticket & _TOKEN_MASK:
+                return at, record
+            heappop(items)
+            del self._records[ticket]
+            self._stale -= 1
+        return None
 
     def pop(self) -> _Record:
         """Remove and return what :meth:`first` showed."""
-        items = self._items
-        if self._leaving and (not items or self._leaving[0] < items[0]):
-            items = self._leaving
-        record = self._records.pop(heappop(items)[1])
+        record = self._records.pop(heappop(self._earlier_heap())[1])
         record.place = -1
         return record
 
@@ -119,23 +121,15 @@ class TimeOrder(Generic[_Record]):
             self._leaving, self._items = self._items, []
         for _ in range(min(_MOVED_AT_ONCE, len(self._leaving))):
             item = self._leaving.pop()
-            if not self._drop_stale(item[1]):
+            if self._records[item[1]].token == item[1] & _TOKEN_MASK:
                 heappush(self._items, item)
+            else:
+                del self._records[item[1]]
+                self._stale -= 1
 
-    def _first_of(self, items: list[tuple[float, int]]) -> tuple[float, int] | None:
-        while items:
-            if not self._drop_stale(items[0][1]):
-                return items[0]
-            heappop(items)
-        return None
-
-    def _drop_stale(self, ticket: int) -> bool:
-        """Forget the record of an item if that is stale; return whether it was."""
-        if self._records[ticket].token == ticket & _TOKEN_MASK:
-            return False
-        del self._records[ticket]
-        self._stale -= 1
-        return True
+    def _earlier_heap(self) -> list[tuple[float, int]]:
+        items, leaving = self._items, self._leaving
+        return leaving if leaving and (not items or leaving[0] < items[0]) else items
 
 
 class ArrivalOrder(Generic[_Record]):
