@@ -1,7 +1,7 @@
 """SQS leases for orchestrators: receive, keep invisible while the work runs, delete on success, release on failure.
 
 All that is public without an orchestrator: :func:`lease` and :func:`async_lease` with their batches and errors; failure
-rules and renewal policies, and what one's own are made of; the events that listeners are told; and the keeper, for
+rules and renewal policies, and the classes to write your own with; the events that listeners are told; and the keeper, for
 programs that hold leases in another way.
 """
 
