@@ -2,8 +2,8 @@
 
 Airflow's own record of the failure follows up to five seconds later, when the task's supervisor notices that its
 process ended; and it has no exception. This is the fast way, not the only one: whatever goes wrong here is logged, the
-task is not disturbed, and the keeper sees the state in the end. A process that is killed reports nothing; for that one
-its supervisor is made to notice in time (:mod:`sqs_lease.airflow.failures.exit_notice`).
+task is not disturbed, and the keeper sees the state in the end. A process that is killed reports nothing; its keeper
+waits for Airflow's record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from airflow.listeners import hookimpl
 from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.comms.signals import SIGNAL_DESCRIPTION, FailureSignals
-from sqs_lease.airflow.failures.exit_notice import start_companion
 from sqs_lease.airflow.failures.report import CONFIG_SECTION, FAILURE_KEY, REPORT_FAILURES_OPTION, FailureReport
 
 if TYPE_CHECKING:
@@ -27,18 +26,6 @@ logger = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 10.0
 """How long a failed task's end may be kept waiting by the report; Airflow repeats requests for minutes."""
-
-
-@hookimpl
-def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
-    """Called by Airflow when a task begins, in its process."""
-    if not _wanted():
-        return
-    try:
-        if _works_for_a_keeper_elsewhere(task_instance):
-            start_companion()
-    except Exception:
-        logger.exception("Airflow may take some seconds to notice it if the process of this task is killed")
 
 
 @hookimpl
@@ -57,13 +44,6 @@ def _wanted() -> bool:
     return "sqs_lease.airflow.keeper_operator" in sys.modules and conf.getboolean(
         CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True
     )
-
-
-def _works_for_a_keeper_elsewhere(task_instance: Any) -> bool:
-    from sqs_lease.airflow.comms.supervisor import triggers_are_supported
-
-    # Without triggers it is dag.test(), where all tasks are of one process and nobody watches it.
-    return triggers_are_supported() and bool(_keepers_of(task_instance.task))
 
 
 def _report(task_instance: Any, error: object) -> None:
