@@ -7,7 +7,6 @@ so an Airflow connection that was changed is read again as soon as nothing uses 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
@@ -209,28 +208,14 @@ def triggerer_keepers() -> TriggererKeepers:
     global _keepers  # noqa: PLW0603 - the one place that a process has for it
     loop = asyncio.get_running_loop()
     if _keepers is None or _keepers.loop.is_closed():
-        _keepers = TriggererKeepers(get_ready=_get_triggerer_ready)
-        _keep_what_is_loaded()
+        _keepers = TriggererKeepers(get_ready=_load_client_code)
     if _keepers.loop is not loop:
         raise RuntimeError("the shared keeper belongs to another event loop of this process; triggers run in one loop")
     return _keepers
 
 
-async def _get_triggerer_ready() -> None:
+async def _load_client_code() -> None:
     await asyncio.to_thread(load_client_code)
-    await turns().calm()
-    _keep_what_is_loaded()
-
-
-def _keep_what_is_loaded() -> None:
-    """Have Python's garbage collector pass over what there is by now.
-
-    Airflow, and the AWS client's model of the service, are a quarter of a million objects that stay for the life of the
-    process. To look through them takes the collector some 0.2 s each time, for which all triggers stand still; that is
-    Airflow's threshold for a warning. It is done twice in a process and not again and again, because what is a part of
-    a cycle then and becomes garbage later is never freed.
-    """
-    gc.freeze()
 
 
 def install(keepers: TriggererKeepers) -> None:
