@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import greenback
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import (
@@ -47,6 +48,10 @@ class ScriptedComms:
         self.refusing = False
         self.answer_seconds = 0.02
         self.on_request: Callable[[Any], None] | None = None
+
+    def send(self, request: Any) -> Any:
+        """Wait for the answer in the event loop, within a portal, as in the triggerer."""
+        return greenback.await_(self.asend(request))
 
     async def asend(self, request: Any) -> Any:
         self.asked.append(request)

@@ -1,57 +1,27 @@
-"""The requests to the asset state store, and pins of what they rely on inside Airflow."""
+"""The asset state store, as triggers and their runs use it."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-from airflow.jobs.triggerer_job_runner import ToTriggerRunner, ToTriggerSupervisor
 from airflow.sdk import Asset
-from airflow.sdk.exceptions import ErrorType
-from airflow.sdk.execution_time.comms import (
-    AssetStateStoreResult,
-    DeleteAssetStateStoreByName,
-    ErrorResponse,
-    GetAssetStateStoreByName,
-    OKResponse,
-    SetAssetStateStoreByName,
-    ToSupervisor,
-    ToTask,
-)
+from airflow.sdk.execution_time.comms import SetAssetStateStoreByName
 from airflow.sdk.execution_time.context import AssetStateStoreAccessors
 from airflow.triggers.base import BaseEventTrigger
 
-from sqs_lease.airflow.comms.assets import AssetState, TaskAssetState, watched_assets
-from sqs_lease.airflow.comms.supervisor import CommsError
+from sqs_lease.airflow.comms.assets import AssetState, TaskAssetState
+from sqs_lease.airflow.comms.supervisor import CommsError, watched_assets
 from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
 from sqs_lease.testing import run_virtual
 from tests.airflow.scripted_assets import ScriptedAssets
 from tests.airflow.scripted_comms import supervised_by
-
-REQUESTS = (GetAssetStateStoreByName, SetAssetStateStoreByName, DeleteAssetStateStoreByName)
 
 
 @pytest.fixture
 def supervisor() -> Any:
     with supervised_by(ScriptedAssets()) as scripted:
         yield scripted
-
-
-@pytest.mark.parametrize("request_class", REQUESTS, ids=lambda request: request.__name__)
-def test_both_supervisors_take_the_requests(request_class: Any) -> None:
-    assert request_class in get_args(get_args(ToTriggerSupervisor)[0])
-    assert request_class in get_args(get_args(ToSupervisor)[0])
-    assert {"name", "key"} <= set(request_class.model_fields)
-
-
-@pytest.mark.parametrize("answer_class", [AssetStateStoreResult, ErrorResponse, OKResponse])
-def test_triggers_and_tasks_take_the_answers(answer_class: Any) -> None:
-    assert answer_class in get_args(get_args(ToTriggerRunner)[0])
-    assert answer_class in get_args(get_args(ToTask)[0])
-
-
-def test_a_missing_value_has_an_error_of_its_own() -> None:
-    assert ErrorType.ASSET_STORE_NOT_FOUND.value == "ASSET_STORE_NOT_FOUND"
 
 
 def test_an_event_trigger_learns_which_assets_it_watches() -> None:
@@ -83,8 +53,18 @@ def test_a_value_is_stored_again_while_no_answer_comes_and_then_given_up(supervi
     supervisor.silent = True
 
     async def scenario() -> None:
-        with pytest.raises(CommsError, match="no answer to SetAssetStateStoreByName"):
+        with pytest.raises(CommsError, match="no answer about the state store of asset 'orders'"):
             await AssetState("orders").put("key", 1, patience_seconds=25)
 
     run_virtual(scenario)
     assert supervisor.count(SetAssetStateStoreByName) == 3
+
+
+def test_a_refusal_names_the_asset(supervisor: ScriptedAssets) -> None:
+    supervisor.refusing = True
+
+    async def scenario() -> None:
+        with pytest.raises(CommsError, match="refused what it was asked about the state store of asset 'orders'"):
+            await AssetState("orders").get("key")
+
+    run_virtual(scenario)

@@ -302,7 +302,7 @@ def test_a_batch_is_given_back_when_airflow_never_answers(world: World) -> None:
     world.supervisor.silent = True
 
     async def scenario(triggerer: VirtualTriggerer) -> None:
-        with pytest.raises(CommsError, match="no answer to SetXCom"):
+        with pytest.raises(CommsError, match="no answer about the XCom 'lease' of task 'orders'"):
             await world.start(triggerer).ended()
         assert world.states() == {MessageState.VISIBLE}
 

@@ -69,7 +69,8 @@ LAYERS: Final = {
     "ingestion": Layer(layers=BASE | {"batch_files"}),
     PACKAGE: Layer(layers=BASE | {"asynchronous", "blocking"}),
     "airflow": Layer(
-        layers=BASE | {"batch_files", "ingestion"}, distributions=BOTO | {"airflow", "jsonpath_ng", "msgspec"}
+        layers=BASE | {"batch_files", "ingestion"},
+        distributions=BOTO | {"airflow", "greenback", "jsonpath_ng", "msgspec"},
     ),
     "dagster": Layer(
         layers=BASE | {"batch_files", "blocking", "ingestion"},

@@ -1,34 +1,75 @@
-"""What triggers ask of Airflow about tasks and XComs beyond its public interface: pinned by tests to one minor version.
+"""What triggers and tasks ask of Airflow: through methods of its SDK, and by the few names that it does not publish.
 
-A trigger talks to the metadata database through the triggerer's supervisor, which answers one request after the
-other (about 45 a second) and some requests never. So every request here has a time limit.
+Every question is one of the SDK's blocking methods, such as ``RuntimeTaskInstance.get_task_states`` or ``XCom.set``.
+Only some of them have asynchronous twins, and those do not work in ``dag.test()``. In a triggerer Airflow lets the
+blocking ones be called from the event loop: within a portal of ``greenback`` they wait for the answer without blocking
+the loop.
+
+A trigger talks to the metadata database through the triggerer's supervisor, which answers one request after the other
+(about 45 a second) and some requests never. So every question has a time limit.
+
+What Airflow does not publish stands in this module alone. Each name has a fallback, which may be slower and is never
+wrong:
+
+    name                                what it is for                       without it
+    greenback (of the task SDK)         blocking methods in the event loop   they are called in threads
+    task_runner.SUPERVISOR_COMMS.asend  tells a worker from ``dag.test()``   a worker is assumed, ``dag.test()`` fails
+    XCom.set(_mapped_length=)           mapping over a value that a trigger  a sensor that tasks are mapped over
+                                        published                            receives in its worker
+    airflow.observability.stats         metrics from a triggerer             the SDK's, which Airflow may not set up
+    _get_specified_expand_input,        which message each instance of a     the task concerns all messages, which are
+    _expand_input, MapXComArg,          mapped task concerns                 settled together
+    PlainXComArg
+    AssetStateStoreAccessors._by_name   the name of the watched asset        an event trigger ends and says so
+    RuntimeTaskInstance.                whether a failed task may count as   only its state is looked at
+    _terminal_state_send_failed         something else
+    "unusual_prefix_"                   refuses callbacks of DAG files       they fail when they are called
+
+``RuntimeTaskInstance`` is not in ``airflow.sdk`` itself, but the triggers of Airflow's own providers call its methods.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, Final, TypeVar
 
-# Not the SDK's module of the same name: in the process that runs triggers, Airflow sets up this one.
-from airflow._shared.observability.metrics import stats
-from airflow.models.crypto import get_fernet
-from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk import BaseXCom
+from airflow.sdk.crypto import get_fernet
 from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time import task_runner
-from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom, TaskStatesResult, XComResult
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.xcom import XCom
 
 from sqs_lease.airflow.comms.instances import UNMAPPED, InstanceKey, TaskStates
 from sqs_lease.airflow.comms.turns import turns
 
+try:
+    # In the process that runs triggers, Airflow sets up this one and not the SDK's.
+    from airflow.observability import stats
+except ImportError:
+    from airflow.sdk.observability import stats  # type: ignore[no-redef]
+
+try:
+    # Not among our own dependencies: where Airflow does without it, so must we.
+    import greenback
+except ImportError:
+    greenback = None  # type: ignore[assignment]
+
 __all__ = [
+    "DAG_FILE_MODULE",
     "RETURN_VALUE_KEY",
     "CommsError",
     "NoAnswerError",
     "RunOfTask",
+    "ask",
+    "end_was_reported",
+    "mapped_over",
     "publish",
     "pull",
     "pull_plain_mapping",
@@ -37,10 +78,17 @@ __all__ = [
     "stats",
     "task_states",
     "triggers_are_supported",
+    "triggers_publish_for_mapping",
     "unseal",
+    "watched_assets",
 ]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+DAG_FILE_MODULE: Final = "unusual_prefix_"
+"""With this Airflow begins the names of the modules that DAG files are; a triggerer does not have them."""
 
 ANSWER_SECONDS: Final = 10.0
 """How long to wait for an answer of the supervisor; it gives fifty requests at once theirs within about a second."""
@@ -79,8 +127,16 @@ class RunOfTask:
 
 
 def triggers_are_supported() -> bool:
-    """Whether a triggerer takes over a task that defers now: ``dag.test()`` runs triggers in line instead."""
-    return hasattr(getattr(task_runner, "SUPERVISOR_COMMS", None), "asend")
+    """Whether a triggerer takes over a task that defers now: ``dag.test()`` runs triggers in line instead.
+
+    Where that cannot be told it is true, as in every process of a real deployment.
+    """
+    return not hasattr(task_runner, "SUPERVISOR_COMMS") or hasattr(task_runner.SUPERVISOR_COMMS, "asend")
+
+
+def triggers_publish_for_mapping() -> bool:
+    """Whether a trigger can publish a value that tasks are mapped over."""
+    return "_mapped_length" in inspect.signature(BaseXCom.set).parameters
 
 
 def run_of(task_instance: Any) -> RunOfTask:
@@ -108,10 +164,14 @@ async def task_states(dag_id: str, run_ids: Sequence[str], task_ids: Collection[
     Raises:
         CommsError: There was no usable answer.
     """
-    answer = await ask(GetTaskStates(dag_id=dag_id, run_ids=list(run_ids), task_ids=sorted(task_ids)))
-    if not isinstance(answer, TaskStatesResult):
-        _refuse("the states of tasks", answer)
-    return answer.task_states
+    return await ask(
+        "the states of tasks",
+        RuntimeTaskInstance.get_task_states,
+        for_all_triggers=True,
+        dag_id=dag_id,
+        run_ids=list(run_ids),
+        task_ids=sorted(task_ids),
+    )
 
 
 async def publish(
@@ -148,14 +208,16 @@ async def publish(
     else:
         # A backend of the user's own may write to another service, and blocks while it does.
         serialised = await asyncio.to_thread(XCom.serialize_value, value, key=key, **place)
-    request = SetXCom(key=key, value=serialised, mapped_length=mapped_length, **place)
+    stored = {**place, "key": key, "value": serialised}
+    if mapped_length is not None:
+        stored["_mapped_length"] = mapped_length
     while True:
         try:
-            await ask(request)
+            await ask(f"the XCom {key!r} of {task}", _StoredXCom.set, **stored)
         except NoAnswerError as error:
             if asyncio.get_running_loop().time() >= ends_at:
                 raise
-            logger.warning("Trying again to publish the XCom %r of %s: %s", key, task, error)
+            logger.warning("Publishing again: %s", error)
         else:
             return
 
@@ -166,12 +228,10 @@ async def pull(task: RunOfTask, key: str, *, map_index: int = UNMAPPED) -> Any:
     Raises:
         CommsError: There was no usable answer.
     """
-    answer = await _get_xcom(task, key, map_index)
-    if answer.value is None:
+    stored = await _stored(task, key, map_index)
+    if stored is None:
         return None
-    if XCom is BaseXCom:
-        return BaseXCom.deserialize_value(answer)
-    return await _deserialised_by_backend(answer)
+    return BaseXCom.deserialize_value(stored) if XCom is BaseXCom else await _deserialised_by_backend(stored)
 
 
 async def pull_plain_mapping(task: RunOfTask, instance: InstanceKey) -> Mapping[str, Any] | None:
@@ -187,10 +247,10 @@ async def pull_plain_mapping(task: RunOfTask, instance: InstanceKey) -> Mapping[
         CommsError: There was no usable answer.
     """
     task_id, map_index = instance
-    answer = await _get_xcom(RunOfTask(task.dag_id, task.run_id, task_id), RETURN_VALUE_KEY, map_index)
-    value = answer.value
-    if XCom is not BaseXCom and value is not None:
-        value = await _deserialised_by_backend(answer)
+    stored = await _stored(RunOfTask(task.dag_id, task.run_id, task_id), RETURN_VALUE_KEY, map_index)
+    if stored is None:
+        return None
+    value = stored.value if XCom is BaseXCom else await _deserialised_by_backend(stored)
     return value if isinstance(value, Mapping) else None
 
 
@@ -207,46 +267,133 @@ def unseal(sealed: str) -> str:
     return get_fernet().decrypt(sealed.encode()).decode()
 
 
-async def _get_xcom(task: RunOfTask, key: str, map_index: int) -> XComResult:
-    answer = await ask(
-        GetXCom(key=key, dag_id=task.dag_id, run_id=task.run_id, task_id=task.task_id, map_index=map_index)
+def mapped_over(expanded: Any) -> tuple[Any, str] | None:
+    """What a mapped task or task group is expanded over, if that is one value of one task, item by item.
+
+    Args:
+        expanded: The mapped task or group.
+
+    Returns:
+        The task and the key of its XCom; None where it is expanded over something else, or that cannot be told.
+    """
+    try:
+        from airflow.sdk.definitions.xcom_arg import MapXComArg, PlainXComArg
+
+        is_task = hasattr(expanded, "partial_kwargs")
+        # A task has one of two attributes, by how it was expanded.
+        inputs = expanded._get_specified_expand_input() if is_task else expanded._expand_input  # noqa: SLF001
+        value: Any = inputs.value
+    except (ImportError, AttributeError) as error:
+        logger.warning(
+            "The messages of %r are settled together: this Airflow does not tell what it is mapped over (%s)",
+            expanded.node_id,
+            error,
+        )
+        return None
+    if isinstance(value, dict):
+        # expand(message=messages): further arguments would multiply the indexes.
+        if len(value) != 1:
+            return None
+        (value,) = value.values()
+    while isinstance(value, MapXComArg):
+        # messages.map(function) keeps length and order.
+        value = value.arg
+    # zip() and concat() have other lengths than what they are made of.
+    return (value.operator, value.key) if isinstance(value, PlainXComArg) else None
+
+
+def watched_assets(accessors: Any) -> list[str]:
+    """Return the names of the assets that an event trigger is a watcher of, sorted.
+
+    Args:
+        accessors: What the triggerer set as the trigger's ``asset_state_store``.
+
+    Raises:
+        RuntimeError: The trigger watches nothing, or this Airflow does not say what.
+    """
+    if accessors is not None and not hasattr(accessors, "_by_name"):
+        raise RuntimeError(
+            "this version of Airflow does not tell an event trigger which asset it watches, so its messages could not "
+            "be handed to runs: use a sensor (sqs_lease without event=), or a version that sqs-lease was tested with"
+        )
+    names = sorted(accessors._by_name) if accessors is not None else []  # noqa: SLF001
+    if not names:
+        raise RuntimeError(
+            "this trigger was started for no asset: use it in an AssetWatcher of the asset that a DAG is scheduled on"
+        )
+    return names
+
+
+def end_was_reported(task_instance: RuntimeTaskInstance) -> bool:
+    """Whether Airflow took the end of a task from its process; if not, a user may have marked the task meanwhile."""
+    return not getattr(task_instance, "_terminal_state_send_failed", False)
+
+
+class _StoredXCom(BaseXCom):
+    """Reads and writes XComs as they are stored: a value is converted elsewhere than in the event loop."""
+
+    @staticmethod
+    def serialize_value(value: Any, **_: Any) -> Any:
+        return value
+
+    @staticmethod
+    def deserialize_value(result: Any) -> Any:
+        return result
+
+
+async def _stored(task: RunOfTask, key: str, map_index: int) -> Any:
+    """An XCom as it is stored, with its ``key`` and ``value``; None where there is none."""
+    return await ask(
+        f"the XCom {key!r} of {task}",
+        _StoredXCom.get_one,
+        key=key,
+        dag_id=task.dag_id,
+        run_id=task.run_id,
+        task_id=task.task_id,
+        map_index=map_index,
     )
-    if not isinstance(answer, XComResult):
-        _refuse(f"the XCom {key!r} of {task}", answer)
-    return answer
 
 
-async def _deserialised_by_backend(answer: XComResult) -> Any:
+async def _deserialised_by_backend(stored: Any) -> Any:
     """What a backend of the user's own makes of a stored value; it may read it from another service."""
     try:
         async with asyncio.timeout(BACKEND_SECONDS):
-            return await asyncio.to_thread(XCom.deserialize_value, answer)
+            return await asyncio.to_thread(XCom.deserialize_value, stored)
     except Exception as error:
         # What it raises is its own affair; to the trigger it is one answer that cannot be had now.
-        raise CommsError(f"the XCom backend {XCom.__name__} cannot read {answer.key!r}: {error!r}") from error
+        raise CommsError(f"the XCom backend {XCom.__name__} cannot read {stored.key!r}: {error!r}") from error
 
 
-async def ask(request: Any) -> Any:
-    """Make one request and return its answer.
+async def ask(what: str, method: Callable[..., _T], /, *, for_all_triggers: bool = False, **arguments: Any) -> _T:
+    """Call a blocking method of Airflow's SDK from an event loop, without blocking it.
+
+    Args:
+        what: What is asked about, for errors.
+        method: The method.
+        for_all_triggers: Whether one question serves all triggers, so that it need not wait for its turn.
+        arguments: The method's.
 
     Raises:
-        NoAnswerError: No answer came in time.
+        NoAnswerError: No answer came within :data:`ANSWER_SECONDS`; it may have been carried out.
         CommsError: Airflow refused, or its answer cannot be read.
     """
     try:
-        async with turns().turn_for(request), asyncio.timeout(ANSWER_SECONDS):
-            if triggers_are_supported():
-                return await task_runner.SUPERVISOR_COMMS.asend(request)
-            # dag.test(): the task's own thread waits meanwhile, so nobody else is asking.
-            return task_runner.SUPERVISOR_COMMS.send(request)
+        async with turns().turn(for_all_triggers=for_all_triggers), asyncio.timeout(ANSWER_SECONDS):
+            return await _without_blocking(method, **arguments)
     except TimeoutError:
-        raise NoAnswerError(f"Airflow gave no answer to {request.type} within {ANSWER_SECONDS:g} s") from None
+        raise NoAnswerError(f"Airflow gave no answer about {what} within {ANSWER_SECONDS:g} s") from None
     except AirflowRuntimeError as error:
-        raise CommsError(f"Airflow refused {request.type}: {error}") from error
+        raise CommsError(f"Airflow refused what it was asked about {what}: {error}") from error
     except Exception as error:
-        # The connection to the supervisor broke, or its answer is none that this Airflow should give.
-        raise CommsError(f"asking Airflow for {request.type} failed: {error!r}") from error
+        # The connection to the supervisor broke, or Airflow should not give this answer.
+        raise CommsError(f"asking Airflow about {what} failed: {error!r}") from error
 
 
-def _refuse(what: str, answer: Any) -> NoReturn:
-    raise CommsError(f"Airflow answered a question for {what} with {type(answer).__name__}")
+_threads: Final = ThreadPoolExecutor(16, thread_name_prefix="sqs-lease asking Airflow")
+"""Used without greenback only: more threads than there are questions at once, each taken until its answer comes."""
+
+
+async def _without_blocking(method: Callable[..., _T], **arguments: Any) -> _T:
+    if greenback is None:
+        return await asyncio.get_running_loop().run_in_executor(_threads, partial(method, **arguments))
+    return await greenback.with_portal_run_sync(method, **arguments)

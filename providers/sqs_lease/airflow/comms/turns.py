@@ -18,10 +18,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
-
-from airflow.sdk.execution_time.comms import GetTaskStates, GetVariableKeys
 
 REQUESTS_AT_ONCE: Final = 8
 """Enough to keep the supervisor busy; whatever else is asked waits for them, about a fifth of a second."""
@@ -34,8 +32,6 @@ STARTING_SECONDS: Final = 2.0
 
 LONGEST_START_SECONDS: Final = 10.0
 """How long nothing is asked at most: a thousand triggers, Airflow's default limit, start sooner. Leases last longer."""
-
-_FOR_ALL_TRIGGERS: Final = (GetTaskStates, GetVariableKeys)
 
 
 class Turns:
@@ -63,9 +59,13 @@ class Turns:
             await asyncio.sleep(max(self._started_at[0] + STARTING_SECONDS - now, 0.01))
 
     @asynccontextmanager
-    async def turn_for(self, request: Any) -> AsyncIterator[None]:
-        """Wait for a turn to make a request, and have it until the block ends."""
-        if isinstance(request, _FOR_ALL_TRIGGERS):
+    async def turn(self, *, for_all_triggers: bool) -> AsyncIterator[None]:
+        """Wait for a turn to make a request, and have it until the block ends.
+
+        Args:
+            for_all_triggers: Whether the request is made for all triggers together; those do not queue.
+        """
+        if for_all_triggers:
             await self.calm()
             yield
             return

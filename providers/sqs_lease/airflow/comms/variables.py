@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow.sdk.execution_time import task_runner
-from airflow.sdk.execution_time.comms import DeleteVariable, GetVariableKeys, PutVariable, VariableKeysResult
+from airflow.sdk import Variable
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from sqs_lease.airflow.comms.supervisor import CommsError, ask
+from sqs_lease.airflow.comms.supervisor import ask, end_was_reported
 
 
 async def variable_keys(prefix: str) -> list[str]:
-    """Read the keys with a prefix, the first thousand of them.
+    """Read the keys with a prefix.
 
     Raises:
         CommsError: There was no usable answer.
     """
-    answer = await ask(GetVariableKeys(prefix=prefix))
-    if not isinstance(answer, VariableKeysResult):
-        raise CommsError(f"Airflow answered a question for the keys of variables with {type(answer).__name__}")
-    return answer.keys
+    # The SDK asks when the keys are first looked at.
+    return await ask("the keys of variables", lambda: list(Variable.keys(prefix=prefix)), for_all_triggers=True)
 
 
 async def delete_variable(key: str) -> None:
@@ -29,16 +26,7 @@ async def delete_variable(key: str) -> None:
     Raises:
         CommsError: There was no usable answer.
     """
-    await ask(DeleteVariable(key=key))
-
-
-def put_variable_of_worker(key: str, value: str, description: str) -> None:
-    """Set a variable from the process that runs a task, whatever secrets backends are configured; this blocks.
-
-    Raises:
-        AirflowRuntimeError: Airflow refused.
-    """
-    task_runner.SUPERVISOR_COMMS.send(PutVariable(key=key, value=value, description=description))
+    await ask(f"the variable {key!r}", Variable.delete, key=key)
 
 
 def running_task_failed_for_good(task_instance: Any) -> bool:
@@ -51,4 +39,4 @@ def running_task_failed_for_good(task_instance: Any) -> bool:
     # Airflow sets the first once the try is over; the second says that its end could not be reported, so that it
     # may count as something else (a user marked the task meanwhile).
     state = getattr(task_instance.state, "value", task_instance.state)
-    return state == "failed" and not getattr(task_instance, "_terminal_state_send_failed", False)
+    return state == "failed" and end_was_reported(task_instance)

@@ -26,8 +26,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from botocore.exceptions import BotoCoreError
 
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
-from sqs_lease.airflow.comms.assets import watched_assets
-from sqs_lease.airflow.comms.supervisor import CommsError
+from sqs_lease.airflow.comms.supervisor import CommsError, watched_assets
 from sqs_lease.airflow.endings import carried_out
 from sqs_lease.airflow.events.desk import BatchEvent, Place
 from sqs_lease.airflow.events.open_batches import OpenBatches, ReplacedError

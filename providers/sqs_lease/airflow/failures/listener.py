@@ -87,8 +87,9 @@ def _counts_as_running(task_instance: Any) -> bool:
 
 
 def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: FailureReport) -> None:
+    from airflow.sdk import Variable
+
     from sqs_lease.airflow.comms.supervisor import triggers_are_supported
-    from sqs_lease.airflow.comms.variables import put_variable_of_worker
 
     try:
         if not _counts_as_running(task_instance):
@@ -102,6 +103,6 @@ def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: Fai
             signals = FailureSignals.to(
                 task_instance.dag_id, task_instance.run_id, keeper.task_id, keeper.work_task_ids
             )
-            put_variable_of_worker(signals.key(task_instance.task_id, map_index), "", SIGNAL_DESCRIPTION)
+            Variable.set(signals.key(task_instance.task_id, map_index), "", SIGNAL_DESCRIPTION)
     except Exception:
         logger.exception("The failure of this task could not be reported to the keeper of its messages")
