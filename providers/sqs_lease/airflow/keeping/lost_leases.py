@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from airflow.sdk.definitions.callback import AsyncCallback
 
-from sqs_lease.airflow.comms.supervisor import RunOfTask
+from sqs_lease.airflow.comms.supervisor import DAG_FILE_MODULE, RunOfTask
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome
 from sqs_lease.keeper.batch import Batch
 
@@ -43,9 +43,6 @@ GATHERING_SECONDS: Final = 0.5
 CALLBACK_SECONDS: Final = 60.0
 """How long a callback may take."""
 
-_DAG_FILE_MODULE: Final = "unusual_prefix_"
-"""With this Airflow begins the names of the modules that DAG files are; a triggerer does not have them."""
-
 _KINDS: Final[Mapping[type, str]] = {Lost: "lost", Lapsed: "lapsed", Ending: "ending"}
 
 
@@ -61,7 +58,7 @@ def encode_on_lost(on_lost: object) -> str | dict[str, Any]:
     if not isinstance(on_lost, AsyncCallback):
         kind = ValueError if isinstance(on_lost, str) else TypeError
         raise kind(f"on_lost must be 'warn', 'fail' or an AsyncCallback of airflow.sdk, not {on_lost!r}")
-    if on_lost.path.startswith(_DAG_FILE_MODULE):
+    if on_lost.path.startswith(DAG_FILE_MODULE):
         raise ValueError(f"the callback of on_lost, {on_lost.path}, is defined in a DAG file: move it to a module")
     try:
         json.dumps(on_lost.kwargs)

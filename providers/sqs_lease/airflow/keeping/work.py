@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from airflow.sdk.bases.branch import BranchMixIn
-from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.sdk import BranchMixIn
 from airflow.sdk.definitions.taskgroup import MappedTaskGroup
-from airflow.sdk.definitions.xcom_arg import MapXComArg, PlainXComArg
 
-from sqs_lease.airflow.comms.supervisor import RETURN_VALUE_KEY
+from sqs_lease.airflow.comms.supervisor import RETURN_VALUE_KEY, mapped_over
 from sqs_lease.airflow.keeping.settling import WorkTask, ambiguous_names
 
 
@@ -60,34 +58,28 @@ def continues_messages(task: Any, receive_task_id: str) -> bool:
 
 def _one_source(task: Any) -> Any:
     """The task whose return value another one is expanded over, item by item; None where that is not so simple."""
-    group = task.get_closest_mapped_task_group()
-    if isinstance(task, MappedOperator):
-        # A mapped task in a mapped group does not exist (yet), so one of the two is all there is.
-        expand_input = task._get_specified_expand_input()  # noqa: SLF001 - there is no public name for it
-    elif isinstance(group, MappedTaskGroup):
-        expand_input = group._expand_input  # noqa: SLF001 - nor for this
-    else:
+    # A mapped task in a mapped group does not exist (yet), so one of the two is all there is.
+    expanded = task if task.is_mapped else _mapped_group(task)
+    source = None if expanded is None else mapped_over(expanded)
+    if source is None:
         return None
-    value: Any = expand_input.value
-    if isinstance(value, dict):
-        # expand(message=messages): further arguments would multiply the indexes.
-        if len(value) != 1:
-            return None
-        (value,) = value.values()
-    while isinstance(value, MapXComArg):
-        # messages.map(function) keeps length and order.
-        value = value.arg
-    if not isinstance(value, PlainXComArg) or value.key != RETURN_VALUE_KEY:
-        # zip() and concat() have other lengths than what they are made of.
-        return None
-    return value.operator
+    operator, key = source
+    return operator if key == RETURN_VALUE_KEY else None
+
+
+def _mapped_group(task: Any) -> MappedTaskGroup | None:
+    """The closest mapped group around a task."""
+    group = task.task_group
+    while group is not None and not isinstance(group, MappedTaskGroup):
+        group = group.parent_group
+    return group
 
 
 def _work_task(task: Any, receive_task_id: str) -> WorkTask:
     chained = continues_messages(task, receive_task_id)
     return WorkTask(
         task.task_id,
-        mapped=task.is_mapped or task.get_closest_mapped_task_group() is not None,
+        mapped=task.is_mapped or _mapped_group(task) is not None,
         per_message=chained or maps_over_messages(task, receive_task_id),
         chained=chained,
         returns=bool(_do_xcom_push(task)) and not (_is_branch(task) or _returns_nothing(task)),
@@ -96,7 +88,7 @@ def _work_task(task: Any, receive_task_id: str) -> WorkTask:
 
 def _is_branch(task: Any) -> bool:
     """Whether a task chooses a branch: what it returns are task ids."""
-    return issubclass(task.operator_class if isinstance(task, MappedOperator) else type(task), BranchMixIn)
+    return issubclass(task.operator_class if task.is_mapped else type(task), BranchMixIn)
 
 
 def _returns_nothing(task: Any) -> bool:
@@ -105,7 +97,7 @@ def _returns_nothing(task: Any) -> bool:
     What a decorator around it returns is not known by its annotation, so that is read.
     """
     function = getattr(task, "python_callable", None)
-    if function is None and isinstance(task, MappedOperator):
+    if function is None and task.is_mapped:
         function = task.partial_kwargs.get("python_callable")
     annotations = getattr(function, "__annotations__", {})
     # As it stands in a module with postponed annotations, or as it is.
@@ -113,6 +105,6 @@ def _returns_nothing(task: Any) -> bool:
 
 
 def _do_xcom_push(task: Any) -> Any:
-    if isinstance(task, MappedOperator):
+    if task.is_mapped:
         return task.partial_kwargs.get("do_xcom_push", True)
     return task.do_xcom_push
