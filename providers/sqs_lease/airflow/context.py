@@ -8,7 +8,6 @@ from typing import Any
 
 from airflow.sdk import DAG, Asset, XComArg
 from airflow.sdk.configuration import conf
-from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from sqs_lease.airflow.events.operator import SqsLeaseFromEventOperator
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
@@ -82,14 +81,14 @@ def sqs_lease(
             Airflow can map over.
         RuntimeError: It is used outside a DAG.
     """
-    dag = DagContext.get_current()
-    if dag is None:
-        raise RuntimeError(f"sqs_lease({name!r}) must be used inside a DAG")
     sensor: SqsLeaseSensor | SqsLeaseFromEventOperator
     if event is None:
         sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **sensor_arguments)
     else:
         sensor = SqsLeaseFromEventOperator(task_id=name, event=event, **sensor_arguments)
+    if not sensor.has_dag():  # type: ignore[no-untyped-call]
+        raise RuntimeError(f"sqs_lease({name!r}) must be used inside a DAG")
+    dag = sensor.dag
     before = set(dag.task_dict)
     yield XComArg(sensor)
     body = [task for task_id, task in dag.task_dict.items() if task_id not in before]
