@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import wraps
@@ -417,3 +419,15 @@ def test_a_templated_queue_is_looked_at_when_it_is_known(dag: DAG) -> None:
     with sqs_lease("orders", queue_url="{{ var.value.orders_queue }}") as orders:
         load(orders)
     assert "queue_url" in dag.task_dict["orders"].template_fields
+
+
+def test_a_dag_file_loads_none_of_the_libraries_for_aws() -> None:
+    # They take a third of a second, in every process that parses the file. A process of its own, because others here
+    # have imported them.
+    program = """
+import sys
+from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
+print(sorted({"boto3", "aiobotocore", "airflow.providers.amazon.aws.hooks.base_aws"} & sys.modules.keys()))
+"""
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()[-1] == "[]"

@@ -13,10 +13,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final
 
-from airflow.providers.amazon.aws.hooks.sqs import SqsHook
-from airflow.providers.amazon.aws.sensors.base_aws import AwsBaseSensor
-from airflow.providers.amazon.aws.utils.mixins import aws_template_fields
-from airflow.sdk import BaseOperator, PokeReturnValue
+from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import (
     AirflowException,
@@ -27,7 +24,7 @@ from airflow.sdk.exceptions import (
 )
 
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.comms.supervisor import triggers_are_supported
+from sqs_lease.airflow.comms.supervisor import triggers_are_supported, triggers_publish_for_mapping
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
 from sqs_lease.airflow.handover.payload import PayloadError, check_payload
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
@@ -69,7 +66,7 @@ that is 3 MB of Airflow's database a batch, without the bodies.
 """
 
 
-class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
+class SqsLeaseSensor(BaseSensorOperator):
     """Waits for messages of a queue and receives a batch of them, without deleting any.
 
     The messages are its return value: a list of mappings with ``MessageId``, ``Body``, ``Attributes`` and
@@ -108,18 +105,26 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
             (``mode``, ``poke_interval``); that takes a worker slot, and messages that come meanwhile wait for the next
             look. True, the default, receives in the triggerer.
         handoff_timeout: How long the messages are held until a worker starts the keeper; 10 minutes by default.
-        kwargs: As for the amazon provider's sensors: ``timeout`` (how long to wait for a first message; Airflow's
-            ``[sensors] default_timeout`` of 7 days by default), ``soft_fail``, ``aws_conn_id``, ``region_name`` and
-            ``verify`` (all three templated), ``botocore_config``, and what every task takes.
+        aws_conn_id: The Airflow connection; ``aws_default`` by default, None for boto3's own credentials (templated).
+        region_name: The AWS region; None takes the connection's, or the queue's own (templated).
+        verify: Whether, or by which certificates, TLS is verified; None takes the connection's (templated).
+        botocore_config: Arguments of ``botocore.config.Config``; None takes the connection's.
+        kwargs: As for every sensor: ``timeout`` (how long to wait for a first message; Airflow's
+            ``[sensors] default_timeout`` of 7 days by default), ``soft_fail``, and what every task takes.
 
     Raises:
         ValueError: A value is out of range, or the queue is none.
         TypeError: A value cannot be sent to the triggerer.
     """
 
-    aws_hook_class = SqsHook
-    template_fields: Sequence[str] = aws_template_fields(
-        "queue_url", "max_messages", "payload", "message_filtering_config"
+    template_fields: Sequence[str] = (
+        "aws_conn_id",
+        "max_messages",
+        "message_filtering_config",
+        "payload",
+        "queue_url",
+        "region_name",
+        "verify",
     )
     operator_extra_links = (SqsQueueLink(),)
     ui_color = "#d6eaf8"
@@ -139,10 +144,18 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         unmatched: UnmatchedRule | None = None,
         deferrable: bool = True,
         handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
+        aws_conn_id: str | None = "aws_default",
+        region_name: str | None = None,
+        verify: bool | str | None = None,
+        botocore_config: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.queue_url = queue_url
+        self.aws_conn_id = aws_conn_id
+        self.region_name = region_name
+        self.verify = verify
+        self.botocore_config = botocore_config
         self.max_messages = max_messages
         self.linger_seconds = seconds_of(linger, name="linger")
         resolved = resolve_policy(policy, visibility=visibility)
@@ -190,7 +203,7 @@ class SqsLeaseSensor(AwsBaseSensor[SqsHook]):
         try:
             if not triggers_are_supported():
                 return self._receive_for_dag_test(context, options)
-            if not self.deferrable:
+            if not self.deferrable or (options.mapped_over and not triggers_publish_for_mapping()):
                 return super().execute(context)
         except _ReceiveError as error:
             # Not raised as it is within poke(), where Airflow's base class turns it into a skip with soft_fail.
