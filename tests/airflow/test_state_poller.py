@@ -1,4 +1,4 @@
-"""One question a second for all who watch, and no end to the watching when Airflow does not answer."""
+"""One question a DAG and second for all who watch, and fewer where nothing changes or answers are slow."""
 
 from __future__ import annotations
 
@@ -7,24 +7,33 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 from sqs_lease.airflow.comms.instances import TaskStates
-from sqs_lease.airflow.comms.state_poller import MAX_RUNS_IN_REQUEST, StatePoller, StateWatch
+from sqs_lease.airflow.comms.state_poller import (
+    MAX_RUNS_IN_REQUEST,
+    QUIET_AFTER_SECONDS,
+    StatePoller,
+    StateWatch,
+)
 from sqs_lease.airflow.comms.supervisor import CommsError
 from sqs_lease.testing import run_virtual
 
 
 class Airflow:
-    """Answers with the number of the question as the state of each task, and remembers the questions."""
+    """Answers each task with one state, by default the number of the question, and remembers the questions."""
 
     def __init__(self) -> None:
         self.questions: list[tuple[str, tuple[str, ...], frozenset[str]]] = []
         self.failing = False
         self.unknown_runs: set[str] = set()
+        self.state: str | None = None
+        self.answer_seconds = 0.0
 
     async def fetch(self, dag_id: str, run_ids: Sequence[str], task_ids: Collection[str]) -> Mapping[str, TaskStates]:
         self.questions.append((dag_id, tuple(run_ids), frozenset(task_ids)))
         if self.failing:
             raise CommsError("no answer")
-        state = str(len(self.questions))
+        state = str(len(self.questions)) if self.state is None else self.state
+        if self.answer_seconds:
+            await asyncio.sleep(self.answer_seconds)
         return {run: dict.fromkeys(task_ids, state) for run in run_ids if run not in self.unknown_runs}
 
 
@@ -41,20 +50,70 @@ def test_runs_of_one_dag_are_asked_for_together_and_each_watch_gets_its_own() ->
     assert airflow.questions == [("dag", ("a", "b"), frozenset({"t"}))]
 
 
-def test_other_dags_and_other_tasks_are_other_questions() -> None:
+def test_a_dag_is_asked_for_once_however_many_leases_it_has_and_each_watch_gets_its_own_tasks() -> None:
     airflow = Airflow()
 
     async def scenario() -> None:
         poller = StatePoller(airflow.fetch)
         with (
-            poller.watch("dag", "a", ["t"]),
-            poller.watch("dag", "a", ["u"]),
+            poller.watch("dag", "a", ["t"]) as first,
+            poller.watch("dag", "a", ["u", "t_1"]) as second,
             poller.watch("other", "a", ["t"]) as last,
         ):
-            await last.next()
+            assert await first.next() == {"t": "1", "t_1": "1"}  # as t may be mapped
+            assert await second.next() == {"u": "1", "t_1": "1"}
+            assert await last.next() == {"t": "2"}
 
     run_virtual(scenario)
-    assert len(airflow.questions) == 3
+    assert airflow.questions == [("dag", ("a",), frozenset({"t", "u", "t_1"})), ("other", ("a",), frozenset({"t"}))]
+
+
+def test_who_begins_to_watch_during_a_question_is_told_no_answer_that_leaves_out_its_tasks() -> None:
+    airflow = Airflow()
+    airflow.answer_seconds = 0.5
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        with poller.watch("dag", "a", ["t"]):
+            await asyncio.sleep(0.2)
+            with poller.watch("dag", "a", ["u"]) as second:
+                assert await second.next() == {"u": "2"}
+
+    run_virtual(scenario)
+
+
+def test_a_dag_whose_states_do_not_change_is_asked_for_half_as_often() -> None:
+    airflow = Airflow()
+    airflow.state = "running"
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        with poller.watch("dag", "a", ["t"]) as watch:
+            await asyncio.sleep(QUIET_AFTER_SECONDS + 5)
+            airflow.questions.clear()
+            await asyncio.sleep(60.5)
+            assert len(airflow.questions) == 30
+            airflow.state = "success"
+            while await watch.next() != {"t": "success"}:
+                pass
+            airflow.questions.clear()
+            await asyncio.sleep(10.5)
+            assert len(airflow.questions) == 10
+
+    run_virtual(scenario)
+
+
+def test_after_an_answer_at_least_as_long_passes_as_it_took() -> None:
+    airflow = Airflow()
+    airflow.answer_seconds = 6.0
+
+    async def scenario() -> None:
+        poller = StatePoller(airflow.fetch)
+        with poller.watch("dag", "a", ["t"]):
+            await asyncio.sleep(60)
+
+    run_virtual(scenario)
+    assert len(airflow.questions) == 5
 
 
 def test_it_asks_once_a_second_while_somebody_watches_and_then_no_more() -> None:

@@ -100,8 +100,8 @@ class TriggererKeepers:
         clock: Clock | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.poller = StatePoller() if poller is None else poller
         self.clock: Clock = SystemClock() if clock is None else clock
+        self.poller = StatePoller(clock=self.clock) if poller is None else poller
         self.batches: dict[str, SharedBatch] = {}
         self._open_transport = open_transport
         self._get_ready = get_ready

@@ -1,15 +1,21 @@
-"""Reads task states for all triggers of a triggerer: per second one request a DAG and set of tasks, for many runs.
+"""Reads task states for all triggers of a triggerer: one question a DAG and second, for all of its watched runs.
 
 The supervisor that answers serves one request at a time, so triggers that asked each for itself would fill its time.
-Between two rounds the signals of failed tasks come in, by one request more for all triggers (``signal_poller``), and
-triggers take turns in reading the reports of single tasks, so that these do not keep the states waiting.
+The questions for several DAGs are asked side by side, a few at once, so that a DAG whose states take long to read
+delays no other. How often a DAG is asked for follows from what it costs and from what it brings:
+
+- after an answer, at least as long as the answer took passes before the next question;
+- a DAG none of whose states changed for a while is asked for half as often;
+- runs whose states take too long to read together are asked for in smaller groups.
+
+Beside this the signals of failed tasks come in, by one request more for all triggers (``signal_poller``), and triggers
+take turns in reading the reports of single tasks, so that these do not keep the states waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import Context
@@ -17,7 +23,9 @@ from typing import Final, TypeAlias
 
 from sqs_lease.airflow.comms.instances import TaskStates
 from sqs_lease.airflow.comms.signal_poller import SignalPoller
-from sqs_lease.airflow.comms.supervisor import CommsError, task_states
+from sqs_lease.airflow.comms.stalls import StallWatch
+from sqs_lease.airflow.comms.supervisor import CommsError, NoAnswerError, task_states
+from sqs_lease.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +33,16 @@ FetchStates: TypeAlias = Callable[[str, Sequence[str], Collection[str]], Awaitab
 """Reads states by DAG id, run ids and task ids, see :func:`sqs_lease.airflow.comms.supervisor.task_states`."""
 
 POLL_SECONDS: Final = 1.0
-"""Pause between two rounds of requests."""
+"""Shortest pause between two questions for a DAG."""
+
+QUIET_POLL_SECONDS: Final = 2.0
+"""The same for a quiet DAG: success may be seen that much later, and failures are signalled."""
+
+QUIET_AFTER_SECONDS: Final = 30.0
+"""A DAG whose states did not change for so long is quiet."""
+
+QUESTIONS_AT_ONCE: Final = 4
+"""Questions under way at the same time, for all DAGs together."""
 
 MAX_RUNS_IN_REQUEST: Final = 100
 """Runs named in one request: they travel in an address, whose length is limited."""
@@ -35,18 +52,31 @@ READERS_AT_ONCE: Final = 4
 
 
 class StateWatch:
-    """One trigger's view of the tasks of one run. Made by :meth:`StatePoller.watch`.
+    """One trigger's view of some tasks of one run. Made by :meth:`StatePoller.watch`.
 
     Attributes:
+        task_ids: The tasks.
         answers: How many answers there were so far.
+        asked_at: When the question was asked whose answer is the newest, by the poller's clock.
         signals: The signals there are, by the newest answer.
         turn: To be held while something else is asked of Airflow about a task.
+        stalls: When this process stood still.
     """
 
-    def __init__(self, turn: asyncio.Semaphore, signal_poller: SignalPoller, signals_prefix: str | None) -> None:
+    def __init__(
+        self,
+        task_ids: frozenset[str],
+        turn: asyncio.Semaphore,
+        stalls: StallWatch,
+        signal_poller: SignalPoller,
+        signals_prefix: str | None,
+    ) -> None:
+        self.task_ids = task_ids
         self.answers = 0
+        self.asked_at = 0.0
         self.signals: frozenset[str] = frozenset()
         self.turn = turn
+        self.stalls = stalls
         self._signal_poller = signal_poller
         self._signals_prefix = signals_prefix
         self._changed = asyncio.Event()
@@ -58,11 +88,14 @@ class StateWatch:
         self._changed.clear()
         return self._states
 
-    def answered(self, states: TaskStates) -> None:
-        """Take in an answer. The poller calls this."""
+    def answered(self, states: TaskStates, asked_at: float) -> bool:
+        """Take in an answer, and return whether it is news. The poller calls this."""
+        is_news = self.answers == 0 or states != self._states
         self.answers += 1
+        self.asked_at = asked_at
         self._states = states
         self._changed.set()
+        return is_news
 
     def signalled(self, signals: frozenset[str]) -> None:
         """Take in the signals there are. The poller of signals calls this."""
@@ -86,18 +119,21 @@ class StatePoller:
     Args:
         fetch: How to ask; by default Airflow's supervisor is asked.
         signal_poller: Who asks for signals.
+        clock: Source of time for stalls; the machine's by default.
     """
 
-    def __init__(self, fetch: FetchStates = task_states, signal_poller: SignalPoller | None = None) -> None:
-        self._fetch = fetch
+    def __init__(
+        self,
+        fetch: FetchStates = task_states,
+        signal_poller: SignalPoller | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._signal_poller = SignalPoller() if signal_poller is None else signal_poller
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._stalls = StallWatch(self._clock)
         self._turn = asyncio.Semaphore(READERS_AT_ONCE)
-        self._watches: dict[tuple[str, frozenset[str]], dict[str, set[StateWatch]]] = defaultdict(
-            lambda: defaultdict(set)
-        )
-        self._newly_watched = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._answered = True
+        self._asking = _Asking(fetch, self._clock)
+        self._dags: dict[str, _WatchedDag] = {}
 
     @contextmanager
     def watch(
@@ -111,68 +147,154 @@ class StatePoller:
             task_ids: The tasks.
             signals: With what the keys of signals begin that are to be watched as well; None: there are none.
         """
-        question = (dag_id, frozenset(task_ids))
-        watch = StateWatch(self._turn, self._signal_poller, signals)
-        self._watches[question][run_id].add(watch)
-        self._newly_watched.set()
-        if self._task is None or self._task.done():
-            # In a context of its own: what it logs belongs to no single trigger.
-            self._task = asyncio.get_running_loop().create_task(
-                self._poll(), name="sqs-lease task states", context=Context()
-            )
+        watch = StateWatch(frozenset(task_ids), self._turn, self._stalls, self._signal_poller, signals)
+        if (dag := self._dags.get(dag_id)) is None:
+            dag = self._dags[dag_id] = _WatchedDag(dag_id, self._asking)
+        dag.add(run_id, watch)
         try:
             with ExitStack() as listening:
+                listening.enter_context(self._stalls.running())
                 if signals is not None:
                     listening.enter_context(self._signal_poller.listen(signals, watch.signalled))
                 yield watch
         finally:
-            runs = self._watches[question]
-            runs[run_id].discard(watch)
-            if not runs[run_id]:
-                del runs[run_id]
-            if not runs:
-                del self._watches[question]
+            if not dag.remove(run_id, watch):
+                del self._dags[dag_id]
+
+
+class _Asking:
+    """What the questions for all DAGs share.
+
+    Args:
+        fetch: How to ask.
+        clock: Source of time for when a question was asked.
+
+    Attributes:
+        clock: The same.
+        turn: To be held during a question.
+    """
+
+    def __init__(self, fetch: FetchStates, clock: Clock) -> None:
+        self.clock = clock
+        self.turn = asyncio.Semaphore(QUESTIONS_AT_ONCE)
+        self._fetch = fetch
+        self._unanswered: set[str] = set()
+
+    async def ask(self, dag_id: str, run_ids: Sequence[str], task_ids: Collection[str]) -> Mapping[str, TaskStates]:
+        """Ask one question.
+
+        Raises:
+            CommsError: There was no usable answer; this was logged if all was well before.
+        """
+        try:
+            answer = await self._fetch(dag_id, run_ids, task_ids)
+        except CommsError as error:
+            if not self._unanswered:
+                logger.warning("Task states of DAG %r cannot be read; leases are extended meanwhile: %s", dag_id, error)
+            self._unanswered.add(dag_id)
+            raise
+        if dag_id in self._unanswered:
+            self.forget(dag_id)
+            if not self._unanswered:
+                logger.info("Task states can be read again")
+        return answer
+
+    def forget(self, dag_id: str) -> None:
+        """A DAG is not asked for any more."""
+        self._unanswered.discard(dag_id)
+
+
+class _WatchedDag:
+    """Asks for the states of one DAG while some of its runs are watched."""
+
+    def __init__(self, dag_id: str, asking: _Asking) -> None:
+        self._dag_id = dag_id
+        self._asking = asking
+        self._runs: dict[str, set[StateWatch]] = {}
+        self._newly_watched = asyncio.Event()
+        self._news_at = asyncio.get_running_loop().time()
+        self._runs_at_once = MAX_RUNS_IN_REQUEST
+        # In a context of its own: what it logs belongs to no single trigger.
+        self._task = asyncio.get_running_loop().create_task(
+            self._poll(), name=f"sqs-lease task states of {dag_id}", context=Context()
+        )
+
+    def add(self, run_id: str, watch: StateWatch) -> None:
+        """Ask for the watch's states as well, from now on."""
+        self._runs.setdefault(run_id, set()).add(watch)
+        self._newly_watched.set()
+
+    def remove(self, run_id: str, watch: StateWatch) -> bool:
+        """Ask for the watch's states no more, and return whether anything is left to ask for."""
+        self._runs[run_id].discard(watch)
+        if not self._runs[run_id]:
+            del self._runs[run_id]
+        return bool(self._runs)
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._watches:
+        while self._runs:
             self._newly_watched.clear()
-            await self._ask_all(unanswered_only=False)
-            next_round_at = loop.time() + POLL_SECONDS
-            while (left := next_round_at - loop.time()) > 0:
+            began_at = loop.time()
+            await self._ask_all(list(self._runs))
+            ended_at = loop.time()
+            quiet = ended_at - self._news_at >= QUIET_AFTER_SECONDS
+            pause_seconds = max(QUIET_POLL_SECONDS if quiet else POLL_SECONDS, ended_at - began_at)
+            while self._runs and (left := ended_at + pause_seconds - loop.time()) > 0:
                 # Who begins to watch does not wait for the next round.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left):
                         await self._newly_watched.wait()
                     self._newly_watched.clear()
-                    await self._ask_all(unanswered_only=True)
+                    await self._ask_all([run_id for run_id, watches in self._runs.items() if _is_new(watches)])
+        self._asking.forget(self._dag_id)
 
-    async def _ask_all(self, *, unanswered_only: bool) -> None:
-        for dag_id, task_ids in list(self._watches):
-            runs = self._watches.get((dag_id, task_ids), {})
-            run_ids = [
-                run_id
-                for run_id, watches in runs.items()
-                if not unanswered_only or any(watch.answers == 0 for watch in watches)
-            ]
-            for start in range(0, len(run_ids), MAX_RUNS_IN_REQUEST):
-                await self._ask(dag_id, run_ids[start : start + MAX_RUNS_IN_REQUEST], task_ids)
+    async def _ask_all(self, run_ids: Sequence[str]) -> None:
+        size = self._runs_at_once
+        groups = [run_ids[start : start + size] for start in range(0, len(run_ids), size)]
+        if groups:
+            await asyncio.gather(*(self._ask(group) for group in groups))
 
-    async def _ask(self, dag_id: str, run_ids: Sequence[str], task_ids: frozenset[str]) -> None:
-        try:
-            answer = await self._fetch(dag_id, run_ids, task_ids)
-        except CommsError as error:
-            if self._answered:
-                logger.warning("Task states cannot be read; leases are extended meanwhile: %s", error)
-            self._answered = False
-            return
-        if not self._answered:
-            logger.info("Task states can be read again")
-        self._answered = True
-        watches = self._watches.get((dag_id, task_ids), {})
-        for run_id in run_ids:
+    async def _ask(self, run_ids: Sequence[str]) -> None:
+        async with self._asking.turn:
+            # As it is now, because time passed: who begins to watch during the question is not told its answer.
+            watched = {run_id: tuple(self._runs[run_id]) for run_id in run_ids if run_id in self._runs}
+            if not watched:
+                return
+            task_ids = frozenset[str]().union(*(watch.task_ids for watches in watched.values() for watch in watches))
+            asked_at = self._asking.clock.now()
+            try:
+                answer = await self._asking.ask(self._dag_id, list(watched), task_ids)
+            except NoAnswerError:
+                self._runs_at_once = max(1, min(self._runs_at_once, len(watched)) // 2)
+                return
+            except CommsError:
+                return
+            if self._asking.clock.now() - asked_at < POLL_SECONDS:
+                self._runs_at_once = min(max(self._runs_at_once, 2 * len(watched)), MAX_RUNS_IN_REQUEST)
+        for run_id, watches in watched.items():
             # A run that was deleted is missing in the answer, and none of its tasks has a state.
-            for watch in tuple(watches.get(run_id, ())):
-                watch.answered(answer.get(run_id, {}))
+            states = answer.get(run_id, {})
+            for watch in watches:
+                if watch.answered(_of_tasks(states, watch.task_ids, task_ids), asked_at):
+                    self._news_at = asyncio.get_running_loop().time()
                 # A hundred triggers that settle at once would block the event loop: one in each of its rounds.
                 await asyncio.sleep(0)
+
+
+def _is_new(watches: Iterable[StateWatch]) -> bool:
+    """Whether one of them was told nothing yet."""
+    return any(watch.answers == 0 for watch in watches)
+
+
+def _of_tasks(states: TaskStates, task_ids: frozenset[str], asked: frozenset[str]) -> TaskStates:
+    """The states of some of the tasks that were asked for."""
+    if task_ids == asked:
+        return states
+    return {key: state for key, state in states.items() if key in task_ids or _mapped_task(key) in task_ids}
+
+
+def _mapped_task(key: str) -> str | None:
+    """The task of a mapped instance's key; None for other keys."""
+    task_id, _, index = key.rpartition("_")
+    return task_id if index.isdecimal() else None

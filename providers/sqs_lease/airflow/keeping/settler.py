@@ -40,9 +40,6 @@ logger = logging.getLogger(__name__)
 READS_AT_ONCE: Final = 20
 """Reports read before the states are looked at again; each read takes the supervisor about 20 ms."""
 
-STALL_SECONDS: Final = 10.0
-"""A longer gap between two answers may mean that this process stood still and another one took over meanwhile."""
-
 MAX_LISTED_MESSAGES: Final = 100
 """Up to this many messages the report lists their ids by outcome."""
 
@@ -99,7 +96,6 @@ class Settler:
         self._signals = signals
         self._ordered = ordered and batch.queue_url.endswith(".fifo")
         self._random = Random()
-        self._asked_at = clock.now()
         self._open = [position for position in range(len(leases)) if position not in inherited]
         self._progress = dict(inherited)
         self._certain_until: float | None = None
@@ -107,7 +103,6 @@ class Settler:
         self._unwritten = False
         self._reports = WorkReports(task, work, self._message_ids)
         self._errors_matter = isinstance(on_failure, ByExceptionRule | DeadLetterRule)
-        self._answers = 0
         self._signalled: set[str] = set()  # instances that failed before their state says so
         self._taken_signals: set[str] = set()
         self._looked_at: TaskStates | None = None
@@ -123,7 +118,7 @@ class Settler:
         try:
             while self._still_open():
                 states = await watch.next()
-                if self._may_settle(states, watch.answers):
+                if self._may_settle(states, watch):
                     await self._look(states, watch)
                     await self._note_certainty()
             if self._settling:
@@ -181,18 +176,16 @@ class Settler:
                 self._unwritten = True
         return bool(self._open)
 
-    def _may_settle(self, states: TaskStates, answers: int) -> bool:
+    def _may_settle(self, states: TaskStates, watch: StateWatch) -> bool:
         """Whether this process is certainly the one that holds the batch.
 
         A keeper that is not deferred any more was cleared or marked, or ended in another triggerer while this
-        one stood still.
+        one stood still. After a stall only what was asked since counts, however long the answer took.
         """
-        now = self._clock.now()
-        if now - self._asked_at > STALL_SECONDS:
-            self._settle_after = max(self._settle_after, now + TAKEOVER_SECONDS)
-        if answers != self._answers:
-            self._answers, self._asked_at = answers, now
-        return now >= self._settle_after and states.get(self._task.task_id) == "deferred"
+        stalled_until = watch.stalls.last_ended_at()
+        may_settle_from = max(self._settle_after, stalled_until + TAKEOVER_SECONDS)
+        is_current = self._clock.now() >= may_settle_from and watch.asked_at >= stalled_until
+        return is_current and states.get(self._task.task_id) == "deferred"
 
     async def _look(self, states: TaskStates, watch: StateWatch) -> None:
         """Decide and settle, unless nothing is new since the last look: with many keepers that is nearly always so."""
