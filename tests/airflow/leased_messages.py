@@ -1,8 +1,8 @@
-"""Three messages that a sensor's trigger received, and the triggerers that may keep them, in virtual time."""
+"""Messages that a sensor's trigger received, and the triggerers that may keep them, in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from sqs_lease.airflow.keeping.settling import WorkTask
@@ -26,9 +26,9 @@ ALL_VISIBLE = dict.fromkeys("abc", MessageState.VISIBLE)
 
 
 class LeasedMessages:
-    """Three messages that a sensor's trigger received, and the triggerers that may keep them."""
+    """Messages that a sensor's trigger received, three by default, and the triggerers that may keep them."""
 
-    def __init__(self, supervisor: ScriptedComms, *, fifo: bool = False) -> None:
+    def __init__(self, supervisor: ScriptedComms, *, fifo: bool = False, bodies: Sequence[str] = "abc") -> None:
         self.clock = VirtualClock()
         self.sqs = MemorySqs(self.clock)
         kind = ".fifo" if fifo else ""
@@ -37,9 +37,10 @@ class LeasedMessages:
             f"orders{kind}", dead_letter_queue_url=self.dead_letter_url, max_receive_count=10
         )
         group = "group" if fifo else None
+        self.bodies = bodies
         self.ids = [
             self.sqs.send(self.url, body, message_group_id=group, deduplication_id=body if fifo else None)
-            for body in ("a", "b", "c")
+            for body in bodies
         ]
         self.supervisor = supervisor
         self.states = supervisor.states.setdefault(RUN_ID, {})
@@ -70,7 +71,7 @@ class LeasedMessages:
         return self.keep(triggerer, *work, **options)
 
     def message_states(self) -> dict[str, MessageState]:
-        names = dict(zip(self.ids, "abc", strict=True))
+        names = dict(zip(self.ids, self.bodies, strict=True))
         return {names[message_id]: state for message_id, state in self.sqs.contents(self.url).items()}
 
     def events(self, *kinds: AuditKind) -> list[AuditEntry]:

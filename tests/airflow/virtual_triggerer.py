@@ -24,7 +24,7 @@ from sqs_lease.airflow.shared_keeper import TriggererKeepers, install
 from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import encode_failure_rule, encode_policy
-from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock
+from sqs_lease.testing import Fault, FaultRule, MemorySqs, MemoryTransport, TransportCall, VirtualClock, no_faults
 from tests.airflow.scripted_comms import ScriptedComms
 
 DAG_ID = "dag"
@@ -98,14 +98,19 @@ class VirtualTriggerer:
         self._sqs = sqs
         self._name = name
         self.open_error: Exception | None = None
+        self.faults: FaultRule = no_faults
         self._transports: list[ClosableTransport] = []
         self._running: list[RunningTrigger] = []
 
     async def _open(self, connection: AwsConnection) -> MemoryTransport:
         if self.open_error is not None:
             raise self.open_error
-        self._transports.append(ClosableTransport(self._sqs, name=self._name))
+        transport = ClosableTransport(self._sqs, name=self._name, faults=self._fault)
+        self._transports.append(transport)
         return self._transports[-1]
+
+    def _fault(self, call: TransportCall) -> Fault:
+        return self.faults(call)
 
     @property
     def open_transports(self) -> int:

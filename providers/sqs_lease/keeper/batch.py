@@ -155,6 +155,7 @@ class Batch:
         self._waits: dict[Receipt, tuple[_Wait, ...]] = {}
         self._settling_since: dict[Receipt, float] = {}
         self._handed_over: set[Receipt] = set()  # to another batch of the keeper
+        self._outdated: list[Receipt] = []  # put in just now, and not held
         self._forgotten = False
         self.extensions = 0  # confirmed so far, counted per message
         self._extension_calls = 0
@@ -180,6 +181,7 @@ class Batch:
         for message in messages:
             lease = Lease(message.receipt, received_at, deadline, message.receive_count, message.message_group_id)
             self._put(lease, message, at_once=False)
+        self._log_outdated()
 
     def adopt(self, leases: Iterable[Lease], messages: Iterable[Message] = ()) -> None:
         """Hold leases that were held elsewhere, and extend them at once; times are of the keeper's clock.
@@ -192,6 +194,18 @@ class Batch:
         by_receipt = {message.receipt: message for message in messages}
         for lease in leases:
             self._put(lease, by_receipt.get(lease.receipt), at_once=True)
+        self._log_outdated()
+
+    def _log_outdated(self) -> None:
+        """Say once for all leases that were just put in which of them are not held."""
+        outdated, self._outdated = self._outdated, []
+        if outdated:
+            logger.info(
+                "%d messages of %s were received again since, and are not held by the older receipts: %s",
+                len(outdated),
+                self.queue_url,
+                _named(outdated),
+            )
 
     def _put(self, lease: Lease, message: Message | None, *, at_once: bool) -> None:
         if self._forgotten:
@@ -199,7 +213,7 @@ class Batch:
         held = self._leases.get(lease.receipt.message_id)
         if held is not None and (older := held.receipt) != lease.receipt:
             if held.receive_count > lease.receive_count:
-                logger.info("%s of %s was received again since; it is not held", lease.receipt, self.queue_url)
+                self._outdated.append(lease.receipt)
                 return
             self._driver.forget(older, self)
             if older in self._waits:
@@ -536,10 +550,14 @@ def _log(events: Sequence[LeaseEvent], queue_url: str) -> None:
             alike.setdefault((type(event), detail), []).append(event)
     for (kind, detail), several in alike.items():
         level, happened = _LOGGED[kind]
-        named = ", ".join(str(event.receipt) for event in several[:_NAMED_IN_LOG])
-        more = f" and {len(several) - _NAMED_IN_LOG} more" if len(several) > _NAMED_IN_LOG else ""
+        named = _named([event.receipt for event in several])
         reason = f": {detail}" if detail else ""
-        logger.log(level, "%s (%d of %s)%s: %s%s", happened, len(several), queue_url, reason, named, more)
+        logger.log(level, "%s (%d of %s)%s: %s", happened, len(several), queue_url, reason, named)
+
+
+def _named(receipts: Sequence[Receipt]) -> str:
+    named = ", ".join(map(str, receipts[:_NAMED_IN_LOG]))
+    return f"{named} and {len(receipts) - _NAMED_IN_LOG} more" if len(receipts) > _NAMED_IN_LOG else named
 
 
 _LOGGED: Final[Mapping[type, tuple[int, str]]] = {

@@ -113,7 +113,8 @@ class QueueDriver:
         self._wake = asyncio.Event()
         self._dead_letter_url: str | None = None
         self._no_dead_letters_until = -math.inf
-        self._failure_named_at: float | None = None
+        self._failure_named_at = -math.inf
+        self._recovery_unnamed = False
         self._stopped = False
         self._loop_task: asyncio.Task[None] | None = None
         self._kick()
@@ -303,11 +304,11 @@ class QueueDriver:
         except TimeoutError:
             text = f"no answer within {timeout_seconds:.1f} s"
             answers = [EntryAnswer(receipt, Verdict.TRANSIENT, text=text) for receipt in call.receipts]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - named in the log, though not each time
             # Whatever a transport does, the ledger must hear of it, or the leases would stay under way for ever.
-            logger.exception("%s of %d messages of %s failed", _verb(call), len(call.receipts), self._queue_url)
             text = f"{type(error).__name__} in the transport"
             answers = [EntryAnswer(receipt, Verdict.TRANSIENT, text=text) for receipt in call.receipts]
+            self._name_failure(call, answers, error)
         self._answered(call, answers)
 
     async def _send(self, call: Call) -> Sequence[EntryAnswer]:
@@ -381,22 +382,27 @@ class QueueDriver:
         for owner, extensions in counts.items():
             owner.extended(extensions)
 
-    def _name_failure(self, call: Call, answers: Sequence[EntryAnswer]) -> None:
-        """Say that calls on the queue fail, now and then, and that they succeed again."""
+    def _name_failure(self, call: Call, answers: Sequence[EntryAnswer], error: BaseException | None = None) -> None:
+        """Say that calls on the queue fail, now and then, and that they succeed again.
+
+        ``error`` is one that nobody expected: it is named with where it came from.
+        """
         bad = [answer for answer in answers if answer.verdict in _PASSING]
         now = self._clock.now()
         if not bad:
-            if answers and self._failure_named_at is not None:
-                self._failure_named_at = None
+            if answers and self._recovery_unnamed:
+                self._recovery_unnamed = False
                 logger.info("Calls on %s are answered again", self._queue_url)
-        elif self._failure_named_at is None or now - self._failure_named_at > FAILING_SECONDS:
-            self._failure_named_at = now
+        elif now - self._failure_named_at > FAILING_SECONDS:
+            # So seldom also where every other call succeeds.
+            self._failure_named_at, self._recovery_unnamed = now, True
             logger.warning(
                 "%s of %d messages of %s failed, and is tried again: %s",
                 _verb(call),
                 len(bad),
                 self._queue_url,
                 bad[0].text or bad[0].code or bad[0].verdict.value,
+                exc_info=error,
             )
 
     def _publish(self) -> None:

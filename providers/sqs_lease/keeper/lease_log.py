@@ -1,61 +1,77 @@
-"""Logs what happens to leases while their work goes on, and what that means for the work.
+"""Logs what happens to leases, and what that means for the work, in a few lines for any number of messages.
 
-Leases that were taken together lapse, end and are lost together. So events of one kind are gathered for a moment, and
-make one line for any number of messages.
+Leases that were taken together lapse, end and are lost together, and thousands may be refused their settlement. So
+events of one kind are gathered (:mod:`sqs_lease.keeper.gathered_log`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Refused, Settled
+from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
+from sqs_lease.core.messages import Receipt
+from sqs_lease.keeper.gathered_log import GatheredLog
 
 logger = logging.getLogger(__name__)
 
-GATHERING_SECONDS: Final = 0.5
-"""How long events of one kind are gathered for one line."""
-
 SHOWN_MESSAGES: Final = 3
-"""So many of them are named in the line."""
+"""So many of them are named in a line."""
+
+_AS_ASKED: Final = frozenset(
+    outcome.name for outcome in (Outcome.DELETED, Outcome.RELEASED, Outcome.DEAD_LETTERED, Outcome.EXPIRED)
+)
+
+
+@dataclass(slots=True)
+class _Alike:
+    """Events of one kind."""
+
+    first: LeaseEvent
+    count: int = 0
+    shown: list[Receipt] = field(default_factory=list)
+
+    def add(self, event: LeaseEvent) -> None:
+        """Take in one more."""
+        self.count += 1
+        if len(self.shown) < SHOWN_MESSAGES:
+            self.shown.append(event.receipt)
+
+    def which(self) -> str:
+        """The messages, for a line of the log."""
+        if self.count == 1:
+            return f"message {self.first.receipt}"
+        more = f" and {self.count - len(self.shown)} more" if self.count > len(self.shown) else ""
+        named = ", ".join(receipt.message_id for receipt in self.shown)
+        return f"each of {self.count} messages ({named}{more})"
 
 
 class LeaseLog:
-    """Logs what happens to leases of one queue. Lines are logged in the context of the first event of each.
+    """Logs what happens to leases of one queue. Settlements that went as asked are not logged.
 
     Args:
         queue_url: The queue, as the lines name it.
     """
 
     def __init__(self, queue_url: str) -> None:
-        self._queue_url = queue_url
-        self._gathered: dict[type, list[LeaseEvent]] = {}
+        self._lines = GatheredLog[_Alike](lambda alike: _log(alike, queue_url))
 
     def happened(self, event: LeaseEvent) -> None:
-        """Take in an event, in the event loop; settlements are logged by those who asked for them."""
-        if isinstance(event, Settled):
-            return
-        kind = type(event)
-        if kind not in self._gathered:
-            self._gathered[kind] = []
-            asyncio.get_running_loop().call_later(GATHERING_SECONDS, self._say, kind)
-        self._gathered[kind].append(event)
+        """Take in an event, in the event loop."""
+        kind = event.outcome.name if isinstance(event, Settled) else type(event).__name__
+        if kind not in _AS_ASKED:
+            self._lines.line(kind, partial(_Alike, event)).add(event)
 
     def flush(self) -> None:
         """Log at once what was gathered."""
-        for kind in tuple(self._gathered):
-            self._say(kind)
-
-    def _say(self, kind: type) -> None:
-        if events := self._gathered.pop(kind, None):
-            _log(events, self._queue_url)
+        self._lines.flush()
 
 
-def _log(events: Sequence[LeaseEvent], queue_url: str) -> None:
-    which = _which(events)
-    match events[0]:
+def _log(alike: _Alike, queue_url: str) -> None:
+    which = alike.which()
+    match alike.first:
         case Lost(detail=detail):
             logger.error(
                 "Lost the lease of %s of %s: another consumer may work on it as well, and it will neither be deleted "
@@ -81,11 +97,18 @@ def _log(events: Sequence[LeaseEvent], queue_url: str) -> None:
             )
         case Refused(detail=detail):
             logger.error("Extending %s of %s was refused: %s", which, queue_url, detail)
-
-
-def _which(events: Sequence[LeaseEvent]) -> str:
-    if len(events) == 1:
-        return f"message {events[0].receipt}"
-    shown = ", ".join(event.receipt.message_id for event in events[:SHOWN_MESSAGES])
-    more = f" and {len(events) - SHOWN_MESSAGES} more" if len(events) > SHOWN_MESSAGES else ""
-    return f"each of {len(events)} messages ({shown}{more})"
+        case Settled(outcome=Outcome.UNCERTAIN):
+            logger.warning(
+                "Deleted %s of %s after its lease had lapsed: SQS confirms that also where another consumer received "
+                "it since, and then it is not gone",
+                which,
+                queue_url,
+            )
+        case Settled(outcome=outcome, detail=detail):
+            logger.error(
+                "SQS did not settle %s of %s as asked (%s), so it comes, or came, back to the queue: %s",
+                which,
+                queue_url,
+                outcome.value,
+                detail,
+            )

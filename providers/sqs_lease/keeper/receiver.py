@@ -403,12 +403,16 @@ class _Collection:
 
     def _hand_over(self, poll: _Poll, messages: Sequence[Message]) -> None:
         new: dict[str, Message] = {}
+        dropped: list[Message] = []
         for message in messages:
             known = new.get(message.message_id) or self._messages.get(message.message_id)
             if known is not None and message.receive_count < known.receive_count:
-                logger.info("Dropped %s: it came after a newer delivery of the same message", message.receipt)
+                dropped.append(message)
             else:
                 new[message.message_id] = message
+        if dropped:
+            named = ", ".join(str(message.receipt) for message in dropped)
+            logger.info("Dropped %s: they came after newer deliveries of the same messages", named)
         if not new:
             return
         if not self._messages:

@@ -264,10 +264,10 @@ class LeaseSession:
             logger.warning("Took %d messages only: %s", len(self.messages), collected.error)
 
     def _tell(self, event: LeaseEvent) -> None:
-        if self._listener is None:
-            self._lease_log.happened(event)
-        else:
+        if self._listener is not None:
             self._listener.tell(event)
+        elif not isinstance(event, Settled):  # of those that were refused an error tells
+            self._lease_log.happened(event)
 
     async def settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
         """Settle some messages within the block. Those that were settled before stay so.

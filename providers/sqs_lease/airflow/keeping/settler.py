@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -34,6 +36,7 @@ from sqs_lease.core.failure_rules import (
 from sqs_lease.core.group_order import hold_back, ready
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
+from sqs_lease.keeper.gathered_log import GatheredLog
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,11 @@ READS_AT_ONCE: Final = 20
 
 MAX_LISTED_MESSAGES: Final = 100
 """Up to this many messages the report lists their ids by outcome."""
+
+SHOWN_MESSAGES: Final = 5
+"""So many messages that failed are named in a line of the log."""
+
+_MAP_INDEX: Final = re.compile(r"\[\d+\]")
 
 _DONE: Final = frozenset({"success", "skipped"})
 
@@ -108,6 +116,8 @@ class Settler:
         self._looked_at: TaskStates | None = None
         self._ended_somewhere = True
         self._settling: set[asyncio.Task[None]] = set()
+        self._failed_work = GatheredLog(_log_failed_work)
+        self._settled = GatheredLog(_log_settled)
 
     def watched_tasks(self) -> list[str]:
         """The tasks whose states must be watched: the work, and the keeper itself."""
@@ -127,6 +137,7 @@ class Settler:
         finally:
             for settling in self._settling:
                 settling.cancel()
+            self._flush_log()
 
     async def look_once(self, states: TaskStates) -> bool:
         """Settle what is decided by some states, and wait until that is done.
@@ -141,6 +152,7 @@ class Settler:
         if self._settling:
             await asyncio.gather(*self._settling)
             self._settling.clear()
+        self._flush_log()
         return self._still_open()
 
     def happened(self, event: LeaseEvent) -> None:
@@ -161,6 +173,10 @@ class Settler:
             by_outcome.setdefault(_field(settled.outcome), []).append(receipt.message_id)
         listed = len(self._leases) <= MAX_LISTED_MESSAGES
         return {**counts, "messages": by_outcome} if listed else counts
+
+    def _flush_log(self) -> None:
+        self._failed_work.flush()
+        self._settled.flush()
 
     def _still_open(self) -> bool:
         if self._ended_somewhere:
@@ -251,7 +267,10 @@ class Settler:
             by_receipt = ready(by_receipt, self._leases, partial(self._outcome_of, ended))
         if not by_receipt:
             return
-        _log_failures(decision.fail, self._message_ids)
+        for position, failure in decision.fail.items():
+            # The instances of a mapped task fail alike, each with its index in the reason: the first one is shown.
+            kind = _MAP_INDEX.sub("", failure.reason)
+            self._failed_work.line(kind, partial(_FailedWork, failure.reason)).add(self._message_ids[position])
         await self._write_ahead(by_receipt)
         self._open = [position for position in self._open if position not in self._progress]
         settling = asyncio.get_running_loop().create_task(self._settle(by_receipt))
@@ -304,11 +323,7 @@ class Settler:
         except KeeperClosedError as error:
             logger.warning("%d messages could not be settled here: %s", len(settlements), error)
             return
-        counts: dict[str, int] = {}
-        for settled in outcomes.values():
-            counts[settled.outcome.value] = counts.get(settled.outcome.value, 0) + 1
-            _log_if_not_as_asked(settled)
-        logger.info("Settled: %s", ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+        self._settled.line(None, Counter).update(settled.outcome for settled in outcomes.values())
 
     def _outcome_of(self, ended: Mapping[Receipt, Settled], receipt: Receipt) -> Outcome | None:
         """How a lease ended, or is being ended."""
@@ -316,24 +331,28 @@ class Settler:
         return self._progress.get(self._positions[receipt]) if settled is None else settled.outcome
 
 
-def _log_failures(failures: Mapping[int, Failure], message_ids: Sequence[str]) -> None:
-    """Say which messages failed, a line for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for position, failure in failures.items():
-        by_reason.setdefault(failure.reason, []).append(message_ids[position])
-    for reason, ids in by_reason.items():
-        more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
-        logger.warning("%d messages failed: %s (%s%s)", len(ids), reason, ", ".join(ids[:5]), more)
+@dataclass(slots=True)
+class _FailedWork:
+    """Messages whose work failed in the same way, for a line of the log."""
+
+    reason: str
+    count: int = 0
+    shown: list[str] = field(default_factory=list)
+
+    def add(self, message_id: str) -> None:
+        """Take in one more."""
+        self.count += 1
+        if len(self.shown) < SHOWN_MESSAGES:
+            self.shown.append(message_id)
 
 
-def _log_if_not_as_asked(settled: Settled) -> None:
-    if settled.outcome in (Outcome.LOST, Outcome.FAILED):
-        logger.error(
-            "Message %s could not be settled (%s), so it comes, or came, back to the queue: %s",
-            settled.receipt,
-            settled.outcome.value,
-            settled.detail,
-        )
+def _log_failed_work(failed: _FailedWork) -> None:
+    more = f" and {failed.count - len(failed.shown)} more" if failed.count > len(failed.shown) else ""
+    logger.warning("%d messages failed: %s (%s%s)", failed.count, failed.reason, ", ".join(failed.shown), more)
+
+
+def _log_settled(counts: Counter[Outcome]) -> None:
+    logger.info("Settled: %s", ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items()))
 
 
 def _field(outcome: Outcome) -> str:

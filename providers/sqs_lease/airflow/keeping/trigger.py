@@ -163,6 +163,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def cleanup(self) -> None:
         """Leave what is still held to whoever resumes the keeper: one last extension, nothing is released."""
         keepers, batch = self._keepers, self._batch
+        self._lease_log.flush()
         try:
             if keepers is not None and batch is not None and batch.owner is self:
                 await keepers.leave(self.lease["batch_id"], batch, Leaving.EXTEND)

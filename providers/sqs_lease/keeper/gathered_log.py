@@ -1,0 +1,64 @@
+"""Few lines of the log for any number of events: the first soon, and the next ones the later the longer it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
+
+GATHERING_SECONDS: Final = 0.5
+"""How long events of one kind are gathered for the first line."""
+
+LONGEST_GATHERING_SECONDS: Final = 60.0
+"""How long they are gathered at most while more and more follow."""
+
+CALM_SECONDS: Final = 30.0
+"""After so long without events of a kind the next is told soon again."""
+
+_Line = TypeVar("_Line")
+
+
+class GatheredLog(Generic[_Line]):
+    """Gathers events of one kind for half a second, and twice as long for each further line while more follow.
+
+    So any number of events make seven lines in the first minute, and then one a minute. A line is logged in the context
+    of the first event that it is about.
+
+    Args:
+        say: Logs one line.
+    """
+
+    def __init__(self, say: Callable[[_Line], None]) -> None:
+        self._say = say
+        self._lines: dict[Hashable, _Line] = {}
+        self._waited: dict[Hashable, float] = {}  # how long the last line of a kind that goes on was gathered for
+
+    def line(self, kind: Hashable, new: Callable[[], _Line]) -> _Line:
+        """Return the line to which one more event is to be added, from the event loop.
+
+        Args:
+            kind: Which events make one line.
+            new: Makes a line without events.
+        """
+        if (line := self._lines.get(kind)) is None:
+            line = self._lines[kind] = new()
+            seconds = min(2 * self._waited.get(kind, GATHERING_SECONDS / 2), LONGEST_GATHERING_SECONDS)
+            self._waited[kind] = seconds
+            asyncio.get_running_loop().call_later(seconds, self._end, kind)
+        return line
+
+    def flush(self) -> None:
+        """Log at once what was gathered."""
+        for kind in tuple(self._lines):
+            self._end(kind)
+
+    def _end(self, kind: Hashable) -> None:
+        line = self._lines.pop(kind, None)
+        if line is not None:
+            self._say(line)
+            asyncio.get_running_loop().call_later(CALM_SECONDS, self._calm_down, kind)
+
+    def _calm_down(self, kind: Hashable) -> None:
+        """Begin with a short time again where nothing followed a line."""
+        if kind not in self._lines:
+            self._waited.pop(kind, None)
