@@ -236,10 +236,12 @@ class _WatchedDag:
         while self._runs:
             self._newly_watched.clear()
             began_at = loop.time()
-            await self._ask_all(list(self._runs))
+            answered = await self._ask_all(list(self._runs))
             ended_at = loop.time()
-            quiet = ended_at - self._news_at >= QUIET_AFTER_SECONDS
-            pause_seconds = max(QUIET_POLL_SECONDS if quiet else POLL_SECONDS, ended_at - began_at)
+            quiet = answered and ended_at - self._news_at >= QUIET_AFTER_SECONDS
+            pause_seconds = QUIET_POLL_SECONDS if quiet else POLL_SECONDS
+            if answered:
+                pause_seconds = max(pause_seconds, ended_at - began_at)
             while self._runs and (left := ended_at + pause_seconds - loop.time()) > 0:
                 # Who begins to watch does not wait for the next round.
                 with suppress(TimeoutError):
@@ -249,27 +251,27 @@ class _WatchedDag:
                     await self._ask_all([run_id for run_id, watches in self._runs.items() if _is_new(watches)])
         self._asking.forget(self._dag_id)
 
-    async def _ask_all(self, run_ids: Sequence[str]) -> None:
+    async def _ask_all(self, run_ids: Sequence[str]) -> bool:
+        """Ask for some runs, and return whether all questions were answered."""
         size = self._runs_at_once
         groups = [run_ids[start : start + size] for start in range(0, len(run_ids), size)]
-        if groups:
-            await asyncio.gather(*(self._ask(group) for group in groups))
+        return all(await asyncio.gather(*(self._ask(group) for group in groups)))
 
-    async def _ask(self, run_ids: Sequence[str]) -> None:
+    async def _ask(self, run_ids: Sequence[str]) -> bool:
         async with self._asking.turn:
             # As it is now, because time passed: who begins to watch during the question is not told its answer.
             watched = {run_id: tuple(self._runs[run_id]) for run_id in run_ids if run_id in self._runs}
             if not watched:
-                return
+                return True
             task_ids = frozenset[str]().union(*(watch.task_ids for watches in watched.values() for watch in watches))
             asked_at = self._asking.clock.now()
             try:
                 answer = await self._asking.ask(self._dag_id, list(watched), task_ids)
             except NoAnswerError:
                 self._runs_at_once = max(1, min(self._runs_at_once, len(watched)) // 2)
-                return
+                return False
             except CommsError:
-                return
+                return False
             if self._asking.clock.now() - asked_at < POLL_SECONDS:
                 self._runs_at_once = min(max(self._runs_at_once, 2 * len(watched)), MAX_RUNS_IN_REQUEST)
         for run_id, watches in watched.items():
@@ -280,6 +282,7 @@ class _WatchedDag:
                     self._news_at = asyncio.get_running_loop().time()
                 # A hundred triggers that settle at once would block the event loop: one in each of its rounds.
                 await asyncio.sleep(0)
+        return True
 
 
 def _is_new(watches: Iterable[StateWatch]) -> bool:
