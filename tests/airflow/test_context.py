@@ -257,13 +257,10 @@ def test_the_work_of_an_inner_lease_is_work_of_both_but_not_its_sensor_and_keepe
     assert dag.task_dict["details_keeper"].upstream_task_ids == {"details"}
 
 
-def test_the_run_fails_with_the_keeper_only_where_lost_leases_are_to_fail_it(dag: DAG) -> None:
+def test_the_run_fails_with_the_keeper(dag: DAG) -> None:
     with sqs_lease("orders", queue_url=QUEUE) as orders:
         load(orders)
-    with sqs_lease("strict", queue_url=QUEUE, on_lost="fail") as strict:
-        load.override(task_id="other")(strict)
-    assert not dag.task_dict["orders_keeper"].on_failure_fail_dagrun
-    assert dag.task_dict["strict_keeper"].on_failure_fail_dagrun
+    assert dag.task_dict["orders_keeper"].on_failure_fail_dagrun
 
 
 async def tell_somebody(context: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk.bases.notifier import BaseNotifier
 from airflow.sdk.definitions.callback import AsyncCallback
-from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.keeping.lost_leases import CALLBACK_SECONDS, FAIL, WARN, encode_on_lost
@@ -88,9 +88,7 @@ def delete_elsewhere(world: LeasedMessages, triggerer: VirtualTriggerer, positio
     world.sqs.delete(world.url, [lease.receipt], caller="other")
 
 
-@pytest.mark.parametrize(
-    ("on_lost", "event"), [(WARN, TaskSuccessEvent), (FAIL, TaskFailedEvent)], ids=["warn", "fail"]
-)
+@pytest.mark.parametrize(("on_lost", "event"), [(WARN, TaskSuccessEvent), (FAIL, TriggerEvent)], ids=["warn", "fail"])
 def test_lapsed_leases_fail_the_keeper_only_if_that_was_asked_for(
     world: LeasedMessages, on_lost: str, event: type, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,7 +100,7 @@ def test_lapsed_leases_fail_the_keeper_only_if_that_was_asked_for(
     with caplog.at_level(logging.WARNING):
         world.run(scenario)
     assert "ran out" in caplog.text
-    assert ("3 lapsed, so this task fails" in caplog.text) == (on_lost == FAIL)
+    assert ("3 lapsed" in caplog.text) == (on_lost == FAIL)
     assert world.report()["late"] == 3
 
 
@@ -115,7 +113,7 @@ def test_the_keeper_fails_only_after_it_settled_the_rest(world: LeasedMessages) 
         delete_elsewhere(world, triggerer, 1)
         await asyncio.sleep(60)
         world.states["load"] = "success"
-        assert [type(one) for one in await running.ended()] == [TaskFailedEvent]
+        assert [type(one) for one in await running.ended()] == [TriggerEvent]
         assert world.message_states() == {}
 
     world.run(scenario)
@@ -237,3 +235,17 @@ def test_lost_messages_are_noted_for_whoever_resumes_the_keeper(world: LeasedMes
 
     world.run(scenario)
     assert (world.report()["deleted"], world.report()["lost"]) == (2, 1)
+
+
+def test_a_message_found_lost_only_when_it_is_settled_is_told_as_well(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        running = world.keep(triggerer, on_lost=encode_on_lost(AsyncCallback(note, {"to": "me"})))
+        await asyncio.sleep(5)
+        delete_elsewhere(world, triggerer, 1)
+        world.states["load"] = "failed"
+        await running.ended()
+
+    world.run(scenario)
+    assert [(call["lease_event"], call["message_ids"]) for call in CALLS] == [("lost", [world.ids[1]])]

@@ -62,7 +62,7 @@ def sqs_lease(
             ``expire()``, ``dead_letter()`` or a choice of these ``by_exception()``; see
             ``sqs_lease.core.failure_rules``.
         on_lost: What happens when a lease is lost, lapses or nears its end: ``"warn"`` (the default), ``"fail"``,
-            which fails the run, or an ``AsyncCallback``; see
+            which fails the run as messages that cannot be settled always do, or an ``AsyncCallback``; see
             :class:`~sqs_lease.airflow.keeper_operator.SqsLeaseKeeperOperator`.
         ordered: Keep the order of messages within the groups of a FIFO queue (the default), or settle each message
             for itself.
@@ -107,7 +107,7 @@ def sqs_lease(
         on_lost=on_lost,
         ordered=ordered,
         handoff_timeout=handoff_timeout,
-    ).as_teardown(setups=sensor, on_failure_fail_dagrun=on_lost == "fail")
+    ).as_teardown(setups=sensor)
 
 
 def _set_behind(sensor: SqsLeaseSensor | SqsLeaseFromEventOperator, body: list[Any]) -> None:

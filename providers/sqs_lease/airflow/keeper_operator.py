@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -12,8 +12,9 @@ from airflow.sdk.exceptions import AirflowFailException
 from sqs_lease.airflow.comms.supervisor import run_of, triggers_are_supported
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY
-from sqs_lease.airflow.keeping.lost_leases import FAIL, OnLost, encode_on_lost
+from sqs_lease.airflow.keeping.lost_leases import OnLost, encode_on_lost
 from sqs_lease.airflow.keeping.trigger import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.keeping.verdict import why_it_fails
 from sqs_lease.airflow.keeping.work import work_tasks
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import settle_locally
@@ -39,9 +40,10 @@ class SqsLeaseKeeperOperator(BaseOperator):
 
     Each message is deleted when the work tasks that concern it succeeded and settled by ``on_failure`` when one
     of them failed for good; the rules are in ``sqs_lease/airflow/keeping/settling.py``. The task ends with the XCom
-    ``lease_report``: counts by outcome and, for up to 100 messages, their ids. It succeeds when everything that
-    could be settled was, whether deleted or given back. Leases that were lost are in its log and in its report, and
-    do not fail it unless ``on_lost`` says so.
+    ``lease_report``: counts by outcome and, for up to 100 messages, their ids. It succeeds when everything was settled,
+    whether deleted or given back. When SQS refuses to settle messages, it fails and the run with it, with the queue,
+    the counts and the remedy in the error, and without a retry: there is nothing left to keep. Leases that were lost
+    are in its log and in its report, and do not fail it unless ``on_lost`` says so.
 
     Args:
         receive_task_id: The sensor's task id.
@@ -52,10 +54,9 @@ class SqsLeaseKeeperOperator(BaseOperator):
             *ending* (``max_lease``, or the service's 12 hours, let it be extended no more). Each is logged, and then:
 
             - ``"warn"``, the default: nothing more.
-            - ``"fail"``: this task fails after everything else was settled, if a lease was lost or has lapsed. A
-              lease that is ending fails it only if it lapses before its work is done. As this task is a teardown,
-              its failure fails the run only with ``as_teardown(setups=..., on_failure_fail_dagrun=True)``, which
-              ``sqs_lease`` sets then.
+            - ``"fail"``: this task fails after everything else was settled, and the run with it, if a lease was lost
+              or has lapsed, without a retry. A lease that is ending fails it only if it lapses before its work is
+              done.
             - an ``AsyncCallback`` of ``airflow.sdk``: it is called in the triggerer at once, see
               ``sqs_lease/airflow/keeping/lost_leases.py``.
         ordered: On a FIFO queue, keep the order within message groups: a message is not deleted while an earlier
@@ -106,8 +107,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
             on_failure = decode_failure_rule(self.on_failure)
             report = settle_locally(run_of(task_instance), lease["batch_id"], work, on_failure, ordered=self.ordered)
             task_instance.xcom_push(key=REPORT_KEY, value=report)
-            if self.on_lost == FAIL and (report["lost"] or report["late"]):
-                raise AirflowFailException(f"{report['lost']} leases were lost and {report['late']} lapsed")
+            if (error := why_it_fails(report, self.on_lost, lease["queue_url"])) is not None:
+                raise AirflowFailException(f"{run_of(task_instance)}: {error}")
             return
         # There from the start, so that a trigger which takes over finds it in any case.
         task_instance.xcom_push(key=PROGRESS_KEY, value={})
@@ -127,5 +128,14 @@ class SqsLeaseKeeperOperator(BaseOperator):
             method_name="execute_complete",
         )
 
-    def execute_complete(self, context: Any, event: Any = None) -> None:
-        """Never called: the trigger ends the task itself. Airflow wants a name to resume a deferred task by."""
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> None:
+        """Fail, as the trigger says: a task that succeeds is ended by the trigger itself.
+
+        Raises:
+            AirflowFailException: Always. No retry follows, because there is nothing left to keep.
+        """
+        raise AirflowFailException(f"task {self.task_id!r} of DAG {self.dag_id!r}: {event['error']}")
+
+    def as_teardown(self, *, setups: Any = None, on_failure_fail_dagrun: bool | None = True) -> Any:
+        """Make it a teardown, as any operator; but its failure fails the run unless it is told otherwise."""
+        return super().as_teardown(setups=setups, on_failure_fail_dagrun=on_failure_fail_dagrun)

@@ -23,6 +23,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from sqs_lease.airflow.comms.signals import FailureSignals
 from sqs_lease.airflow.comms.supervisor import RunOfTask, task_states
 from sqs_lease.airflow.handover.payload import BatchValue, remove_batch
+from sqs_lease.airflow.handover.progress import Progress
 from sqs_lease.airflow.keeping.settler import Settler
 from sqs_lease.airflow.keeping.settling import WorkTask
 from sqs_lease.airflow.receiving.options import ReceiveOptions
@@ -130,7 +131,7 @@ async def _settle(
             work,
             on_failure,
             clock=held.holding.clock,
-            inherited={},
+            inherited=Progress(),
             settle_after=held.holding.clock.now(),
             signals=FailureSignals.to(task.dag_id, task.run_id, task.task_id, [one.task_id for one in work]),
             ordered=ordered,

@@ -35,16 +35,19 @@ class Progress:
         settled: What was settled, or is about to be, by the message's position in the batch.
         certain_until: Until when every lease that is held lasts at least, in seconds since the epoch; None where
             nothing newer is known than what the sensor handed over, or where a lease has lapsed.
+        counts: What the lease report counts beside outcomes, by its names: ``extensions``, ``late`` and so on.
     """
 
     settled: Mapping[int, Outcome] = field(default_factory=dict)
     certain_until: float | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def encode(self) -> dict[str, Any]:
         """Return it as plain values."""
         return {
             "settled": {str(position): outcome.value for position, outcome in self.settled.items()},
             "certain_until": self.certain_until,
+            "counts": dict(self.counts),
         }
 
     @classmethod
@@ -52,7 +55,7 @@ class Progress:
         """Build it from what :meth:`encode` returned; None, or a mapping without anything, is nothing so far."""
         plain = plain or {}
         settled = {int(position): Outcome(value) for position, value in plain.get("settled", {}).items()}
-        return cls(settled, plain.get("certain_until"))
+        return cls(settled, plain.get("certain_until"), plain.get("counts", {}))
 
     def brought_up_to_date(self, leases: Iterable[Lease]) -> list[Lease]:
         """The leases as they were handed over, with the deadlines that are known since; times since the epoch."""

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, TypeAlias
 from airflow.sdk.definitions.callback import AsyncCallback
 
 from sqs_lease.airflow.comms.supervisor import DAG_FILE_MODULE, RunOfTask
-from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome
+from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.keeper.batch import Batch
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,8 @@ class LostLeases:
 
     def happened(self, event: LeaseEvent) -> None:
         """Take in what happened to one of the leases."""
-        kind = _KINDS.get(type(event))
+        lost = isinstance(event, Settled) and event.outcome is Outcome.LOST
+        kind = _KINDS[Lost] if lost else _KINDS.get(type(event))
         if kind is None or self._callback is None:
             return
         if kind not in self._gathered:
@@ -97,9 +98,10 @@ class LostLeases:
 
     def learn(self, batch: Batch) -> None:
         """Take in what happened to a batch while nobody listened: between the sensor's trigger and the keeper's."""
+        if self._callback is None:
+            return
         for settled in batch.outcomes().values():
-            if settled.outcome is Outcome.LOST:
-                self.happened(Lost(settled.receipt, settled.detail))
+            self.happened(settled)
         for lease in batch.leases():
             if lease.doubtful:
                 self.happened(Lapsed(lease.receipt, 0.0))

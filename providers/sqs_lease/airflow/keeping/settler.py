@@ -19,9 +19,10 @@ from sqs_lease.airflow.comms.supervisor import CommsError, RunOfTask, publish
 from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress
 from sqs_lease.airflow.keeping.settling import FAILED, Decision, Failure, WorkTask, decide
+from sqs_lease.airflow.keeping.verdict import REFUSALS
 from sqs_lease.airflow.keeping.work_reports import WorkReports
 from sqs_lease.clock import Clock
-from sqs_lease.core.events import LeaseEvent, Lost, Outcome, Settled
+from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.core.failure_rules import (
     ByExceptionRule,
     DeadLetter,
@@ -49,6 +50,12 @@ MAX_LISTED_MESSAGES: Final = 100
 SHOWN_MESSAGES: Final = 5
 """So many messages that failed are named in a line of the log."""
 
+SHOWN_REFUSALS: Final = 3
+"""So many different things that SQS said about settlements that failed are in the report."""
+
+_GO_ON_COUNTING: Final = ("extensions", "extension_calls", "late")
+"""Counts of the report that say nothing of outcomes, and go on where another process resumes the keeper."""
+
 _MAP_INDEX: Final = re.compile(r"\[\d+\]")
 
 _DONE: Final = frozenset({"success", "skipped"})
@@ -71,7 +78,7 @@ class Settler:
         work: The tasks that work on the messages.
         on_failure: What becomes of failed messages.
         clock: Source of time.
-        inherited: What another process settled before, by position.
+        inherited: What another process settled and counted before.
         settle_after: Nothing is settled before this time of the clock.
         signals: By what signals the workers tell of failures; None if they do not tell of them at all.
         ordered: Whether the messages of a FIFO group are settled in their order.
@@ -86,7 +93,7 @@ class Settler:
         on_failure: FailureRule,
         *,
         clock: Clock,
-        inherited: Mapping[int, Outcome],
+        inherited: Progress,
         settle_after: float,
         signals: FailureSignals | None = None,
         ordered: bool = True,
@@ -100,12 +107,14 @@ class Settler:
         self._on_failure = on_failure
         self._clock = clock
         self._inherited = inherited
+        self._refusals: Counter[str] = Counter()  # how many settlements failed, by what was said
+        self._abandoned = 0  # settlements that this process gave up
         self._settle_after = settle_after
         self._signals = signals
         self._ordered = ordered and batch.queue_url.endswith(".fifo")
         self._random = Random()
-        self._open = [position for position in range(len(leases)) if position not in inherited]
-        self._progress = dict(inherited)
+        self._open = [position for position in range(len(leases)) if position not in inherited.settled]
+        self._progress = dict(inherited.settled)
         self._certain_until: float | None = None
         self._certainty = Certainty(batch, clock)
         self._unwritten = False
@@ -133,6 +142,8 @@ class Settler:
                     await self._note_certainty()
             if self._settling:
                 await asyncio.gather(*self._settling)
+            if self._unwritten:
+                await self._write_progress()  # so that no other process takes for settled what was refused
             watch.finished()
         finally:
             for settling in self._settling:
@@ -160,19 +171,38 @@ class Settler:
         if isinstance(event, Settled | Lost):
             self._ended_somewhere = True
             self._looked_at = None
+        elif isinstance(event, Lapsed):
+            self._unwritten = True  # whoever resumes the keeper is to count it
+        if isinstance(event, Settled):
+            self._note_outcome(event)
 
     def report(self) -> dict[str, Any]:
         """Counts of the batch and, where they are not too many, the message ids by outcome."""
-        counts = asdict(self._batch.report())
+        counts: dict[str, Any] = asdict(self._batch.report())
         counts["received"] = len(self._leases)
+        for name, count in self._inherited.counts.items():
+            counts[name] += count
+        counts["failed"] += self._abandoned
         by_outcome: dict[str, list[str]] = {}
-        for position, outcome in self._inherited.items():
+        for position, outcome in self._inherited.settled.items():
             counts[_field(outcome)] += 1
             by_outcome.setdefault(_field(outcome), []).append(self._message_ids[position])
+        if self._refusals:
+            counts[REFUSALS] = dict(self._refusals.most_common(SHOWN_REFUSALS))
+        if len(self._leases) > MAX_LISTED_MESSAGES:
+            return counts
         for receipt, settled in self._batch.outcomes().items():
             by_outcome.setdefault(_field(settled.outcome), []).append(receipt.message_id)
-        listed = len(self._leases) <= MAX_LISTED_MESSAGES
-        return {**counts, "messages": by_outcome} if listed else counts
+        return {**counts, "messages": by_outcome}
+
+    def _note_outcome(self, settled: Settled) -> None:
+        """Correct what was written ahead, where SQS did something else: it counts for whoever resumes the keeper."""
+        if settled.outcome is Outcome.FAILED:
+            self._refusals[settled.detail or "no reason"] += 1
+        position = self._positions.get(settled.receipt)
+        if position is not None and self._progress.get(position, settled.outcome) is not settled.outcome:
+            self._progress[position] = settled.outcome
+            self._unwritten = True
 
     def _flush_log(self) -> None:
         self._failed_work.flush()
@@ -289,6 +319,9 @@ class Settler:
         """Leave word of what is about to be settled: whoever resumes the keeper must not extend it again."""
         for receipt, settlement in settlements.items():
             self._progress[self._positions[receipt]] = _OUTCOMES[type(settlement)]
+        await self._write_progress()
+
+    async def _write_progress(self) -> None:
         try:
             await self._publish_progress()
         except CommsError as error:
@@ -314,14 +347,19 @@ class Settler:
 
     async def _publish_progress(self) -> None:
         self._unwritten = False
-        progress = Progress(self._progress, self._certain_until)
+        so_far = asdict(self._batch.report())
+        counts = {name: so_far[name] + self._inherited.counts.get(name, 0) for name in _GO_ON_COUNTING}
+        progress = Progress(self._progress, self._certain_until, counts)
         await publish(self._task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
 
     async def _settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
         try:
             outcomes = await self._batch.settle(settlements, in_order=self._ordered)
         except KeeperClosedError as error:
-            logger.warning("%d messages could not be settled here: %s", len(settlements), error)
+            ended = self._batch.outcomes()
+            abandoned = sum(receipt not in ended for receipt in settlements)
+            self._abandoned += abandoned
+            logger.warning("%d messages could not be settled here: %s", abandoned, error)
             return
         self._settled.line(None, Counter).update(settled.outcome for settled in outcomes.values())
 

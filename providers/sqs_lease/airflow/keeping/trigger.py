@@ -4,6 +4,8 @@ It takes the batch from the trigger that received it when that ran in this proce
 its arguments: it holds the leases itself and extends them at once. How it ends:
 
 - Everything was settled (or lost): it publishes the report and ends its task as successful.
+- Something could not be settled, or leases were lost and ``on_lost`` says so: the same, and a worker fails the task,
+  without a retry (:mod:`sqs_lease.airflow.keeping.verdict`).
 - The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. Nothing
   is released, because the work goes on.
 - A user marks, clears or kills the task: see :meth:`SqsLeaseKeeperTrigger.on_kill`.
@@ -20,7 +22,7 @@ from functools import partial
 from typing import Any, Final
 
 from airflow.sdk.configuration import conf
-from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.comms.signals import FailureSignals
 from sqs_lease.airflow.comms.state_poller import POLL_SECONDS
@@ -41,9 +43,11 @@ from sqs_lease.airflow.handover.parts import gather_parts
 from sqs_lease.airflow.handover.payload import load_lease, remove_files
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.handover.published_messages import PublishedMessages
-from sqs_lease.airflow.keeping.lost_leases import FAIL, WARN, LostLeases
+from sqs_lease.airflow.keeping.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.keeping.settler import Settler
 from sqs_lease.airflow.keeping.settling import WorkTask, decide
+from sqs_lease.airflow.keeping.verdict import why_it_fails
+from sqs_lease.airflow.receiving.trigger import DEFERRAL_SECONDS
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.specs import decode_failure_rule
@@ -131,6 +135,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         task = run_of(self.task_instance)
         self._log_context = contextvars.copy_context()
         self._keepers = keepers = triggerer_keepers()
+        began_at = keepers.clock.now()
         await keepers.ready()
         signals = self._signals(task)
         self._losses = losses = LostLeases(self.on_lost, task, self.lease["queue_url"])
@@ -147,17 +152,18 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             await publish(task, REPORT_KEY, report)
         except CommsError as error:
             logger.warning("Everything was settled, but the report cannot be published: %s", error)
+        problem = why_it_fails(report, self.on_lost, self.lease["queue_url"])
+        if problem is not None:
+            logger.error("%s", problem)
+            # The deferring process must have ended for Airflow, see DEFERRAL_SECONDS.
+            await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
         await remove_files(self.lease)
-        if self.on_lost == FAIL and (report["lost"] or report["late"]):
-            logger.error(
-                "%d leases were lost and %d lapsed, so this task fails, as on_lost says: other consumers may have "
-                "worked on their messages as well. Make the work idempotent, or raise the visibility timeout",
-                report["lost"],
-                report["late"],
-            )
-            yield TaskFailedEvent()
-        else:
+        # A TaskFailedEvent would be tried again while the task has retries, and then succeed with nothing to keep: a
+        # worker ends it by an exception that no retry follows.
+        if problem is None:
             yield TaskSuccessEvent()
+        else:
+            yield TriggerEvent({"error": problem})  # type: ignore[no-untyped-call]
 
     @carried_out
     async def cleanup(self) -> None:
@@ -250,7 +256,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             self._work_tasks(),
             decode_failure_rule(self.on_failure),
             clock=keepers.clock,
-            inherited=progress.settled,
+            inherited=progress,
             settle_after=settle_after,
             signals=signals,
             ordered=self.ordered,
