@@ -193,6 +193,10 @@ class AirflowApi:
             },
         )
 
+    def clear_run(self, dag_id: str, run_id: str) -> None:
+        """Clear all tasks of a run, whatever their states, so that it starts again."""
+        self._request("POST", f"/dags/{dag_id}/dagRuns/{run_id}/clear", json={"dry_run": False})
+
     def mark_run(self, dag_id: str, run_id: str, state: str) -> None:
         """Set the state of a run, as a user does: "success" or "failed"."""
         self._request("PATCH", f"/dags/{dag_id}/dagRuns/{run_id}", json={"state": state})

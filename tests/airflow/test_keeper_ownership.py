@@ -408,3 +408,61 @@ def test_messages_are_left_to_the_next_try_when_it_begins_while_airflow_is_asked
 
     world.run(scenario)
     assert not world.events(AuditKind.RELEASED)
+
+
+# Without a triggerer for the keeper's trigger
+
+
+def test_a_keeper_whose_trigger_runs_elsewhere_ten_minutes_after_it_deferred_settles_everything(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer("first"))
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(900)
+        assert world.message_states() == ALL_HELD
+        running = world.keep(world.triggerer("second"))
+        await asyncio.sleep(60)
+        world.states["load"] = "failed"
+        await running.ended()
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+    assert not world.events(AuditKind.EXPIRED)
+    assert {entry.caller for entry in world.events(AuditKind.RELEASED)} == {"second"}
+    assert world.report()["late"] == 0
+
+
+def test_the_counts_of_the_report_go_on_after_a_takeover(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first, Threshold(visibility=30.0))
+        world.keep(first)
+        world.clock.advance(45)
+        await asyncio.sleep(300)
+        await first.kill()
+        resumed = world.keep(world.triggerer("second"))
+        await asyncio.sleep(60)
+        world.states["load"] = "success"
+        await resumed.ended()
+
+    world.run(scenario)
+    by_first = [entry for entry in world.events(AuditKind.CHANGED) if entry.caller == "first"]
+    by_second = [entry for entry in world.events(AuditKind.CHANGED) if entry.caller == "second"]
+    # What a killed process did after its last note is not known.
+    assert len(by_first) + len(by_second) - world.report()["extensions"] in (0, 3)
+    assert len(by_second) < world.report()["extensions"]
+    assert world.report()["late"] == 3
+
+
+def test_the_counts_of_the_report_go_on_after_a_long_wait_for_the_keeper(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer("first"))
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(300)
+        resumed = world.keep(world.triggerer("second"))
+        world.states["load"] = "success"
+        await resumed.ended()
+
+    world.run(scenario)
+    assert world.report()["extensions"] == len(world.events(AuditKind.CHANGED))

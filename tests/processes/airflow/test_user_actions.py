@@ -102,6 +102,11 @@ def cleared(task_id: str) -> Act:
     return lambda scene, dag_id, run_id: scene.api.clear_task(dag_id, run_id, task_id)
 
 
+def run_cleared(scene: Scene, dag_id: str, run_id: str) -> None:
+    """Clear the whole run."""
+    scene.api.clear_run(dag_id, run_id)
+
+
 def run_marked(state: str) -> Act:
     """Mark the run."""
     return lambda scene, dag_id, run_id: scene.api.mark_run(dag_id, run_id, state)
@@ -148,6 +153,8 @@ CASES = [
     Case("work_success", When.WORKING, marked("run", "success"), Outcome.DELETED, LOADED_SECONDS),
     Case("run_failed", When.WORKING, run_marked("failed"), Outcome.RETURNED, LOADED_SECONDS),
     Case("run_success", When.WORKING, run_marked("success"), Outcome.DELETED, LOADED_SECONDS),
+    # Its sensor receives again some seconds later than the second consumer, which polls all the time.
+    Case("run_cleared", When.WORKING, run_cleared, Outcome.RETURNED, LOADED_SECONDS),
     Case("pending_run_success", When.KEPT, run_marked("success"), Outcome.RETURNED, LOADED_SECONDS),
     Case("run_timeout", When.KEPT, nothing, Outcome.RETURNED, RUN_TIMEOUT_SECONDS + LOADED_SECONDS),
     Case("kept_dag_deleted", When.KEPT, deleted, Outcome.RETURNED, LOADED_SECONDS),
@@ -155,7 +162,7 @@ CASES = [
     Case("keeper_deferral", When.KEPT, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 60 + LOADED_SECONDS),
     Case("pool_full", When.HANDED, nothing, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS),
     Case("dag_paused", When.RECEIVED, paused, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS, 1),
-    Case("dag_deleted", When.HANDED, deleted, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS),
+    Case("dag_deleted", When.HANDED, deleted, Outcome.RETURNED, LOADED_SECONDS),
     Case("task_killed", When.WORKING, killed(1), Outcome.RETURNED, LOADED_SECONDS),
     Case(
         "supervisor_killed",

@@ -1,19 +1,21 @@
 """The time between two triggers: a received batch goes on being extended until the keeper's trigger takes it over.
 
 The keeper's task may take seconds (or, when no worker is free, minutes) to be started and deferred, and its trigger may
-run in another triggerer, which then takes over by itself. What this process does about a batch that it still owns:
+run in another triggerer, which then takes over by itself and says so (:data:`TAKEOVER_KEY`). This process does about a
+batch that it still owns, by the state of the keeper's task:
 
-    the keeper's task                                 the batch
-    not yet started, queued, running, to be retried   is extended up to the hand-off timeout, then released
-    deferred                                          is left to its trigger; forgotten if that runs elsewhere
-    success                                           is forgotten: it was settled elsewhere
-    failed, skipped, removed                          is released at once: nobody will take it over
-    running, when the timeout ends                    is forgotten, and its messages come back by themselves
-    unknown, when the timeout ends                    is extended until Airflow answers, for half a minute at most,
-                                                      and is then forgotten as well
+    not yet started, queued, running, to be retried   extends it up to the hand-off timeout, then releases it
+    deferred                                          extends it until a trigger takes it over, however long that takes
+    ended                                             releases it at once, unless a trigger took it over
+    running, when the timeout ends                    stops tracking it; its messages come back by themselves
+    unknown, when the timeout ends                    extends it until Airflow answers, for half a minute at most,
+                                                      and then stops tracking it
 
-A batch whose keeper was ever seen deferred is never released here: the leases may be another process's by then, and
-releasing them would give messages away that it holds.
+A batch that a trigger took over is never released here: the leases may be another process's by then, and releasing
+them would give messages away that it holds.
+
+The task that received it says whether the batch is still wanted. When that task was cleared, it receives again, and no
+keeper will ever take this batch: it is released at once, so that the new try gets its messages.
 """
 
 from __future__ import annotations
@@ -27,27 +29,41 @@ from typing import Final
 from sqs_lease.airflow.comms.instances import TaskStates
 from sqs_lease.airflow.comms.state_poller import POLL_SECONDS, StateWatch
 from sqs_lease.airflow.comms.supervisor import CommsError, RunOfTask, publish
-from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress
+from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress, counts_of, read_takeover
 from sqs_lease.airflow.shared_keeper import SharedBatch, TriggererKeepers
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 
 logger = logging.getLogger(__name__)
 
-ADOPTION_SECONDS: Final = 3.0
+ADOPTION_SECONDS: Final = 2.0
 """How long a deferred keeper's trigger is waited for in this process; a new trigger is started within about 2 s."""
 
-TAKEOVER_SECONDS: Final = ADOPTION_SECONDS + 2.0
+TAKEOVER_SECONDS: Final = 5.0
 """How long a trigger that took a batch over from another process waits before it settles anything.
 
-By then the other process has seen that the keeper is deferred, and extends no more what is released here.
+By then the other process has read of the takeover, and extends no more what is released here.
+"""
+
+LONGEST_PAUSE_SECONDS: Final = 10.0
+"""Longest pause between two questions whether a trigger took the batch over.
+
+A triggerer without room may leave hundreds of keepers waiting, and each question takes the supervisor about 20 ms.
 """
 
 _FRESH_SECONDS: Final = 5.0
 _ANSWER_SECONDS: Final = 30.0
-"""How long after the hand-off timeout Airflow's answer is waited for: on a busy machine one takes 15 s now and then."""
+"""How long Airflow's answer is waited for at the end: on a busy machine one takes 15 s now and then."""
 
-_NOBODY_WILL_COME: Final = frozenset({"failed", "upstream_failed", "skipped", "removed"})
+ENDED: Final = frozenset({"success", "failed", "upstream_failed", "skipped", "removed"})
+"""The states in which a task, and its trigger with it, has come to its end."""
+
+_BEGINS_AGAIN: Final = frozenset({None, "scheduled", "queued", "running", "restarting", "up_for_retry"})
+
+
+def was_cleared(receiving: RunOfTask, states: TaskStates) -> bool:
+    """Whether a task that received a batch will receive another one instead; so it is too when its run was deleted."""
+    return states.get(receiving.task_id) in _BEGINS_AGAIN
 
 
 class HandOff:
@@ -60,8 +76,9 @@ class HandOff:
         keeper_task: The task whose trigger is to take the batch.
         timeout_seconds: The hand-off timeout.
         released: Called after the batch was released, when nobody needs anything that was stored with it.
-        deferred: Called when the keeper's task is seen deferred: to leave word for its trigger, wherever that runs.
-        receive_task: The task that received, as whose XCom it is noted how long the leases last meanwhile.
+        receive_task: The task that received, where clearing it means that the batch is not wanted any more; None
+            also writes no notes.
+        progress: Gives what a keeper's trigger left to write down; by default nothing was settled yet.
     """
 
     def __init__(
@@ -72,8 +89,8 @@ class HandOff:
         keeper_task: RunOfTask,
         timeout_seconds: float,
         released: Callable[[], Awaitable[None]] | None = None,
-        deferred: Callable[[], Awaitable[None]] | None = None,
         receive_task: RunOfTask | None = None,
+        progress: Callable[[], Progress] | None = None,
     ) -> None:
         self._keepers = keepers
         self._batch_id = batch_id
@@ -81,10 +98,20 @@ class HandOff:
         self._keeper_task = keeper_task
         self._timeout_seconds = timeout_seconds
         self._released = released
-        self._deferred = deferred
         self._receive_task = receive_task
         self._certainty = Certainty(shared.batch, keepers.clock)
+        self._progress = self._nothing_settled if progress is None else progress
+        self._first_notes_go_to = receive_task if progress is None else None
         self._lease_log = LeaseLog(shared.batch.queue_url)
+        self._state: str | None = None
+        self._was_received = False
+        self._is_cleared = False
+        self._answered_at: float | None = None
+        self._deferred_at: float | None = None
+        self._ended_at: float | None = None
+        self._asks_at = 0.0
+        self._noted_for_trigger = False
+        self._warned = False
 
     def start(self) -> asyncio.Task[None]:
         """Begin to hold the batch, from the event loop."""
@@ -110,63 +137,118 @@ class HandOff:
     async def _hold(self) -> None:
         clock = self._keepers.clock
         ends_at = clock.now() + self._timeout_seconds
-        state: str | None = None
-        answered_at: float | None = None
-        deferred_at: float | None = None
-        task = self._keeper_task
-        with self._keepers.poller.watch(task.dag_id, task.run_id, [task.task_id]) as watch:
+        task, receiving = self._keeper_task, self._receive_task
+        watched = [task.task_id] if receiving is None else [task.task_id, receiving.task_id]
+        with self._keepers.poller.watch(task.dag_id, task.run_id, watched) as watch:
             while self._is_ours():
                 states = await _next_states(watch)
                 if not self._is_ours():
                     return  # Claimed while the answer was on its way, so it says nothing about this process.
                 now = clock.now()
                 if states is not None:
-                    state, answered_at = states.get(task.task_id), now
-                if state == "deferred":
-                    if deferred_at is None:
-                        deferred_at = now
-                        if self._deferred is not None:
-                            await self._deferred()
-                    if now - deferred_at >= ADOPTION_SECONDS:
-                        self._forget("its keeper runs in another triggerer")
-                elif state == "success":
-                    self._forget("its keeper settled it in another triggerer")
-                elif state in _NOBODY_WILL_COME or now >= ends_at:
-                    known = answered_at is not None and now - answered_at <= _FRESH_SECONDS
-                    may_have_taken_over = deferred_at is not None or state == "running"
-                    if known and not may_have_taken_over:
-                        await self._release(state)
-                    elif may_have_taken_over or now >= ends_at + _ANSWER_SECONDS:
-                        self._forget("nothing is known of its keeper, or it is about to take over")
-                else:
-                    await self._note_certainty()
+                    self._take_in(states, now)
+                if self._state == "deferred" or self._ended_at is not None:
+                    await self._wait_for_trigger(watch, now, ends_at)
+                elif now < ends_at:
+                    if self._certainty.is_news():
+                        await self._note(self._first_notes_go_to)
+                elif self._state == "running" or self._deferred_at is not None:
+                    self._forget("its keeper took it over, or is about to")
+                elif self._answered_at is not None and now - self._answered_at <= _FRESH_SECONDS:
+                    await self._release()
+                elif now >= ends_at + _ANSWER_SECONDS:
+                    self._forget("Airflow does not say what became of its keeper")
 
-    async def _note_certainty(self) -> None:
-        """After extensions, leave word of how long the leases last: a keeper elsewhere may then release them."""
-        if self._receive_task is None or not self._certainty.is_news():
+    def _take_in(self, states: TaskStates, now: float) -> None:
+        before, self._state = self._state, states.get(self._keeper_task.task_id)
+        self._answered_at = now
+        if self._state == "deferred" != before:
+            self._deferred_at = now
+            self._asks_at = now + ADOPTION_SECONDS
+            # Airflow deleted what was written for an earlier try.
+            self._noted_for_trigger = False
+        self._is_cleared = self._receive_task is not None and self._is_received_again(self._receive_task, states)
+        if self._state not in ENDED and not self._is_cleared:
+            self._ended_at = None
+        elif self._ended_at is None:
+            self._ended_at = self._asks_at = now
+
+    def _is_received_again(self, receiving: RunOfTask, states: TaskStates) -> bool:
+        """Whether the receiving task was cleared. It is still deferred at first, until its success is written down."""
+        if states.get(receiving.task_id) == "success":
+            self._was_received = True
+        return was_cleared(receiving, states) or (self._was_received and states.get(receiving.task_id) == "deferred")
+
+    async def _wait_for_trigger(self, watch: StateWatch, now: float, ends_at: float) -> None:
+        """Hold a batch until it is known whether a trigger took it over: its keeper deferred, ended or was cleared."""
+        if now < self._asks_at:
             return
-        progress = Progress(certain_until=self._certainty.until())
+        waited = 0.0 if self._deferred_at is None or self._ended_at is not None else now - self._deferred_at
+        self._asks_at = now + min(max(POLL_SECONDS, waited / 4), LONGEST_PAUSE_SECONDS)
         try:
-            await publish(self._receive_task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
+            async with watch.turn:
+                takeover = await read_takeover(self._keeper_task, self._batch_id)
+        except CommsError as error:
+            logger.warning("Whether %s took over its messages cannot be read: %s", self._keeper_task, error)
+            if self._is_ours() and self._ended_at is not None and now - self._ended_at >= _ANSWER_SECONDS:
+                self._forget("Airflow does not say whether its keeper took it over")
+            return
+        if not self._is_ours():
+            return
+        if takeover is not None:
+            self._forget("its keeper's trigger runs in another triggerer")
+        elif self._ended_at is None:
+            if self._certainty.is_news() or not self._noted_for_trigger:
+                self._noted_for_trigger = True
+                await self._note(None if self._receive_task is None else self._keeper_task)
+            if now >= ends_at and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "%s has been deferred for %.0f s, but no triggerer runs its trigger; its messages of %s are held "
+                    "here meanwhile. Check the capacity of the triggerers, and that one of them serves its queue",
+                    self._keeper_task,
+                    waited,
+                    self._shared.batch.queue_url,
+                )
+        elif self._deferred_at is None or now - self._ended_at >= TAKEOVER_SECONDS:
+            # A trigger that began just before the end may still say so within these seconds.
+            await self._release()
+
+    async def _note(self, task: RunOfTask | None) -> None:
+        """Write down how long the leases last: a keeper elsewhere may then release them."""
+        if task is None:
+            return
+        try:
+            await publish(task, PROGRESS_KEY, self._progress().encode(), patience_seconds=0)
         except CommsError as error:
             logger.warning("How long the leases of %s last cannot be written down: %s", self._keeper_task, error)
+
+    def _nothing_settled(self) -> Progress:
+        batch = self._shared.batch
+        return Progress(
+            certain_until=self._certainty.until(), batch_id=self._batch_id, counts=counts_of(batch, before={})
+        )
 
     def _is_ours(self) -> bool:
         return self._shared.owner is self
 
     def _forget(self, why: str) -> None:
-        logger.info("Batch %s of %s is held here no longer: %s", self._batch_id, self._keeper_task, why)
+        logger.info("Batch %s of %s is not held here any more: %s", self._batch_id, self._keeper_task, why)
         self._keepers.remove(self._batch_id, self._shared)
         self._shared.owner = None
 
-    async def _release(self, state: str | None) -> None:
-        logger.error(
-            "%s did not take over its messages of %s (its state is %s): they are released. "
-            "Check that workers and pool slots are free for it, or raise handoff_timeout",
-            self._keeper_task,
-            self._shared.batch.queue_url,
-            state,
-        )
+    async def _release(self) -> None:
+        queue_url = self._shared.batch.queue_url
+        if self._is_cleared:
+            logger.info("%s was cleared, so its messages of %s are released", self._receive_task, queue_url)
+        else:
+            logger.error(
+                "%s did not take over its messages of %s (its state is %s): they are released. "
+                "Check that workers and pool slots are free for it, or raise handoff_timeout",
+                self._keeper_task,
+                queue_url,
+                self._state,
+            )
         # From here on nobody may claim what is being given back.
         self._keepers.batches.pop(self._batch_id, None)
         await self._shared.batch.release_all()

@@ -1,27 +1,38 @@
-"""What a keeper leaves word of while it works, for whoever resumes it: what was settled, and how long leases last.
+"""The notes about one batch that triggers leave for each other as XComs: what was settled, and who holds the batch.
 
-It is an XCom of the keeper's own task. Settlements are written down before they are carried out, so that no other
-process extends what this one is giving away. The time until which the leases last is written down after extensions,
-so that whoever takes over knows them to be certain, and may release what fails then. Until the keeper's task has begun,
-the process that received writes that down as an XCom of the receiving task.
+**Progress** (:data:`PROGRESS_KEY`) says what was settled and how long the leases last. Settlements are written down
+before they are carried out, so that no other process extends what this one is giving away. The time until which the
+leases last is written down after extensions: a process that takes over then knows that they are certain, and may
+release what fails. It is an XCom of the keeper's task; until that task has deferred, the process that received writes
+it as an XCom of the receiving task.
+
+**Takeover** (:data:`TAKEOVER_KEY`), an XCom of the keeper's task, says that the keeper's trigger took the batch from
+another process, which stops extending it then.
+
+Airflow deletes a task's XComs when its next try begins. A process that does not know of that try yet may still write
+one, so each note names its batch, and readers ignore the notes of other batches.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
+from sqs_lease.airflow.comms.supervisor import RunOfTask, pull
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Lease
 from sqs_lease.keeper.batch import Batch
 
 PROGRESS_KEY: Final = "settled"
-"""The XCom key for it."""
+"""The XCom key of a batch's progress."""
+
+TAKEOVER_KEY: Final = "taken_over"
+"""The XCom key of a takeover."""
 
 CERTAINTY_SECONDS: Final = 15.0
 """Shortest time between two notes of how long the leases last: a takeover needs one that is newer than the lease."""
@@ -35,11 +46,13 @@ class Progress:
         settled: What was settled, or is about to be, by the message's position in the batch.
         certain_until: Until when every lease that is held lasts at least, in seconds since the epoch; None where
             nothing newer is known than what the sensor handed over, or where a lease has lapsed.
-        counts: What the lease report counts beside outcomes, by its names: ``extensions``, ``late`` and so on.
+        batch_id: The batch; None where the note does not say.
+        counts: What else was counted so far, by its name in the report: extensions, and leases that lapsed.
     """
 
     settled: Mapping[int, Outcome] = field(default_factory=dict)
     certain_until: float | None = None
+    batch_id: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def encode(self) -> dict[str, Any]:
@@ -47,6 +60,7 @@ class Progress:
         return {
             "settled": {str(position): outcome.value for position, outcome in self.settled.items()},
             "certain_until": self.certain_until,
+            "batch_id": self.batch_id,
             "counts": dict(self.counts),
         }
 
@@ -55,12 +69,62 @@ class Progress:
         """Build it from what :meth:`encode` returned; None, or a mapping without anything, is nothing so far."""
         plain = plain or {}
         settled = {int(position): Outcome(value) for position, value in plain.get("settled", {}).items()}
-        return cls(settled, plain.get("certain_until"), plain.get("counts", {}))
+        return cls(settled, plain.get("certain_until"), plain.get("batch_id"), plain.get("counts", {}))
 
     def brought_up_to_date(self, leases: Iterable[Lease]) -> list[Lease]:
         """The leases as they were handed over, with the deadlines that are known since; times since the epoch."""
         until = self.certain_until
         return [lease if until is None else replace(lease, deadline=max(lease.deadline, until)) for lease in leases]
+
+
+async def read_progress(task: RunOfTask, batch_id: str) -> Progress | None:
+    """Read what a task's XCom says of a batch; None where it says nothing, or speaks of another batch.
+
+    Raises:
+        CommsError: There was no usable answer.
+    """
+    plain = await pull(task, PROGRESS_KEY)
+    progress = Progress.decode(plain)
+    return progress if plain and progress.batch_id in (None, batch_id) else None
+
+
+def counts_of(batch: Batch, before: Mapping[str, int]) -> dict[str, int]:
+    """What was counted of a batch here, in addition to what other processes counted before."""
+    report = batch.report()
+    return {
+        "extensions": report.extensions + before.get("extensions", 0),
+        "extension_calls": report.extension_calls + before.get("extension_calls", 0),
+        # No sum: leases that lapsed before count as lapsed again here, because their deadlines are not known.
+        "late": max(report.late, before.get("late", 0)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A keeper's trigger holds batches that another process held before.
+
+    Attributes:
+        batch_ids: The batch, and the parts that it was merged from.
+        holder: Names the trigger.
+    """
+
+    batch_ids: Sequence[str]
+    holder: str
+
+    def encode(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"batch_ids": list(self.batch_ids), "holder": self.holder}
+
+
+async def read_takeover(keeper_task: RunOfTask, batch_id: str) -> Takeover | None:
+    """Read which trigger took a batch over from another process; None where none did.
+
+    Raises:
+        CommsError: There was no usable answer.
+    """
+    plain = await pull(keeper_task, TAKEOVER_KEY)
+    takeover = None if plain is None else Takeover(**plain)
+    return takeover if takeover is not None and batch_id in takeover.batch_ids else None
 
 
 class Certainty:

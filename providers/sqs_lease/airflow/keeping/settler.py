@@ -17,7 +17,7 @@ from sqs_lease.airflow.comms.signals import FailureSignals
 from sqs_lease.airflow.comms.state_poller import StateWatch
 from sqs_lease.airflow.comms.supervisor import CommsError, RunOfTask, publish
 from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
-from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress
+from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress, counts_of
 from sqs_lease.airflow.keeping.settling import FAILED, Decision, Failure, WorkTask, decide
 from sqs_lease.airflow.keeping.verdict import REFUSALS
 from sqs_lease.airflow.keeping.work_reports import WorkReports
@@ -52,9 +52,6 @@ SHOWN_MESSAGES: Final = 5
 
 SHOWN_REFUSALS: Final = 3
 """So many different things that SQS said about settlements that failed are in the report."""
-
-_GO_ON_COUNTING: Final = ("extensions", "extension_calls", "late")
-"""Counts of the report that say nothing of outcomes, and go on where another process resumes the keeper."""
 
 _MAP_INDEX: Final = re.compile(r"\[\d+\]")
 
@@ -115,7 +112,7 @@ class Settler:
         self._random = Random()
         self._open = [position for position in range(len(leases)) if position not in inherited.settled]
         self._progress = dict(inherited.settled)
-        self._certain_until: float | None = None
+        self._noted = Progress(self._progress, batch_id=inherited.batch_id, counts=inherited.counts)
         self._certainty = Certainty(batch, clock)
         self._unwritten = False
         self._reports = WorkReports(task, work, self._message_ids)
@@ -178,10 +175,9 @@ class Settler:
 
     def report(self) -> dict[str, Any]:
         """Counts of the batch and, where they are not too many, the message ids by outcome."""
-        counts: dict[str, Any] = asdict(self._batch.report())
+        counts = asdict(self._batch.report())
+        counts |= counts_of(self._batch, self._inherited.counts)
         counts["received"] = len(self._leases)
-        for name, count in self._inherited.counts.items():
-            counts[name] += count
         counts["failed"] += self._abandoned
         by_outcome: dict[str, list[str]] = {}
         for position, outcome in self._inherited.settled.items():
@@ -332,25 +328,20 @@ class Settler:
         if not self._certainty.is_news() and not self._unwritten:
             return
         try:
-            await self.leave_word()
+            self.progress()
+            await self._publish_progress()
         except CommsError as error:
             logger.warning("How long the leases last cannot be written down; they are extended all the same: %s", error)
 
-    async def leave_word(self) -> None:
-        """Write down what was settled and how long the leases last, as it is now.
-
-        Raises:
-            CommsError: There was no usable answer.
-        """
-        self._certain_until = self._certainty.until()
-        await self._publish_progress()
+    def progress(self) -> Progress:
+        """What was settled, how long the leases last and what was counted, as it is now."""
+        counts = counts_of(self._batch, self._inherited.counts)
+        self._noted = Progress(self._progress, self._certainty.until(), self._inherited.batch_id, counts)
+        return self._noted
 
     async def _publish_progress(self) -> None:
         self._unwritten = False
-        so_far = asdict(self._batch.report())
-        counts = {name: so_far[name] + self._inherited.counts.get(name, 0) for name in _GO_ON_COUNTING}
-        progress = Progress(self._progress, self._certain_until, counts)
-        await publish(self._task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
+        await publish(self._task, PROGRESS_KEY, self._noted.encode(), patience_seconds=0)
 
     async def _settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
         try:

@@ -16,8 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from enum import Enum
 from functools import partial
 from typing import Any, Final
 
@@ -37,11 +39,11 @@ from sqs_lease.airflow.comms.supervisor import (
 )
 from sqs_lease.airflow.endings import carried_out
 from sqs_lease.airflow.failures.report import CONFIG_SECTION, REPORT_FAILURES_OPTION
-from sqs_lease.airflow.handover.handed_lease import HandedLease
-from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS, HandOff
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.handover.handoff import ENDED, TAKEOVER_SECONDS, HandOff, was_cleared
 from sqs_lease.airflow.handover.parts import gather_parts
 from sqs_lease.airflow.handover.payload import load_lease, remove_files
-from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.handover.progress import TAKEOVER_KEY, Progress, Takeover, read_progress, read_takeover
 from sqs_lease.airflow.handover.published_messages import PublishedMessages
 from sqs_lease.airflow.keeping.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.keeping.settler import Settler
@@ -68,8 +70,13 @@ Waiting costs little of what a lease has left when it is taken over at the defau
 Airflow's threshold; not knowing means extending messages that were given back, and holding deadlines to be over.
 """
 
-_ENDED_BY_A_USER: Final = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
-_ELSEWHERE: Final = "deferred"
+
+class _Kept(Enum):
+    """Whose a batch is after a user acted on its keeper."""
+
+    NOBODY = "nobody's: it is released"
+    NEXT_TRY = "the next try's: it is held"
+    ELSEWHERE = "another triggerer's, or nobody knows: it is left alone"
 
 
 class SqsLeaseKeeperTrigger(BaseTrigger):
@@ -83,7 +90,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         on_lost: What happens when leases are lost, see :func:`~sqs_lease.airflow.keeping.lost_leases.encode_on_lost`.
         ordered: Whether the messages of a FIFO group are settled in their order.
         handoff_timeout_seconds: How long the batch is held for a keeper that was cleared and starts again.
-        tried_before: Whether the task was tried before: Airflow has then deleted what that try left word of.
+        tried_before: Whether the task was tried before: Airflow has then deleted what that try wrote down.
     """
 
     def __init__(
@@ -111,6 +118,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
         self._batch: SharedBatch | None = None
+        self._holder = uuid.uuid4().hex
         self._lease_log = LeaseLog(lease["queue_url"])
         self._log_context = contextvars.copy_context()
 
@@ -183,30 +191,31 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
     @carried_out
     async def on_kill(self) -> None:
-        """A user acted on the task, or a triggerer that stood still came back; its own state tells which.
+        """A user acted on the task, or a triggerer that stood still came back; the states tell which.
 
-        Marked (success, failed, ...): nobody keeps the leases any more, so they are released. Cleared: they are held
-        on for the task's next try. Deferred: another triggerer has the leases, so they are left alone; and likewise
-        when Airflow gives no answer.
+        The keeper was marked (success, failed, ...), or the sensor was cleared too, so that it receives again: nobody
+        will keep these leases, so they are released. The keeper alone was cleared: they are held for its next try.
+        The keeper is deferred: another triggerer has the leases, so they are left alone; and likewise when another
+        trigger took them over, or when Airflow gives no answer.
         """
         keepers, batch = self._keepers, self._batch
         if keepers is None or batch is None or batch.owner is not self:
             return
         task = run_of(self.task_instance)
+        receiving = self._receiving(task)
         try:
-            states = (await task_states(task.dag_id, [task.run_id], [task.task_id])).get(task.run_id, {})
-            state = states.get(task.task_id, "removed")
+            kept = await self._kept_by(task, receiving)
         except CommsError as error:
             logger.warning("Leaving the leases alone, their messages come back by themselves: %s", error)
-            state = _ELSEWHERE
+            kept = _Kept.ELSEWHERE
         if batch.owner is not self:
             return  # The next try began in this process meanwhile, and claimed the batch.
-        if state in _ENDED_BY_A_USER:
-            logger.info("The keeper was ended by hand (%s): releasing what it held", state)
+        if kept is _Kept.NOBODY:
+            logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
             keepers.batches.pop(self.lease["batch_id"], None)
             await batch.batch.release_all()
             await remove_files(self.lease)
-        elif state == _ELSEWHERE:
+        elif kept is _Kept.ELSEWHERE:
             keepers.remove(self.lease["batch_id"], batch)
             self._batch = None
         else:
@@ -217,8 +226,29 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 task,
                 self.handoff_timeout_seconds,
                 released=partial(remove_files, self.lease),
-                deferred=self._leave_word,
+                receive_task=receiving,
+                progress=None if self._settler is None else self._settler.progress,
             ).start()
+
+    async def _kept_by(self, task: RunOfTask, receiving: RunOfTask) -> _Kept:
+        takeover = await read_takeover(task, self.lease["batch_id"])
+        if takeover is not None and takeover.holder != self._holder:
+            return _Kept.ELSEWHERE
+        states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
+        state = states.get(task.task_id, "removed")
+        if state == "deferred":
+            return _Kept.ELSEWHERE
+        if state in ENDED or was_cleared(receiving, states) or not await self._is_still_the_runs(receiving):
+            return _Kept.NOBODY
+        return _Kept.NEXT_TRY
+
+    async def _is_still_the_runs(self, receiving: RunOfTask) -> bool:
+        """Whether the receiving task has not received another batch already, which the keeper will get instead."""
+        lease = await pull(receiving, LEASE_KEY)
+        return lease is not None and lease["batch_id"] == self.lease["batch_id"]
+
+    def _receiving(self, task: RunOfTask) -> RunOfTask:
+        return RunOfTask(task.dag_id, task.run_id, self.receive_task_id)
 
     async def _take(
         self,
@@ -229,7 +259,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     ) -> Settler:
         self._shared_keeper = shared_keeper = await keepers.acquire(handed.connection)
         leases = from_wall_time(handed.leases, keepers.clock)
-        progress = Progress()
+        progress = Progress(batch_id=handed.batch_id)
         settle_after = keepers.clock.now()
         batch = keepers.claim(handed.batch_id, self, self._happened)
         if batch is not None:
@@ -237,17 +267,21 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if self._losses is not None:
                 self._losses.learn(batch.batch)
         else:
-            if not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id]):
+            is_elsewhere = not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id])
+            if is_elsewhere:
                 progress = await self._progress(task, handed, keepers)
-                settle_after += TAKEOVER_SECONDS
             parts = gather_parts(keepers, handed.part_ids, self)
             leases = parts.newest(from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock))
             logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
-            source = PublishedMessages(RunOfTask(task.dag_id, task.run_id, self.receive_task_id))
+            source = PublishedMessages(self._receiving(task))
             batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
             keepers.enter(handed.batch_id, batch, self)
             to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
             batch.batch.adopt((lease for lease in to_hold if lease.receipt not in parts.ended), parts.messages)
+            self._batch = batch
+            if is_elsewhere:
+                await self._tell_of_takeover(task, handed)
+                settle_after = keepers.clock.now() + TAKEOVER_SECONDS
         self._batch = batch
         return Settler(
             task,
@@ -267,34 +301,42 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return None
         return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
 
+    async def _tell_of_takeover(self, task: RunOfTask, handed: HandedLease) -> None:
+        takeover = Takeover([handed.batch_id, *handed.part_ids], self._holder)
+        try:
+            await publish(task, TAKEOVER_KEY, takeover.encode())
+        except CommsError as error:
+            logger.warning("The triggerer that received the messages may go on extending them for a while: %s", error)
+
     async def _progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
         """What was settled before, and how long the leases last; nothing where Airflow does not say."""
         ends_at = keepers.clock.now() + PROGRESS_SECONDS
         while True:
             try:
-                return await self._read_progress(task, handed, keepers)
+                progress = await self._read_progress(task, handed, keepers)
+                return replace(progress, batch_id=handed.batch_id)
             except CommsError as error:
                 if isinstance(error, NoAnswerError) and keepers.clock.now() < ends_at:
                     continue
                 logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
-                return Progress()
+                return Progress(batch_id=handed.batch_id)
 
     async def _read_progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
         ends_at = keepers.clock.now() + TAKEOVER_SECONDS
-        told = await pull(task, PROGRESS_KEY)
-        while not told and self.tried_before and keepers.clock.now() < ends_at:
-            # The triggerer that held the batch for this try leaves word as soon as it sees that this one began.
+        progress = await read_progress(task, handed.batch_id)
+        while progress is None and self.tried_before and keepers.clock.now() < ends_at:
+            # The triggerer that holds the batch for this try writes it down soon after it sees that this one began.
             await asyncio.sleep(POLL_SECONDS / 2)
-            told = await pull(task, PROGRESS_KEY)
-        if told:
-            return Progress.decode(told)
+            progress = await read_progress(task, handed.batch_id)
+        if progress is not None:
+            return progress
         if self.tried_before:
             return await self._settled_by_its_work(task, handed)
         # No trigger of this task has held it: the one that received it may have extended it for long.
-        return Progress.decode(await pull(RunOfTask(task.dag_id, task.run_id, self.receive_task_id), PROGRESS_KEY))
+        return await read_progress(self._receiving(task), handed.batch_id) or Progress()
 
     async def _settled_by_its_work(self, task: RunOfTask, handed: HandedLease) -> Progress:
-        """Without word of the try before: messages whose work has ended were settled, or come back by themselves."""
+        """Without a note of the try before: messages whose work has ended were settled, or come back by themselves."""
         work = self._work_tasks()
         answer = await task_states(task.dag_id, [task.run_id], [one.task_id for one in work])
         message_ids = [lease.receipt.message_id for lease in handed.leases]
@@ -307,14 +349,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             len(ended),
         )
         return Progress(ended)
-
-    async def _leave_word(self) -> None:
-        """Tell the next try, which began in another triggerer, what was settled and how long the leases last."""
-        try:
-            if self._settler is not None:
-                await self._settler.leave_word()
-        except CommsError as error:
-            logger.warning("The next try of this task cannot be told what was settled: %s", error)
 
     def _work_tasks(self) -> list[WorkTask]:
         return [WorkTask(**arguments) for arguments in self.work]

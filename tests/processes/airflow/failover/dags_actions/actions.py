@@ -28,7 +28,15 @@ RUN_TIMEOUT_SECONDS = 110
 DEFERRAL_SECONDS = 25
 
 WAITING = ("keeper_failed", "keeper_success", "kept_dag_deleted", "pending_run_success")
-RUNNING = ("work_failed", "work_success", "run_failed", "run_success", "task_killed", "supervisor_killed")
+RUNNING = (
+    "work_failed",
+    "work_success",
+    "run_failed",
+    "run_success",
+    "run_cleared",
+    "task_killed",
+    "supervisor_killed",
+)
 NEVER_KEPT = ("pool_full", "dag_deleted")
 
 

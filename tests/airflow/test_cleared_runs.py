@@ -1,0 +1,165 @@
+"""A user clears tasks while the work runs: what was held comes back at once, and the new try has a batch of its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from airflow.triggers.base import TaskSuccessEvent
+
+from sqs_lease.airflow.handover.progress import PROGRESS_KEY, TAKEOVER_KEY, Progress, Takeover
+from sqs_lease.core.events import Outcome
+from sqs_lease.testing import AuditKind, MessageState
+from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
+from tests.airflow.scripted_comms import ScriptedComms
+from tests.airflow.virtual_triggerer import KEEP, LOAD, RECEIVE, RUN_ID, USER_ACTION, RunningTrigger, VirtualTriggerer
+
+SECONDS = 10.0
+"""Within seconds, also on the way through two triggerers."""
+
+
+@pytest.fixture
+def world(supervisor: ScriptedComms) -> LeasedMessages:
+    return LeasedMessages(supervisor)
+
+
+def clear_run(world: LeasedMessages) -> None:
+    """The states that Airflow sets when a whole run is cleared while its work runs."""
+    world.states.update({RECEIVE.task_id: None, KEEP.task_id: None, LOAD.task_id: "restarting"})
+
+
+def begin_again(world: LeasedMessages, task_id: str) -> None:
+    """The task's next try begins: Airflow deletes the XComs of the one before."""
+    for place in [place for place in world.supervisor.xcoms if place[1] == task_id]:
+        del world.supervisor.xcoms[place]
+
+
+async def receive_again(
+    world: LeasedMessages, triggerer: VirtualTriggerer, *, batch_id: str = "second batch", skip: bool = False
+) -> RunningTrigger:
+    """The cleared sensor runs again, and gets what it can within a minute."""
+    begin_again(world, RECEIVE.task_id)
+    world.states[RECEIVE.task_id] = "deferred"
+    running = await world.receive(triggerer, batch_id=batch_id, skip_when_expired=skip, timeout_seconds=60.0)
+    world.states[LOAD.task_id] = "running"
+    begin_again(world, KEEP.task_id)
+    world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY] = {}
+    return running
+
+
+@pytest.mark.parametrize("skip_when_expired", [False, True], ids=["fails", "soft_fail"])
+@pytest.mark.parametrize("triggerers", [1, 2])
+def test_a_run_that_is_cleared_while_it_works_gets_its_messages_again_within_seconds_and_deletes_them(
+    world: LeasedMessages, triggerers: int, skip_when_expired: bool
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        second = world.triggerer("second") if triggerers == 2 else first
+        await world.receive(first)
+        old = world.keep(first)
+        # Long enough for leases of several minutes.
+        await asyncio.sleep(600)
+        clear_run(world)
+        cleared_at = world.clock.now()
+        await old.cancel(USER_ACTION)
+        assert world.message_states() == ALL_VISIBLE
+        received = await receive_again(world, second, skip=skip_when_expired)
+        assert isinstance(received.events[0], TaskSuccessEvent)
+        assert world.clock.now() - cleared_at < SECONDS
+        new = world.keep(second, tried_before=True)
+        await asyncio.sleep(120)
+        assert world.message_states() == ALL_HELD
+        world.states[LOAD.task_id] = "success"
+        await new.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+    assert world.report()["deleted"] == 3
+    assert not world.events(AuditKind.EXPIRED)
+
+
+def test_the_new_batch_of_a_cleared_run_is_deleted_by_a_triggerer_that_did_not_receive_it(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first, second = world.triggerer("first"), world.triggerer("second")
+        await world.receive(first)
+        old = world.keep(first)
+        await asyncio.sleep(60)
+        clear_run(world)
+        await old.cancel(USER_ACTION)
+        await receive_again(world, first)
+        # Its work is done before the keeper begins: the new batch was nevertheless never settled before.
+        world.states[LOAD.task_id] = "success"
+        await world.keep(second, tried_before=True).ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+    assert world.report()["deleted"] == 3
+
+
+def test_what_an_older_batch_left_written_down_is_not_taken_for_the_new_ones(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        first, second = world.triggerer("first"), world.triggerer("second")
+        await world.receive(first)
+        # A process that knows nothing of the new batch yet writes of the old one, in which the first was settled.
+        old = Progress({0: Outcome.DELETED}, batch_id="an older batch")
+        for task in (KEEP, RECEIVE):
+            world.supervisor.xcoms[RUN_ID, task.task_id, -1, PROGRESS_KEY] = old.encode()
+        running = world.keep(second)
+        await asyncio.sleep(120)
+        assert world.message_states() == ALL_HELD
+        world.states[LOAD.task_id] = "success"
+        await running.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+    assert world.report()["deleted"] == 3
+    assert not world.events(AuditKind.EXPIRED)
+
+
+def test_the_old_batch_of_a_cleared_run_is_released_although_its_trigger_is_told_late(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        first, second = world.triggerer("first"), world.triggerer("second")
+        await world.receive(first)
+        old = world.keep(first)
+        await asyncio.sleep(60)
+        world.sqs.send(world.url, "another")
+        await receive_again(world, second)
+        world.states[KEEP.task_id] = "queued"
+        await old.cancel(USER_ACTION)
+        contents = world.sqs.contents(world.url)
+        assert [contents[message_id] for message_id in world.ids] == [MessageState.VISIBLE] * 3
+
+    world.run(scenario)
+
+
+def test_a_keeper_that_was_cleared_holds_its_batch_no_longer_when_its_run_is_cleared_too(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(5)
+        world.states[KEEP.task_id] = "queued"
+        await running.cancel(USER_ACTION)
+        await asyncio.sleep(30)
+        assert world.message_states() == ALL_HELD
+        clear_run(world)
+        await asyncio.sleep(SECONDS)
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("state", [None, "success"])
+def test_a_triggerer_that_stood_still_releases_nothing_that_another_one_took_over(
+    world: LeasedMessages, state: str | None
+) -> None:
+    async def scenario() -> None:
+        stalled = await world.receive_and_keep()
+        await asyncio.sleep(5)
+        taken_over = Takeover(["batch"], holder="another triggerer's trigger")
+        world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, TAKEOVER_KEY] = taken_over.encode()
+        world.states.update({RECEIVE.task_id: state, KEEP.task_id: state})
+        await stalled.cancel(USER_ACTION)
+
+    world.run(scenario)
+    assert not world.events(AuditKind.RELEASED, AuditKind.CHANGED)
