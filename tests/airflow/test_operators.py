@@ -63,12 +63,17 @@ class TaskInstance(SimpleNamespace):
     """A task instance as an operator sees it, with XComs of its own."""
 
     def __init__(self, map_index: int = -1, *, lease: dict[str, Any] | None = None) -> None:
-        super().__init__(map_index=map_index, try_number=1)
+        super().__init__(map_index=map_index, try_number=1, dag_id="shop", run_id="run")
+        self.states: dict[str, str | None] = {}
         self.pulled = {LEASE_KEY: lease}
         self.pushed: dict[str, Any] = {}
 
     def xcom_pull(self, *, task_ids: str, key: str) -> Any:
         return self.pulled.get(key)
+
+    def get_task_states(self, *, dag_id: str, task_ids: list[str], run_ids: list[str]) -> dict[str, Any]:
+        assert (dag_id, run_ids) == (self.dag_id, [self.run_id])
+        return {self.run_id: {key: state for key, state in self.states.items() if key.startswith(tuple(task_ids))}}
 
     def xcom_push(self, *, key: str, value: Any) -> None:
         self.pushed[key] = value
@@ -105,6 +110,38 @@ def test_each_try_of_the_sensor_has_a_batch_of_its_own(dag: DAG, supervisor: Scr
     assert isinstance(first, SqsLeaseReceiveTrigger)
     assert isinstance(second, SqsLeaseReceiveTrigger)
     assert first.options.batch_id != second.options.batch_id
+
+
+def cleared_sensor(**states: str | None) -> TaskInstance:
+    """The sensor's task instance after it was cleared, with the states of the run's other tasks."""
+    task_instance = TaskInstance()
+    task_instance.try_number = 2
+    task_instance.states = states
+    return task_instance
+
+
+@pytest.mark.parametrize("work", [None, "restarting", "up_for_retry", "upstream_failed", "skipped"])
+def test_a_sensor_that_was_cleared_with_its_work_receives_again(
+    dag: DAG, supervisor: ScriptedComms, work: str | None
+) -> None:
+    execute(sensor_of(dag), cleared_sensor(check_0=work, check_1=None, orders_keeper=None))
+
+
+@pytest.mark.parametrize("work", ["success", "running", "queued", "scheduled", "deferred", "failed"])
+def test_a_sensor_that_was_cleared_without_its_work_receives_nothing(
+    dag: DAG, supervisor: ScriptedComms, work: str
+) -> None:
+    # The keeper would delete the new messages because of work that has never seen them.
+    sensor = sensor_of(dag)
+    with pytest.raises(AirflowFailException, match=f"'orders'.*check_1 is {work}.*clear .* with its downstream tasks"):
+        sensor.execute({"ti": cleared_sensor(check_0=None, check_1=work, orders_keeper=None)})
+
+
+def test_a_sensor_that_was_cleared_alone_receives_nothing_while_its_keeper_holds_a_batch(
+    dag: DAG, supervisor: ScriptedComms
+) -> None:
+    with pytest.raises(AirflowFailException, match="orders_keeper is deferred"):
+        sensor_of(dag).execute({"ti": cleared_sensor(check=None, orders_keeper="deferred")})
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class TaskInstance(SimpleNamespace):
     """A task instance as an operator sees it, which keeps what is pushed."""
 
     def __init__(self) -> None:
-        super().__init__(map_index=-1)
+        super().__init__(map_index=-1, try_number=1)
         self.pushed: dict[str, Any] = {}
         self.error: Exception | None = None
 

@@ -6,7 +6,7 @@ not be done twice begins with::
 
     require_held("orders", message["MessageId"])
 
-To work on messages again, clear the sensor: it receives what is visible then.
+To work on messages again, clear the sensor with its downstream tasks: it receives what is visible then.
 
 Both functions ask Airflow twice, which takes about a tenth of a second. The answer is as fresh as the keeper's last
 note of it, which it leaves before it settles anything; a lease that was lost is noted within about two seconds.
@@ -68,7 +68,8 @@ def require_held(lease: str, message_ids: str | Iterable[str]) -> None:
         shown = ", ".join(sorted(gone)[:5])
         raise AirflowFailException(
             f"{len(gone)} of {len(wanted)} messages of the lease {lease!r} are not held any more ({shown}): they were "
-            "settled or lost, so that this work would be done twice. Clear the sensor to receive messages again"
+            "settled or lost, so that this work would be done twice. Clear the sensor, with its downstream tasks, to "
+            "receive messages again"
         )
 
 

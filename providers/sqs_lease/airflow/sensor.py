@@ -57,6 +57,9 @@ PAYLOAD_IS_NOT_MAPPED: Final = (
 )
 """Why, and what to do instead."""
 
+_NOT_BEGUN: Final = frozenset({None, "restarting", "up_for_retry", "upstream_failed", "skipped", "removed"})
+"""States of tasks that read the messages of a sensor only after it has succeeded, or never."""
+
 MAX_PUBLISHED_MESSAGES: Final = 2_000
 """Most messages of a batch without ``payload``.
 
@@ -200,6 +203,7 @@ class SqsLeaseSensor(BaseSensorOperator):
                 f"{self.task_id!r} is mapped, and its keeper could not tell its batches apart: use one sensor a queue"
             )
         options = self._options()
+        self._check_that_work_begins_again(context["ti"], self._keeper())
         try:
             if not triggers_are_supported():
                 return self._receive_for_dag_test(context, options)
@@ -318,13 +322,28 @@ class SqsLeaseSensor(BaseSensorOperator):
             deferred_at=now,
             expires_at=now + self.timeout,
             skip_when_expired=bool(self.soft_fail or self.never_fail),
-            keeper_task_id=self._keeper_task_id(),
+            keeper_task_id=self._keeper().task_id,
             handoff_timeout_seconds=self.handoff_timeout_seconds,
             mapped_over=mapped_over,
             payload=self.payload,
             filter=None if filtering is None else asdict(filtering),
             unmatched=self.unmatched,
         )
+
+    def _check_that_work_begins_again(self, task_instance: Any, keeper: SqsLeaseKeeperOperator) -> None:
+        """Refuse to receive for work that has begun: it does not know of the messages that its end would delete."""
+        if task_instance.try_number == 1:
+            return
+        task_ids = [*keeper.work_task_ids, keeper.task_id]
+        states = task_instance.get_task_states(dag_id=self.dag_id, task_ids=task_ids, run_ids=[task_instance.run_id])
+        begun = {key: state for key, state in states.get(task_instance.run_id, {}).items() if state not in _NOT_BEGUN}
+        if begun:
+            key, state = next(iter(begun.items()))
+            raise AirflowFailException(
+                f"task {self.task_id!r} of DAG {self.dag_id!r} runs again, but not the tasks that work on its messages "
+                f"({key} is {state}): their success would delete messages that they have not seen. To receive again, "
+                f"clear {self.task_id!r} with its downstream tasks"
+            )
 
     def _filter(self) -> MessageFilter | None:
         try:
@@ -364,10 +383,10 @@ class SqsLeaseSensor(BaseSensorOperator):
             self.aws_conn_id, self.region_name, self.verify, self.botocore_config, queue=self.queue_url
         )
 
-    def _keeper_task_id(self) -> str:
+    def _keeper(self) -> SqsLeaseKeeperOperator:
         for task in self.downstream_list:
             if isinstance(task, SqsLeaseKeeperOperator) and task.receive_task_id == self.task_id:
-                return task.task_id
+                return task
         raise AirflowFailException(
             f"{self.task_id!r} has no SqsLeaseKeeperOperator behind it, so its messages would neither be kept nor "
             "settled: use sqs_lease(), or make a keeper its teardown"
