@@ -22,7 +22,7 @@ from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEven
 
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
 from sqs_lease.airflow.comms.supervisor import RETURN_VALUE_KEY, CommsError, RunOfTask, publish, run_of
-from sqs_lease.airflow.endings import cancelled_once, carried_out
+from sqs_lease.airflow.endings import DEFERRAL_SECONDS, cancelled_once, carried_out
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import HandOff
 from sqs_lease.airflow.handover.payload import PayloadError, publishable, remove_files
@@ -49,13 +49,6 @@ FAILED_FOR_GOOD: Final = "failed for good"
 
 FAILED: Final = "failed"
 """Status of the event when a retry may help."""
-
-DEFERRAL_SECONDS: Final = 6.0
-"""How long after the deferral the task is resumed at the earliest.
-
-A worker's supervisor notices up to 5 s late that the deferring process ended; if the task is queued again by then,
-the scheduler takes the old process's end for a failure of the new one.
-"""
 
 
 class SqsLeaseReceiveTrigger(BaseTrigger):
