@@ -17,7 +17,7 @@ from airflow.sdk import DAG, Asset, BaseXCom, task, task_group
 from airflow.sdk.definitions import xcom_arg
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.mappedoperator import MappedOperator
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowException, TaskDeferred
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.context import AssetStateStoreAccessors
 from airflow.sdk.observability import stats as stats_of_a_task
@@ -26,8 +26,10 @@ from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.comms import supervisor
 from sqs_lease.airflow.comms.supervisor import (
     end_was_reported,
+    seal,
     triggers_are_supported,
     triggers_publish_for_mapping,
+    unseal,
     watched_assets,
 )
 from sqs_lease.airflow.keeping import lost_leases
@@ -68,6 +70,11 @@ def received(dag: DAG, task_id: str) -> Any:
     return sensor.execute({"ti": SimpleNamespace(map_index=-1, try_number=1, xcom_push=lambda **_: None)})
 
 
+def no_key() -> None:
+    """What the SDK does while the configuration file that will have the key is not written."""
+    raise AirflowException("Could not create Fernet object: Fernet key must be 32 url-safe base64-encoded bytes.")
+
+
 def load_again(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module as a process would load it whose Airflow lacks what was taken from ``sys.modules``."""
     spec = importlib.util.spec_from_file_location("supervisor_again", supervisor.__file__)
@@ -100,6 +107,16 @@ def test_a_trigger_can_publish_a_value_that_tasks_are_mapped_over() -> None:
 def test_the_metrics_are_those_that_a_triggerer_sets_up() -> None:
     assert supervisor.stats is stats_of_a_triggerer
     assert stats_of_a_triggerer.initialize is vars(triggerer_job_runner)["stats"].initialize
+
+
+def test_the_first_process_of_a_new_airflow_home_seals_with_the_key_that_it_wrote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "get_fernet", no_key)
+    sealed = seal("a receipt handle")
+    monkeypatch.undo()
+    assert "receipt" not in sealed
+    assert unseal(sealed) == "a receipt handle"
 
 
 def test_instances_of_mapped_tasks_concern_a_message_each(dag: DAG) -> None:
@@ -159,6 +176,15 @@ def test_without_the_metrics_of_a_triggerer_those_of_the_sdk_are_used(monkeypatc
     monkeypatch.delattr("airflow.observability.stats")
     monkeypatch.setitem(sys.modules, "airflow.observability.stats", None)
     assert load_again(monkeypatch).stats is stats_of_a_task
+
+
+def test_a_first_process_that_cannot_find_its_key_fails_with_the_error_of_the_sdk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "get_fernet", no_key)
+    monkeypatch.setitem(sys.modules, "airflow.models.crypto", None)
+    with pytest.raises(AirflowException, match="Could not create Fernet object"):
+        seal("a receipt handle")
 
 
 @pytest.mark.parametrize("name", ["_get_specified_expand_input", "_expand_input", "MapXComArg", "PlainXComArg"])

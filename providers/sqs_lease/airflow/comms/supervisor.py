@@ -17,6 +17,8 @@ wrong:
     XCom.set(_mapped_length=)           mapping over a value that a trigger  a sensor that tasks are mapped over
                                         published                            receives in its worker
     airflow.observability.stats         metrics from a triggerer             the SDK's, which Airflow may not set up
+    airflow.models.crypto               the Fernet key in the first process  an error that says so; the next process
+                                        of a new ``AIRFLOW_HOME``            has the key
     _get_specified_expand_input,        which message each instance of a     the task concerns all messages, which are
     _expand_input, MapXComArg,          mapped task concerns                 settled together
     PlainXComArg
@@ -40,8 +42,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from airflow.sdk import BaseXCom
-from airflow.sdk.crypto import get_fernet
-from airflow.sdk.exceptions import AirflowRuntimeError
+from airflow.sdk.crypto import FernetProtocol, get_fernet
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.xcom import XCom
@@ -259,12 +261,24 @@ def seal(text: str) -> str:
 
     Without a key configured the text stays as it is, again as Airflow does.
     """
-    return get_fernet().encrypt(text.encode()).decode()
+    return _fernet().encrypt(text.encode()).decode()
 
 
 def unseal(sealed: str) -> str:
     """Decrypt what :func:`seal` returned, in this triggerer or another one of the same deployment."""
-    return get_fernet().decrypt(sealed.encode()).decode()
+    return _fernet().decrypt(sealed.encode()).decode()
+
+
+def _fernet() -> FernetProtocol:
+    try:
+        return get_fernet()
+    except AirflowException as error:
+        # The first process of a new AIRFLOW_HOME writes its configuration, with a key, after the SDK looked for it.
+        try:
+            from airflow.models.crypto import get_fernet as get_fernet_of_the_file
+        except ImportError:
+            raise error from None
+        return get_fernet_of_the_file()
 
 
 def mapped_over(expanded: Any) -> tuple[Any, str] | None:
