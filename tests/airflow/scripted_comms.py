@@ -35,6 +35,7 @@ class ScriptedComms:
         asked: The requests so far.
         silent: While set, no request is answered.
         refusing: While set, every request is answered by an error.
+        deletes_variables: Unset, variables stay although each deletion is confirmed, as with those of a team.
         answer_seconds: How long an answer takes.
     """
 
@@ -46,6 +47,7 @@ class ScriptedComms:
         self.asked: list[Any] = []
         self.silent = False
         self.refusing = False
+        self.deletes_variables = True
         self.answer_seconds = 0.02
         self.on_request: Callable[[Any], None] | None = None
 
@@ -78,7 +80,8 @@ class ScriptedComms:
                 keys = sorted(key for key in self.variables if key.startswith(prefix or ""))
                 return VariableKeysResult(keys=keys, total_entries=len(keys))
             case DeleteVariable(key=key):
-                self.variables.discard(key)
+                if self.deletes_variables:
+                    self.variables.discard(key)
                 return OKResponse(ok=True)
         raise AssertionError(f"the supervisor does not answer {request!r}")
 

@@ -199,6 +199,15 @@ def test_in_a_dag_test_there_is_a_report_but_no_signal(dag: DAG, monkeypatch: py
     assert [type(one) for one in inline.sent] == [SetXCom]
 
 
+def test_with_several_teams_there_is_a_report_but_no_signal_that_nobody_could_delete(
+    comms: WorkerComms, dag: DAG, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
+    tell(failed(dag, "load"), ValueError())
+    assert SetXCom in map(type, comms.sent)
+    assert PutVariable not in map(type, comms.sent)
+
+
 def test_airflow_finds_the_plugin_and_its_setting() -> None:
     (found,) = (one for one in entry_points(group="airflow.plugins") if one.name == "sqs_lease")
     assert found.load() is SqsLeasePlugin

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from airflow.sdk.execution_time.comms import GetVariableKeys, GetXCom
+from airflow.sdk.execution_time.comms import DeleteVariable, GetVariableKeys, GetXCom
 
 from sqs_lease.airflow.comms.signal_poller import ORPHANED_SECONDS
 from sqs_lease.airflow.comms.signals import FailureSignals
@@ -135,6 +135,65 @@ def test_a_signal_to_nobody_is_deleted_after_an_hour_and_not_before(world: Lease
         await running.cancel()
 
     world.run(scenario)
+
+
+def test_signals_that_airflow_does_not_delete_are_tried_again_later_and_later(
+    world: LeasedMessages, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A triggerer may not delete the variables of a team, and is not told so.
+    world.supervisor.deletes_variables = False
+
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        orphan = FailureSignals.to(DAG_ID, "another run", KEEP.task_id, ["load"]).key("load", -1)
+        world.supervisor.variables.add(orphan)
+        await asyncio.sleep(ORPHANED_SECONDS + 1800)
+        assert 2 <= world.supervisor.count(DeleteVariable) <= 6  # after 1, 2, 4, ... minutes
+        await running.cancel()
+        world.supervisor.asked.clear()
+        await asyncio.sleep(60)
+        # Nobody waits for it, so nothing is asked for its sake.
+        assert world.supervisor.count(GetVariableKeys) <= 1
+
+    world.run(scenario)
+    assert caplog.text.count("cannot delete") == 1
+
+
+def test_a_signal_that_could_not_be_deleted_at_first_is_deleted_later(world: LeasedMessages) -> None:
+    world.supervisor.deletes_variables = False
+
+    async def scenario() -> None:
+        running = await world.receive_and_keep(CHECK)
+        del world.states["load"]
+        world.states.update({f"check_{index}": "running" for index in range(3)})
+        report(world, ValueError(), CHECK, 0)
+        signal(world, CHECK, 0)
+        await asyncio.sleep(30)
+        assert world.message_states() == {**ALL_HELD, "a": MessageState.VISIBLE}
+        assert len(world.supervisor.variables) == 1
+        world.supervisor.deletes_variables = True
+        await asyncio.sleep(120)
+        assert world.supervisor.variables == set()
+        await running.cancel()
+
+    world.run(scenario)
+
+
+def test_with_several_teams_no_signals_are_looked_for_and_states_decide(
+    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
+
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(5)
+        report(world, MessageFailed([world.ids[1]]))
+        world.states["load"] = "failed"
+        await running.ended()
+        assert world.message_states() == {"b": MessageState.VISIBLE}
+
+    world.run(scenario)
+    assert world.supervisor.count(GetVariableKeys) == 0
 
 
 def test_signals_of_all_keepers_are_asked_for_together_and_only_while_there_are_keepers(

@@ -1,4 +1,8 @@
-"""Looks for the signals of failed work tasks for all keepers of a triggerer, by one request for all of them."""
+"""Looks for the signals of failed work tasks for all keepers of a triggerer, by one request for all of them.
+
+Signals that were acted upon are deleted. Airflow may confirm that and do nothing, as with the variables of a team, so a
+signal counts as deleted when it is not found any more. One that stays is left alone for longer and longer.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from sqs_lease.airflow.comms.signals import SIGNALS_PREFIX
@@ -24,9 +29,22 @@ ORPHANED_SECONDS: Final = 3600.0
 DELETES_AT_ONCE: Final = 10
 """Signals deleted between two requests for new ones; each takes the supervisor about 20 ms."""
 
+FIRST_PAUSE_SECONDS: Final = 60.0
+"""When a signal that is still there is deleted again; each pause after that is twice as long."""
+
+LONGEST_PAUSE_SECONDS: Final = 3600.0
+
 FetchKeys: TypeAlias = Callable[[str], Awaitable[Iterable[str]]]
 DeleteKey: TypeAlias = Callable[[str], Awaitable[None]]
 Listener: TypeAlias = Callable[[frozenset[str]], None]
+
+
+@dataclass(slots=True)
+class _Deletion:
+    """A signal that is to be gone: how often that was tried, and when to try it again, by the loop's clock."""
+
+    attempts: int = 0
+    due_at: float = 0.0
 
 
 class SignalPoller:
@@ -43,7 +61,8 @@ class SignalPoller:
         self._listeners: dict[str, list[Listener]] = {}
         self._finished: dict[str, float] = {}
         self._newly_finished = False
-        self._done_with: dict[str, None] = {}
+        self._deletions: dict[str, _Deletion] = {}
+        self._told_of_stuck = False
         self._seen_at: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
         self._answered = True
@@ -67,7 +86,8 @@ class SignalPoller:
 
     def done_with(self, keys: Iterable[str]) -> None:
         """Have signals deleted that were acted upon."""
-        self._done_with.update(dict.fromkeys(keys))
+        for key in keys:
+            self._deletions.setdefault(key, _Deletion())
 
     def finished(self, prefix: str) -> None:
         """Have all further signals with a prefix deleted: their keeper settled everything."""
@@ -75,11 +95,13 @@ class SignalPoller:
         self._newly_finished = True
 
     async def _poll(self) -> None:
-        while self._listeners or self._done_with or self._newly_finished:
+        while self._listeners or self._newly_finished or any(not one.attempts for one in self._deletions.values()):
             self._newly_finished = False
             await self._ask()
-            for key in list(self._done_with)[:DELETES_AT_ONCE]:
-                await self._remove(key)
+            now = asyncio.get_running_loop().time()
+            due = [key for key, deletion in self._deletions.items() if deletion.due_at <= now]
+            for key in due[:DELETES_AT_ONCE]:
+                await self._delete_signal(key, self._deletions[key])
             await asyncio.sleep(SIGNAL_SECONDS)
 
     async def _ask(self) -> None:
@@ -95,21 +117,29 @@ class SignalPoller:
         now = asyncio.get_running_loop().time()
         self._seen_at = {key: self._seen_at.get(key, now) for key in keys}
         self._finished = {prefix: at for prefix, at in self._finished.items() if now - at < ORPHANED_SECONDS}
-        for key in keys - self._done_with.keys():
+        self._deletions = {key: deletion for key, deletion in self._deletions.items() if key in keys}
+        for key in keys - self._deletions.keys():
             prefix = key[: key.index(".", len(SIGNALS_PREFIX)) + 1] if "." in key[len(SIGNALS_PREFIX) :] else ""
             if prefix in self._listeners:
                 by_prefix.setdefault(prefix, set()).add(key)
             elif prefix in self._finished or now - self._seen_at[key] > ORPHANED_SECONDS:
-                self._done_with[key] = None
+                self._deletions[key] = _Deletion()
         for prefix, found in by_prefix.items():
             for listener in self._listeners[prefix]:
                 listener(frozenset(found))
 
-    async def _remove(self, key: str) -> None:
+    async def _delete_signal(self, key: str, deletion: _Deletion) -> None:
+        if deletion.attempts and not self._told_of_stuck:
+            self._told_of_stuck = True
+            logger.warning(
+                "This triggerer cannot delete signals of failed tasks (Airflow variables that begin with %s). That "
+                "does no harm, but they pile up: delete them by hand, or set [sqs_lease] report_failures to False",
+                SIGNALS_PREFIX,
+            )
+        pause = min(FIRST_PAUSE_SECONDS * 2**deletion.attempts, LONGEST_PAUSE_SECONDS)
+        deletion.attempts += 1
+        deletion.due_at = asyncio.get_running_loop().time() + pause
         try:
             await self._delete(key)
         except CommsError as error:
-            # It is found again as long as it is there.
             logger.info("The signal %s cannot be deleted yet: %s", key, error)
-        finally:
-            self._done_with.pop(key, None)

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.sdk import Variable
+from airflow.sdk.configuration import conf
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from sqs_lease.airflow.comms.supervisor import ask, end_was_reported
+
+
+def triggerer_deletes_variables() -> bool:
+    """Whether a triggerer may delete what a worker sets: with several teams, variables belong to the worker's team."""
+    return not conf.getboolean("core", "multi_team", fallback=False)
 
 
 async def variable_keys(prefix: str) -> list[str]:

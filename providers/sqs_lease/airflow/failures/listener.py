@@ -90,14 +90,15 @@ def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: Fai
     from airflow.sdk import Variable
 
     from sqs_lease.airflow.comms.supervisor import triggers_are_supported
+    from sqs_lease.airflow.comms.variables import triggerer_deletes_variables
 
     try:
         if not _counts_as_running(task_instance):
             return
         # First the report, so that whoever sees the signal finds it.
         task_instance.xcom_push(key=FAILURE_KEY, value=report.encode())
-        if not triggers_are_supported():
-            return  # dag.test(): nobody looks for signals.
+        if not (triggers_are_supported() and triggerer_deletes_variables()):
+            return  # Nobody looks for signals: the keeper sees the task's state, and finds the report then.
         map_index = -1 if task_instance.map_index is None else task_instance.map_index
         for keeper in keepers:
             signals = FailureSignals.to(

@@ -37,6 +37,7 @@ from sqs_lease.airflow.comms.supervisor import (
     run_of,
     task_states,
 )
+from sqs_lease.airflow.comms.variables import triggerer_deletes_variables
 from sqs_lease.airflow.endings import DEFERRAL_SECONDS, carried_out
 from sqs_lease.airflow.failures.report import CONFIG_SECTION, REPORT_FAILURES_OPTION
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
@@ -148,7 +149,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._losses = losses = LostLeases(self.on_lost, task, self.lease["queue_url"])
         # Not kept in a variable: with many keepers, leases held twice are twice as much for the garbage collector.
         self._settler = settler = await self._take(task, await load_lease(self.lease), keepers, signals)
-        listen_to = None if signals is None else signals.prefix
+        listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
         with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
             await settler.run(watch)
         await losses.told()
