@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, Unpack, cast
 
 from airflow.sdk import DAG, Asset, XComArg
 from airflow.sdk.configuration import conf
 
+from sqs_lease.airflow.arguments import ReceiveArguments, TaskArguments
 from sqs_lease.airflow.events.operator import SqsLeaseFromEventOperator
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.keeping.lost_leases import OnLost
@@ -16,6 +17,8 @@ from sqs_lease.airflow.keeping.work import work_tasks
 from sqs_lease.airflow.sensor import PAYLOAD_IS_NOT_MAPPED, SqsLeaseSensor
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.failure_rules import FailureRule
+
+_OF_BOTH_TASKS: Final = ("queue", "pool", "executor", "retries", "priority_weight", "owner")
 
 
 @contextmanager
@@ -27,7 +30,8 @@ def sqs_lease(
     ordered: bool = True,
     handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
     event: Asset | None = None,
-    **sensor_arguments: Any,
+    keeper_arguments: TaskArguments | None = None,
+    **arguments: Unpack[ReceiveArguments],
 ) -> Iterator[Any]:
     """Receive messages and keep them invisible while the tasks in the body work on them.
 
@@ -69,8 +73,10 @@ def sqs_lease(
         handoff_timeout: How long the messages are held for ``name_keeper`` until a worker starts it.
         event: In a DAG that messages start: the asset that it is scheduled on. ``name`` is then a
             :class:`~sqs_lease.airflow.events.operator.SqsLeaseFromEventOperator` and takes what started the run.
-        sensor_arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`; with ``event`` those that
-            every task takes.
+        keeper_arguments: Arguments of ``name_keeper`` alone, of those that every task takes.
+        arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`; with ``event`` those that every task
+            takes. ``queue``, ``pool``, ``executor``, ``retries``, ``priority_weight`` and ``owner`` go to
+            ``name_keeper`` as well, unless ``keeper_arguments`` has others for it.
 
     Yields:
         The messages, as an ``XComArg`` (typed as Any, like what it stands for at run time): a list of mappings with
@@ -81,11 +87,12 @@ def sqs_lease(
             Airflow can map over.
         RuntimeError: It is used outside a DAG.
     """
+    given = cast("dict[str, Any]", arguments)
     sensor: SqsLeaseSensor | SqsLeaseFromEventOperator
     if event is None:
-        sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **sensor_arguments)
+        sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **given)
     else:
-        sensor = SqsLeaseFromEventOperator(task_id=name, event=event, **sensor_arguments)
+        sensor = SqsLeaseFromEventOperator(task_id=name, event=event, **given)
     if not sensor.has_dag():  # type: ignore[no-untyped-call]
         raise RuntimeError(f"sqs_lease({name!r}) must be used inside a DAG")
     dag = sensor.dag
@@ -99,6 +106,8 @@ def sqs_lease(
             f"the body of sqs_lease({name!r}) in DAG {dag.dag_id!r} has no tasks: its messages would never be settled"
         )
     _check_work(dag, work_task_ids, sensor)
+    of_keeper = {argument: given[argument] for argument in _OF_BOTH_TASKS if argument in given}
+    of_keeper.update(keeper_arguments or {})
     SqsLeaseKeeperOperator(
         task_id=f"{name}_keeper",
         receive_task_id=sensor.task_id,
@@ -107,6 +116,7 @@ def sqs_lease(
         on_lost=on_lost,
         ordered=ordered,
         handoff_timeout=handoff_timeout,
+        **of_keeper,
     ).as_teardown(setups=sensor)
 
 

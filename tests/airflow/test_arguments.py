@@ -1,0 +1,127 @@
+"""The arguments of `sqs_lease`: type checkers know them, and both tasks get those that concern both."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.providers.amazon.aws.sensors.base_aws import AwsBaseSensor
+from airflow.sdk import DAG, Asset, AssetWatcher, BaseOperator, BaseSensorOperator, task
+from mypy import api
+
+from sqs_lease.airflow import SqsLeaseSensor, SqsLeaseTrigger, sqs_lease
+from sqs_lease.airflow.arguments import ReceiveArguments, TaskArguments
+from sqs_lease.airflow.keeper_operator import KEEPER_PRIORITY
+
+QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+REPOSITORY = Path(__file__).parents[2]
+
+SNIPPET = """
+from airflow.sdk import dag
+from sqs_lease.airflow import sqs_lease
+
+@dag(schedule=None)
+def orders() -> None:
+    with sqs_lease("orders", queue_url="orders", {argument}) as messages:
+        print(messages)
+"""
+
+
+@pytest.fixture
+def dag() -> Iterator[DAG]:
+    with DAG("shop", schedule=None) as opened:
+        yield opened
+
+
+@task
+def load(messages: list[Any]) -> None: ...
+
+
+def parameters_of(kind: type) -> set[str]:
+    return {name for name in inspect.signature(vars(kind)["__init__"]).parameters if name not in ("self", "kwargs")}
+
+
+def test_the_types_name_every_argument_of_the_tasks_and_no_other() -> None:
+    of_the_lease = {"task_id", "dag", "task_group", "handoff_timeout"}
+    outdated = {"sla", "region"}
+    of_tasks = parameters_of(BaseOperator) - of_the_lease - outdated
+    assert set(TaskArguments.__annotations__) == of_tasks
+    of_sensors = parameters_of(SqsLeaseSensor) | parameters_of(AwsBaseSensor) | parameters_of(BaseSensorOperator)
+    assert set(ReceiveArguments.__annotations__) == of_tasks | of_sensors - of_the_lease - outdated
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What mypy says of DAG files, one for each argument."""
+    arguments = {
+        "right": "max_messages=3, linger=2.5, pool='small', keeper_arguments={'pool': 'large'}",
+        "misspelt": "max_mesages=3",
+        "mistyped": "soft_fail='yes'",
+        "misplaced": "keeper_arguments={'max_messages': 3}",
+    }
+    directory = tmp_path_factory.mktemp("dags")
+    for name, argument in arguments.items():
+        (directory / f"{name}.py").write_text(SNIPPET.replace("{argument}", argument))
+    configuration = [
+        "--config-file",
+        str(REPOSITORY / "pyproject.toml"),
+        "--cache-dir",
+        str(REPOSITORY / ".mypy_cache"),
+    ]
+    return api.run(["--strict", *configuration, str(directory)])[0]
+
+
+def test_a_type_checker_accepts_what_the_lease_takes(told: str) -> None:
+    assert "right.py" not in told
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("misspelt", 'Unexpected keyword argument "max_mesages"'),
+        ("mistyped", "soft_fail"),
+        ("misplaced", "keeper_arguments"),
+    ],
+)
+def test_a_type_checker_refuses_what_the_lease_does_not_take(told: str, name: str, said: str) -> None:
+    (line,) = [line for line in told.splitlines() if f"{name}.py" in line and "error" in line]
+    assert said in line
+
+
+def test_where_and_how_tasks_run_concerns_both_tasks_of_a_lease(dag: DAG) -> None:
+    both: Any = {"queue": "team_a", "pool": "small", "executor": "LocalExecutor", "retries": 3, "priority_weight": 7}
+    with sqs_lease("orders", queue_url=QUEUE, owner="shop", doc_md="Takes orders.", **both) as orders:
+        load(orders)
+    for task_id in ("orders", "orders_keeper"):
+        made: Any = dag.task_dict[task_id]
+        assert {name: getattr(made, name) for name in both} == both
+        assert made.owner == "shop"
+    assert dag.task_dict["orders_keeper"].doc_md is None
+
+
+def test_the_keeper_may_have_other_arguments_than_the_sensor(dag: DAG) -> None:
+    with sqs_lease(
+        "orders", queue_url=QUEUE, pool="small", retries=3, keeper_arguments={"pool": "large", "doc_md": "Keeps."}
+    ) as orders:
+        load(orders)
+    sensor, keeper = dag.task_dict["orders"], dag.task_dict["orders_keeper"]
+    assert (sensor.pool, keeper.pool) == ("small", "large")
+    assert (sensor.retries, keeper.retries) == (3, 3)
+    assert keeper.doc_md == "Keeps."
+
+
+def test_without_any_the_keeper_keeps_its_own_defaults(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load(orders)
+    assert dag.task_dict["orders_keeper"].priority_weight == KEEPER_PRIORITY
+    assert dag.task_dict["orders"].priority_weight == 1
+
+
+def test_they_concern_both_tasks_of_a_run_that_messages_start_too() -> None:
+    asset = Asset("orders", watchers=[AssetWatcher(name="orders", trigger=SqsLeaseTrigger("orders"))])
+    with DAG("shop", schedule=[asset]) as dag, sqs_lease("orders", event=asset, queue="team_a") as orders:
+        load(orders)
+    assert [dag.task_dict[task_id].queue for task_id in ("orders", "orders_keeper")] == ["team_a", "team_a"]
