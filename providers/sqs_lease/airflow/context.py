@@ -106,8 +106,8 @@ def sqs_lease(
             f"the body of sqs_lease({name!r}) in DAG {dag.dag_id!r} has no tasks: its messages would never be settled"
         )
     _check_work(dag, work_task_ids, sensor)
-    of_keeper = {argument: given[argument] for argument in _OF_BOTH_TASKS if argument in given}
-    of_keeper.update(keeper_arguments or {})
+    of_keeper: dict[str, Any] = {argument: given[argument] for argument in _OF_BOTH_TASKS if argument in given}
+    of_keeper |= cast("dict[str, Any]", keeper_arguments or {})
     SqsLeaseKeeperOperator(
         task_id=f"{name}_keeper",
         receive_task_id=sensor.task_id,
