@@ -52,7 +52,7 @@ simulate: setup ## run the simulator over more schedules, for example SEEDS=1000
 benchmark: setup ## measure what leases cost, beside the parent commit or AGAINST=commit, a triggerer, and Spark; half an hour
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.ledger
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.cost --against $(AGAINST)
-	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.way_of_a_message 2>/dev/null
+	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.way_of_a_message
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.triggerer
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.release
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.ingestion

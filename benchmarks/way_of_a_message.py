@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ def traced() -> Way:
     from tests.airflow.leased_messages import LeasedMessages
     from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 
+    logging.disable()
     way = Way()
     with supervised_by(ScriptedComms()) as supervisor:
         world = LeasedMessages(supervisor, bodies="a")
