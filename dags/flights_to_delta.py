@@ -17,6 +17,7 @@ from typing import Any
 
 from airflow.sdk import Param, dag, task
 
+from sqs_lease import Fixed
 from sqs_lease.airflow import sqs_lease
 
 FLIGHT = """
@@ -25,7 +26,7 @@ FLIGHT = """
     sched_dep_time INT, dep_time INT, dep_delay INT, sched_arr_time INT, arr_time INT, arr_delay INT
 """
 
-VISIBILITY_SECONDS = int(os.environ.get("FLIGHTS_VISIBILITY_SECONDS", "0")) or None
+EXTEND_SECONDS = float(os.environ.get("FLIGHTS_EXTEND_SECONDS", "0"))
 """For demonstrations."""
 
 
@@ -68,9 +69,8 @@ def flights_to_delta() -> None:
         linger=5,
         timeout=5,
         soft_fail=True,
-        # Leave it out. The demo sets one of 30 s, to extend leases all the time; Airflow warns of that, because it is
-        # too short for another triggerer to take over in time. The default outlasts a takeover.
-        visibility=VISIBILITY_SECONDS,
+        # Leave it out. The demo extends leases all the time, to show that; the default asks much less of SQS.
+        policy=Fixed(every=EXTEND_SECONDS) if EXTEND_SECONDS else None,
     ) as messages:
         load(messages, table="{{ var.value.flights_table }}")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from demo.airflow_api import FINAL_RUN_STATES
 from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.processes import ROOT, ServerProcess
-from demo.queues import VISIBILITY_SECONDS
 from demo.runs import BATCH_SIZE, RUN_SECONDS, SPARK_ENVIRONMENT, RunCounts, Work
 from demo.summary import BatchOutcome
 
@@ -21,6 +20,8 @@ WORK_TASK = "load"
 KEEPER_TASK = "flights_keeper"
 
 DAG_FILE = ROOT / "dags" / f"{DAG_ID}.py"
+SETTINGS = {"FLIGHTS_EXTEND_SECONDS": "10"}
+"""What the DAG file reads: each lease is extended several times in a run."""
 """The DAG of the demo, alone: the other examples there have no queues here."""
 
 
@@ -46,7 +47,7 @@ def airflow_runs(work: Work) -> Iterator[AirflowRuns]:
         "AIRFLOW_CONN_AWS_DEFAULT": work.server.airflow_connection,
         "AIRFLOW_VAR_FLIGHTS_QUEUE_URL": work.queue_url,
         "AIRFLOW_VAR_FLIGHTS_TABLE": str(work.table),
-        "FLIGHTS_VISIBILITY_SECONDS": str(VISIBILITY_SECONDS),
+        **SETTINGS,
         **SPARK_ENVIRONMENT,
     }
     with airflow_stack(work.directory, dags_folder, environment) as stack:

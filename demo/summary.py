@@ -100,7 +100,7 @@ class Summary:
             (len(self.failed_runs), f"runs failed: {', '.join(self.failed_runs)}"),
         ]
         found = [f"{figure} {sentence}" for figure, sentence in checks if figure]
-        # The work is longer than the visibility timeout: without extensions others could have received them.
+        # The work is longer than the queue's visibility timeout: without leases others could have received them.
         found += [
             f"the run {batch.run_id} extended {batch.extensions} times for {batch.received} messages"
             for batch in self.batches

@@ -217,11 +217,6 @@ def test_a_sensor_without_a_keeper_fails_before_it_receives(supervisor: Scripted
         _execute_body(sensor, TaskInstance())
 
 
-def test_a_mapped_sensor_fails_before_it_receives(dag: DAG, supervisor: ScriptedComms) -> None:
-    with pytest.raises(AirflowFailException, match="'orders' is mapped"):
-        _execute_body(sensor_of(dag), TaskInstance(map_index=0))
-
-
 def test_the_keeper_defers_with_the_lease_the_work_and_the_failure_rule(dag: DAG, supervisor: ScriptedComms) -> None:
     task_instance = TaskInstance(lease=_lease())
     deferred = execute(keeper_of(dag), task_instance)

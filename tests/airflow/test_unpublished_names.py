@@ -136,6 +136,12 @@ def test_a_task_process_says_whether_its_end_was_reported() -> None:
 # What a version without them does
 
 
+def test_the_open_dag_is_known() -> None:
+    assert supervisor.default_args_of_open_dag() == {}
+    with DAG("shop", schedule=None, default_args={"owner": "sales"}):
+        assert supervisor.default_args_of_open_dag() == {"owner": "sales"}
+
+
 def test_without_greenback_there_is_none_and_threads_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     # tests/airflow/test_comms_of_a_triggerer.py asks in threads.
     monkeypatch.setitem(sys.modules, "greenback", None)
@@ -214,3 +220,13 @@ def test_a_callback_in_a_dag_file_that_is_named_otherwise_is_let_through(monkeyp
     monkeypatch.setattr(lost_leases, "DAG_FILE_MODULE", "another_prefix_")
     encoded = encode_on_lost(AsyncCallback("unusual_prefix_1_shop.tell"))
     assert encoded == {"path": "unusual_prefix_1_shop.tell", "kwargs": {}}
+
+
+def test_without_the_open_dag_airflow_itself_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "DagContext", None)
+    with (
+        DAG("shop", schedule=None, default_args={"sqs_queue": "orders"}),
+        pytest.raises((AirflowException, TypeError), match="queue_url"),
+        sqs_lease("orders"),
+    ):
+        pass

@@ -10,6 +10,8 @@ from airflow.sdk import DAG, Asset, XComArg
 from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.arguments import ReceiveArguments, TaskArguments
+from sqs_lease.airflow.comms.supervisor import default_args_of_open_dag
+from sqs_lease.airflow.dag_file import refuse_mapping, refuse_stock_options
 from sqs_lease.airflow.events.operator import SqsLeaseFromEventOperator
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.keeping.lost_leases import OnLost
@@ -83,16 +85,21 @@ def sqs_lease(
         ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``.
 
     Raises:
-        ValueError: The body has no work, an argument is out of range, or more messages may be received than
-            Airflow can map over.
+        ValueError: The body has no work, an argument is out of range, the lease is in a mapped task group, or more
+            messages may be received than Airflow can map over.
+        TypeError: There is an argument of the amazon provider's ``SqsSensor`` that is called otherwise here.
         RuntimeError: It is used outside a DAG.
     """
     given = cast("dict[str, Any]", arguments)
+    defaults = default_args_of_open_dag()
+    if event is None and "queue_url" not in given and "queue_url" not in defaults:
+        refuse_stock_options(name, defaults)
     sensor: SqsLeaseSensor | SqsLeaseFromEventOperator
     if event is None:
         sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **given)
     else:
         sensor = SqsLeaseFromEventOperator(task_id=name, event=event, **given)
+        refuse_mapping(sensor)
     if not sensor.has_dag():  # type: ignore[no-untyped-call]
         raise RuntimeError(f"sqs_lease({name!r}) must be used inside a DAG")
     dag = sensor.dag

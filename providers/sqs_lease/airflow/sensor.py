@@ -6,12 +6,11 @@ With ``deferrable=False``, and in ``dag.test()``, its own process receives inste
 from __future__ import annotations
 
 import uuid
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NoReturn, Self
 
 from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
 from airflow.sdk.configuration import conf
@@ -25,6 +24,13 @@ from airflow.sdk.exceptions import (
 
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.comms.supervisor import triggers_are_supported, triggers_publish_for_mapping
+from sqs_lease.airflow.dag_file import (
+    NEITHER_MAPPED,
+    refuse_late_readers,
+    refuse_mapping,
+    refuse_stock_options,
+    warn_author,
+)
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
 from sqs_lease.airflow.handover.payload import PayloadError, check_payload
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
@@ -116,8 +122,8 @@ class SqsLeaseSensor(BaseSensorOperator):
             ``[sensors] default_timeout`` of 7 days by default), ``soft_fail``, and what every task takes.
 
     Raises:
-        ValueError: A value is out of range, or the queue is none.
-        TypeError: A value cannot be sent to the triggerer.
+        ValueError: A value is out of range, ``queue_url`` is not a queue name, URL or ARN, or the sensor is mapped.
+        TypeError: A value cannot be sent to the triggerer, or an option is one of the amazon provider's ``SqsSensor``.
     """
 
     template_fields: Sequence[str] = (
@@ -131,6 +137,20 @@ class SqsLeaseSensor(BaseSensorOperator):
     )
     operator_extra_links = (SqsQueueLink(),)
     ui_color = "#d6eaf8"
+
+    def __new__(cls, **arguments: Any) -> Self:
+        """Refuse the options of the amazon provider's sensor; Airflow would not say what to write instead."""
+        refuse_stock_options(arguments.get("task_id"), {**(arguments.get("default_args") or {}), **arguments})
+        return super().__new__(cls)
+
+    @classmethod
+    def partial(cls, **arguments: Any) -> NoReturn:
+        """Refuse to be mapped.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(f"SqsLeaseSensor {arguments.get('task_id')!r} cannot be mapped: {NEITHER_MAPPED}")
 
     def __init__(
         self,
@@ -154,6 +174,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        refuse_mapping(self)
         self.queue_url = queue_url
         self.aws_conn_id = aws_conn_id
         self.region_name = region_name
@@ -164,7 +185,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         resolved = resolve_policy(policy, visibility=visibility)
         self.policy = encode_policy(resolved)
         if (risk := takeover_risk(with_visibility(resolved))) is not None:
-            warnings.warn(f"{self.task_id!r}: {risk}", ShortVisibilityWarning, stacklevel=2)
+            warn_author(f"{self.task_id!r}: {risk}", ShortVisibilityWarning)
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
         self.payload = payload
         self.message_filtering = message_filtering
@@ -187,6 +208,12 @@ class SqsLeaseSensor(BaseSensorOperator):
             queue_reference(queue_url)
         self._aws_connection()
 
+    def resolve_template_files(self) -> None:
+        """Check the finished DAG too: Airflow calls this when it has parsed the DAG's file."""
+        super().resolve_template_files()
+        if (keeper := self._found_keeper()) is not None:
+            refuse_late_readers(self, keeper.work_task_ids)
+
     def execute(self, context: Any) -> Any:
         """Receive, or hand everything to the trigger, which ends the task.
 
@@ -198,10 +225,6 @@ class SqsLeaseSensor(BaseSensorOperator):
             AirflowFailException: The queue cannot be received from, and trying again would not help.
             AirflowException: It cannot be received from for the moment; the task's retries apply.
         """
-        if context["ti"].map_index >= 0:
-            raise AirflowFailException(
-                f"{self.task_id!r} is mapped, and its keeper could not tell its batches apart: use one sensor a queue"
-            )
         options = self._options()
         self._check_that_work_begins_again(context["ti"], self._keeper())
         try:
@@ -383,10 +406,13 @@ class SqsLeaseSensor(BaseSensorOperator):
             self.aws_conn_id, self.region_name, self.verify, self.botocore_config, queue=self.queue_url
         )
 
+    def _found_keeper(self) -> SqsLeaseKeeperOperator | None:
+        keepers = [task for task in self.downstream_list if isinstance(task, SqsLeaseKeeperOperator)]
+        return next((keeper for keeper in keepers if keeper.receive_task_id == self.task_id), None)
+
     def _keeper(self) -> SqsLeaseKeeperOperator:
-        for task in self.downstream_list:
-            if isinstance(task, SqsLeaseKeeperOperator) and task.receive_task_id == self.task_id:
-                return task
+        if (keeper := self._found_keeper()) is not None:
+            return keeper
         raise AirflowFailException(
             f"{self.task_id!r} has no SqsLeaseKeeperOperator behind it, so its messages would neither be kept nor "
             "settled: use sqs_lease(), or make a keeper its teardown"

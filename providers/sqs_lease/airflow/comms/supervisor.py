@@ -26,6 +26,8 @@ wrong:
     RuntimeTaskInstance.                whether a failed task may count as   only its state is looked at
     _terminal_state_send_failed         something else
     "unusual_prefix_"                   refuses callbacks of DAG files       they fail when they are called
+    DagContext                          names options of ``SqsSensor`` in    Airflow says that queue_url is missing
+                                        a DAG's ``default_args``
 
 ``RuntimeTaskInstance`` is not in ``airflow.sdk`` itself, but the triggers of Airflow's own providers call its methods.
 """
@@ -63,6 +65,11 @@ try:
 except ImportError:
     greenback = None  # type: ignore[assignment]
 
+try:
+    from airflow.sdk.definitions._internal.contextmanager import DagContext
+except ImportError:
+    DagContext = None  # type: ignore[assignment,misc]
+
 __all__ = [
     "DAG_FILE_MODULE",
     "RETURN_VALUE_KEY",
@@ -70,6 +77,7 @@ __all__ = [
     "NoAnswerError",
     "RunOfTask",
     "ask",
+    "default_args_of_open_dag",
     "end_was_reported",
     "mapped_over",
     "publish",
@@ -106,6 +114,12 @@ PATIENCE_SECONDS: Final = 120.0
 
 A triggerer's first answer can take half a minute on a busy machine: its supervisor loads the API server's code for it.
 """
+
+
+def default_args_of_open_dag() -> Mapping[str, Any]:
+    """The ``default_args`` of the DAG that is being defined; none where Airflow does not tell, or outside a DAG."""
+    dag = None if DagContext is None else DagContext.get_current()
+    return {} if dag is None else dag.default_args
 
 
 class CommsError(RuntimeError):

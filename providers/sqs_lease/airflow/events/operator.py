@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from sqs_lease.airflow.comms.assets import TaskAssetState
 from sqs_lease.airflow.comms.supervisor import CommsError
+from sqs_lease.airflow.dag_file import refuse_late_readers
 from sqs_lease.airflow.events.claiming import ClaimedBatch, Claiming, NotAnsweredError
 from sqs_lease.airflow.events.desk import BatchEvent, Claimant
 from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
@@ -70,6 +71,13 @@ class SqsLeaseFromEventOperator(BaseOperator):
         # one whose watchers are defined in another file: then there is nothing to check.
         self.max_messages = sum(trigger.max_messages * trigger.max_unsettled_batches for trigger in triggers)
         self.payload = next((trigger.payload for trigger in triggers), None)
+
+    def resolve_template_files(self) -> None:
+        """Check the finished DAG too: Airflow calls this when it has parsed the DAG's file."""
+        super().resolve_template_files()
+        for task in self.downstream_list:
+            if isinstance(task, SqsLeaseKeeperOperator) and task.receive_task_id == self.task_id:
+                refuse_late_readers(self, task.work_task_ids)
 
     def execute(self, context: Any) -> BatchValue:
         """Claim the run's batches, and publish them.

@@ -1,0 +1,119 @@
+"""What is checked and said while a DAG file is parsed: mistakes that would otherwise show when a run has messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from airflow import sdk
+from airflow.sdk import XComArg, get_parsing_context
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.sdk.definitions.taskgroup import MappedTaskGroup
+
+MIGRATION_PAGE: Final = "docs/migration.md"
+
+NEITHER_MAPPED: Final = (
+    "its keeper could not tell its batches apart. Write one sqs_lease() for each queue, in a for loop where there are "
+    "several, and map tasks over the messages instead: check.expand(message=messages)"
+)
+"""Why a lease cannot be mapped, and what to write instead."""
+
+STOCK_OPTIONS: Final[Mapping[str, str]] = {
+    "sqs_queue": "use queue_url",
+    "visibility_timeout": "use visibility, or leave it out: leases are extended",
+    "num_batches": "leave it out: max_messages is of the whole batch",
+    "wait_time_seconds": "leave it out: receives are long polls; linger says how long to wait for more messages",
+    "delete_message_on_reception": "leave it out: messages are deleted when their work succeeded",
+    "region": "use region_name",
+}
+"""The options of the amazon provider's ``SqsSensor`` that are not taken here, with what to do about each."""
+
+_NOT_THE_AUTHORS: Final = (
+    *(f"{Path(file).parent}{os.sep}" for file in (__file__, sdk.__file__) if file),
+    contextlib.__file__,
+)
+
+
+def warn_author(text: str, category: type[Warning]) -> None:
+    """Warn whoever wrote the DAG file: the warning names their line, and is given when the file alone is parsed.
+
+    A worker parses the file again for each task; to repeat the warning in each task's log would help nobody.
+    """
+    if get_parsing_context().task_id is not None:
+        return
+    frame = _authors_frame()
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, registry=registry)
+
+
+def refuse_mapping(task: Any) -> None:
+    """Refuse a receiving task in a mapped task group.
+
+    Raises:
+        ValueError: It is in one.
+    """
+    group = task.get_closest_mapped_task_group()
+    if group is not None:
+        raise ValueError(f"the lease {task.task_id!r} is in the mapped task group {group.group_id!r}: {NEITHER_MAPPED}")
+
+
+def refuse_stock_options(task_id: object, arguments: Collection[str]) -> None:
+    """Refuse options of the amazon provider's ``SqsSensor`` that have another name here, or none.
+
+    Raises:
+        TypeError: There is one among the arguments.
+    """
+    found = [f"{name} ({remedy})" for name, remedy in STOCK_OPTIONS.items() if name in arguments]
+    if found:
+        raise TypeError(
+            f"SqsLeaseSensor {task_id!r} does not take these options of SqsSensor: {', '.join(found)}. "
+            f"{MIGRATION_PAGE} has a table of all options"
+        )
+
+
+def refuse_late_readers(receiving: Any, work_task_ids: Collection[str]) -> None:
+    """Refuse tasks that read the messages of a lease although they are not its work.
+
+    Args:
+        receiving: The task that receives the messages, in a DAG that is complete.
+        work_task_ids: The tasks that work on them.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for task in receiving.get_direct_relatives(upstream=False):
+        is_late = task.task_id not in work_task_ids and not (task.is_setup or task.is_teardown)
+        if is_late and any(source.task_id == receiving.task_id for source in _sources(task)):
+            raise ValueError(
+                f"task {task.task_id!r} of DAG {receiving.dag_id!r} reads the messages of the lease "
+                f"{receiving.task_id!r}, but is not in its body: they may be deleted by then, or somebody else may "
+                "have them. Move the task into the body, or give it what a task of the body returned; the keeper's "
+                "XCom lease_report has the counts"
+            )
+
+
+def _sources(task: Any) -> Iterator[Any]:
+    """The tasks whose XComs a task is given."""
+    group = task.get_closest_mapped_task_group()
+    if isinstance(group, MappedTaskGroup):
+        yield from group.iter_mapped_dependencies()
+    given = task
+    if isinstance(task, MappedOperator):
+        yield from task.iter_mapped_dependencies()
+        given = dict(task.partial_kwargs)
+    for source, _ in XComArg.iter_xcom_references(given):
+        yield source
+
+
+def _authors_frame() -> FrameType:
+    """The innermost frame that is neither ours nor Airflow's: the line of the DAG file, or of a module that it uses."""
+    frame = sys._getframe(1)  # noqa: SLF001 - the documented way, and warnings can skip files only from Python 3.12 on
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_AUTHORS):
+        frame = frame.f_back
+    return frame
