@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from airflow.triggers.base import TaskSuccessEvent
 
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, TAKEOVER_KEY, Progress, Takeover
+from sqs_lease.airflow.keeping.trigger import SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.core.events import Outcome
+from sqs_lease.core.failure_rules import release
+from sqs_lease.core.specs import encode_failure_rule
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import KEEP, LOAD, RECEIVE, RUN_ID, USER_ACTION, RunningTrigger, VirtualTriggerer
+from tests.airflow.virtual_triggerer import (
+    KEEP,
+    LOAD,
+    RECEIVE,
+    RUN_ID,
+    USER_ACTION,
+    RunningTrigger,
+    VirtualTriggerer,
+    receive_trigger,
+)
 
 SECONDS = 10.0
 """Within seconds, also on the way through two triggerers."""
@@ -163,3 +177,57 @@ def test_a_triggerer_that_stood_still_releases_nothing_that_another_one_took_ove
 
     world.run(scenario)
     assert not world.events(AuditKind.RELEASED, AuditKind.CHANGED)
+
+
+class OneRun:
+    """One of several runs of the DAG, with a message each."""
+
+    def __init__(self, world: LeasedMessages, triggerer: VirtualTriggerer, run_id: str) -> None:
+        self.world = world
+        self.triggerer = triggerer
+        self.run_id = run_id
+        self.states = world.supervisor.states.setdefault(run_id, {})
+
+    async def receive_and_keep(self, batch_id: str) -> RunningTrigger:
+        xcoms = self.world.supervisor.xcoms
+        for place in [place for place in xcoms if place[0] == self.run_id]:
+            del xcoms[place]
+        self.states.update({RECEIVE.task_id: "deferred", KEEP.task_id: None, LOAD.task_id: None})
+        receive = receive_trigger("orders", self.world.clock, max_messages=1, batch_id=batch_id)
+        (event,) = await self.triggerer.start(receive, replace(RECEIVE, run_id=self.run_id)).ended()
+        assert isinstance(event, TaskSuccessEvent)
+        self.states.update({RECEIVE.task_id: "success", KEEP.task_id: "deferred", LOAD.task_id: "running"})
+        keep = SqsLeaseKeeperTrigger(
+            lease=xcoms[self.run_id, RECEIVE.task_id, -1, LEASE_KEY],
+            receive_task_id=RECEIVE.task_id,
+            work=plain_work([LOAD]),
+            on_failure=encode_failure_rule(release()),
+            handoff_timeout_seconds=600.0,
+            tried_before=batch_id.startswith("second"),
+        )
+        return self.triggerer.start(keep, replace(KEEP, run_id=self.run_id))
+
+
+def test_past_present_and_future_runs_that_are_cleared_together_each_begin_again(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        runs = [OneRun(world, triggerer, run_id) for run_id in ("past", "present", "future")]
+        old = [await run.receive_and_keep(f"first of {run.run_id}") for run in runs]
+        await asyncio.sleep(300)
+        cleared_at = world.clock.now()
+        for run in runs:
+            run.states.update({RECEIVE.task_id: None, KEEP.task_id: None, LOAD.task_id: "restarting"})
+        await asyncio.gather(*(keeper.cancel(USER_ACTION) for keeper in old))
+        assert world.message_states() == ALL_VISIBLE
+        new = [await run.receive_and_keep(f"second of {run.run_id}") for run in runs]
+        assert world.clock.now() - cleared_at < SECONDS
+        await asyncio.sleep(300)
+        assert world.message_states() == ALL_HELD
+        for run in runs:
+            run.states[LOAD.task_id] = "success"
+        for keeper in new:
+            await keeper.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+    assert not world.events(AuditKind.EXPIRED)
