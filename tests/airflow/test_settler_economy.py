@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from airflow.sdk.execution_time.comms import GetXCom
+from airflow.sdk.execution_time.comms import GetXCom, SetXCom
 
 from sqs_lease.airflow.comms.state_poller import READERS_AT_ONCE
-from sqs_lease.airflow.keeping import settling
-from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.airflow.keeping.settling import Decision, Judgement, WorkTask
 from sqs_lease.airflow.keeping.work_reports import WorkReports
+from sqs_lease.keeper.batch import SETTLED_AT_ONCE, Batch
+from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import KEEP, RUN_ID
+from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID, RunningTrigger
 
 
 @pytest.fixture
@@ -22,26 +24,30 @@ def world(supervisor: ScriptedComms) -> LeasedMessages:
     return LeasedMessages(supervisor)
 
 
-def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    decisions: list[object] = []
-    decide = settling.decide
+def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """On how many messages each step decides; between two steps the event loop gets to do other things."""
+    decided_on: list[int] = []
 
-    def counting(*arguments: Any, **options: Any) -> Any:
-        decisions.append(arguments)
-        return decide(*arguments, **options)
+    class Counting(Judgement):
+        def on(self, held: Iterable[int]) -> Decision:
+            positions = list(held)
+            decided_on.append(len(positions))
+            return super().on(positions)
 
-    monkeypatch.setattr("sqs_lease.airflow.keeping.settler.decide", counting)
-    return decisions
+    monkeypatch.setattr("sqs_lease.airflow.keeping.settler.Judgement", Counting)
+    return decided_on
 
 
 def test_an_hour_without_news_takes_one_decision(world: LeasedMessages, monkeypatch: pytest.MonkeyPatch) -> None:
     decisions = count_decisions(monkeypatch)
 
     async def scenario() -> None:
-        running = await world.receive_and_keep()
+        running = await world.receive_and_keep(CHECK)
+        world.states["check"] = None
         await asyncio.sleep(3600)
-        assert len(decisions) == 1
-        world.states["load"] = "success"
+        assert decisions == [3]
+        del world.states["check"]
+        world.states.update({f"check_{position}": "skipped" for position in range(3)})
         await running.ended()
 
     world.run(scenario)
@@ -96,3 +102,92 @@ def test_many_reports_are_read_a_few_at_a_time(world: LeasedMessages) -> None:
 
     world.run(scenario)
     assert most == READERS_AT_ONCE
+
+
+MANY = 2 * SETTLED_AT_ONCE + 500
+
+
+async def receive_and_keep_many(world: LeasedMessages, *work: WorkTask, **states: str) -> RunningTrigger:
+    triggerer = world.triggerer()
+    await world.receive(triggerer, max_messages=MANY, linger_seconds=300.0)
+    del world.states["load"]
+    world.states.update(states)
+    return world.keep(triggerer, *work)
+
+
+@pytest.fixture
+def many(supervisor: ScriptedComms) -> LeasedMessages:
+    return LeasedMessages(supervisor, bodies=[f"m{number}" for number in range(MANY)])
+
+
+def test_one_instance_that_ends_among_thousands_is_decided_on_alone(
+    many: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decisions = count_decisions(monkeypatch)
+
+    async def scenario() -> None:
+        checks = {f"check_{number}": "running" for number in range(MANY)}
+        running = await receive_and_keep_many(many, CHECK, **checks)
+        await asyncio.sleep(30)
+        decisions.clear()
+        many.states["check_7"] = "failed"
+        await asyncio.sleep(30)
+        # By its state, and once its report was read.
+        assert decisions in ([1], [1, 1])
+        assert many.message_states()["m7"] is MessageState.VISIBLE
+        await running.cancel()
+
+    many.run(scenario)
+
+
+def test_reading_the_reports_of_thousands_costs_no_more_decisions_than_messages(
+    many: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decisions = count_decisions(monkeypatch)
+
+    async def scenario() -> None:
+        checks = {f"check_{number}": "success" for number in range(MANY)}
+        await (await receive_and_keep_many(many, CHECK, **checks)).ended()
+
+    many.run(scenario)
+    assert many.report()["deleted"] == MANY
+    assert sum(decisions) == 2 * MANY  # by the states, and by the reports
+
+
+@pytest.mark.parametrize("state", ["success", "failed"])
+def test_a_large_batch_is_decided_on_and_settled_in_steps(
+    many: LeasedMessages, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    decisions = count_decisions(monkeypatch)
+    settled: list[int] = []
+    settle = Batch.settle
+
+    async def counting(batch: Batch, settlements: Any, **options: Any) -> Any:
+        settled.append(len(settlements))
+        return await settle(batch, settlements, **options)
+
+    monkeypatch.setattr(Batch, "settle", counting)
+
+    async def scenario() -> None:
+        running = await receive_and_keep_many(many, WorkTask("load", returns=False), load="running")
+        await asyncio.sleep(10)
+        assert sum(decisions) == 0  # nothing can be said while the one task runs
+        many.states["load"] = state
+        await running.ended()
+
+    many.run(scenario)
+    assert many.report()["deleted" if state == "success" else "released"] == MANY
+    assert sum(decisions) == sum(settled) == MANY
+    assert max(decisions) == max(settled) == SETTLED_AT_ONCE
+
+
+def test_progress_is_written_once_for_what_is_settled_together(many: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await receive_and_keep_many(many, WorkTask("load", returns=False), load="running")
+        await asyncio.sleep(10)
+        many.supervisor.asked.clear()
+        many.states["load"] = "success"
+        await running.ended()
+
+    many.run(scenario)
+    assert many.supervisor.count(SetXCom) == 2  # and the report

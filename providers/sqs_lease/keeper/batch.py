@@ -158,8 +158,8 @@ class Batch:
         self._outdated: list[Receipt] = []  # put in just now, and not held
         self._forgotten = False
         self.extensions = 0  # confirmed so far, counted per message
-        self._extension_calls = 0
-        self._late = 0
+        self.extension_calls = 0  # made so far
+        self.late = 0  # deadlines that passed so far
 
     # Holding
 
@@ -466,7 +466,7 @@ class Batch:
                 case Lost(receipt=receipt, detail=detail):
                     self._note_end(Settled(receipt, Outcome.LOST, detail))
                 case Lapsed():
-                    self._late += 1
+                    self.late += 1
                     self._plug_ins.call("meter", lambda: self._meter.late(self.queue_url), None)
         if self._on_event is None:
             _log(events, self.queue_url)
@@ -498,7 +498,7 @@ class Batch:
 
     def extended(self, extensions: int) -> None:
         """Count a call that extended some of the batch's leases. The driver calls this."""
-        self._extension_calls += 1
+        self.extension_calls += 1
         self.extensions += extensions
         self._plug_ins.call("meter", lambda: self._meter.extended(self.queue_url, extensions), None)
 
@@ -535,8 +535,8 @@ class Batch:
             lost=counts[Outcome.LOST],
             failed=counts[Outcome.FAILED],
             extensions=self.extensions,
-            extension_calls=self._extension_calls,
-            late=self._late,
+            extension_calls=self.extension_calls,
+            late=self.late,
             uncertain=counts[Outcome.UNCERTAIN],
         )
 

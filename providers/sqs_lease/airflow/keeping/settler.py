@@ -6,19 +6,29 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from random import Random
 from typing import Any, Final
 
-from sqs_lease.airflow.comms.instances import TaskStates, state_key
+from sqs_lease.airflow.comms.instances import UNMAPPED, InstanceKey, TaskStates, state_key
 from sqs_lease.airflow.comms.signals import FailureSignals
 from sqs_lease.airflow.comms.state_poller import StateWatch
 from sqs_lease.airflow.comms.supervisor import CommsError, RunOfTask, publish
 from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress, counts_of
-from sqs_lease.airflow.keeping.settling import FAILED, Decision, Failure, WorkTask, decide
+from sqs_lease.airflow.keeping.settling import (
+    FAILED,
+    SUCCESS,
+    Decision,
+    Failure,
+    Judgement,
+    WorkTask,
+    affected,
+    tasks_one_by_one,
+)
 from sqs_lease.airflow.keeping.verdict import REFUSALS
 from sqs_lease.airflow.keeping.work_reports import WorkReports
 from sqs_lease.clock import Clock
@@ -36,7 +46,7 @@ from sqs_lease.core.failure_rules import (
 )
 from sqs_lease.core.group_order import hold_back, ready
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.keeper.batch import Batch, KeeperClosedError
+from sqs_lease.keeper.batch import SETTLED_AT_ONCE, Batch, KeeperClosedError
 from sqs_lease.keeper.gathered_log import GatheredLog
 
 logger = logging.getLogger(__name__)
@@ -56,6 +66,10 @@ SHOWN_REFUSALS: Final = 3
 _MAP_INDEX: Final = re.compile(r"\[\d+\]")
 
 _DONE: Final = frozenset({"success", "skipped"})
+
+_LEAVES_REPORT: Final = frozenset({SUCCESS, FAILED})
+
+_ENDED: Final = object()
 
 _OUTCOMES: Final[Mapping[type, Outcome]] = {
     Delete: Outcome.DELETED,
@@ -100,6 +114,7 @@ class Settler:
         self._leases = leases
         self._message_ids = [lease.receipt.message_id for lease in leases]
         self._positions = {lease.receipt: position for position, lease in enumerate(leases)}
+        self._groups: dict[str | None, list[int]] = {}  # the positions of each message group, where order matters
         self._work = work
         self._on_failure = on_failure
         self._clock = clock
@@ -110,7 +125,9 @@ class Settler:
         self._signals = signals
         self._ordered = ordered and batch.queue_url.endswith(".fifo")
         self._random = Random()
-        self._open = [position for position in range(len(leases)) if position not in inherited.settled]
+        # Positions that are held, and about which nothing was decided.
+        self._open = dict.fromkeys(position for position in range(len(leases)) if position not in inherited.settled)
+        self._held_back: frozenset[int] = frozenset()  # decided, but behind others of their group
         self._progress = dict(inherited.settled)
         self._noted = Progress(self._progress, batch_id=inherited.batch_id, counts=inherited.counts)
         self._certainty = Certainty(batch, clock)
@@ -119,11 +136,17 @@ class Settler:
         self._errors_matter = isinstance(on_failure, ByExceptionRule | DeadLetterRule)
         self._signalled: set[str] = set()  # instances that failed before their state says so
         self._taken_signals: set[str] = set()
-        self._looked_at: TaskStates | None = None
-        self._ended_somewhere = True
+        self._looked_at: TaskStates | None = None  # the states as Airflow answered them
+        self._judged: TaskStates | None = None  # the same with what signals say
+        self._unread: dict[InstanceKey, None] = {}
+        self._look_again = False
+        self._checked = False
         self._settling: set[asyncio.Task[None]] = set()
         self._failed_work = GatheredLog(_log_failed_work)
         self._settled = GatheredLog(_log_settled)
+        if self._ordered:
+            for position, lease in enumerate(leases):
+                self._groups.setdefault(lease.message_group_id, []).append(position)
 
     def watched_tasks(self) -> list[str]:
         """The tasks whose states must be watched: the work, and the keeper itself."""
@@ -155,23 +178,38 @@ class Settler:
         Returns:
             Whether anything is still held.
         """
-        self._ended_somewhere = True
-        await self._settle_what_is_decided(states, asyncio.Semaphore(1))
+        self._checked = False
+        if self._still_open():
+            await self._settle_what_is_decided(states, asyncio.Semaphore(1))
         if self._settling:
             await asyncio.gather(*self._settling)
-            self._settling.clear()
         self._flush_log()
         return self._still_open()
 
     def happened(self, event: LeaseEvent) -> None:
         """Take in what happened to one of the leases."""
-        if isinstance(event, Settled | Lost):
-            self._ended_somewhere = True
-            self._looked_at = None
-        elif isinstance(event, Lapsed):
-            self._unwritten = True  # whoever resumes the keeper is to count it
-        if isinstance(event, Settled):
-            self._note_outcome(event)
+        match event:
+            case Settled():
+                self._ended(event.receipt, event.outcome)
+                if event.outcome is Outcome.FAILED:
+                    self._refusals[event.detail or "no reason"] += 1
+            case Lost():
+                self._ended(event.receipt, Outcome.LOST)
+            case Lapsed():
+                self._unwritten = True  # whoever resumes the keeper is to count it
+
+    def _ended(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Note how a lease ended: nobody who resumes the keeper may extend it, and it counts there.
+
+        What was written ahead is corrected where SQS did something else.
+        """
+        if (position := self._positions.get(receipt)) is None:
+            return
+        if self._progress.get(position) is not outcome:
+            self._progress[position] = outcome
+            self._unwritten = True
+        self._open.pop(position, None)
+        self._look_again = self._look_again or bool(self._held_back)
 
     def report(self) -> dict[str, Any]:
         """Counts of the batch and, where they are not too many, the message ids by outcome."""
@@ -191,31 +229,21 @@ class Settler:
             by_outcome.setdefault(_field(settled.outcome), []).append(receipt.message_id)
         return {**counts, "messages": by_outcome}
 
-    def _note_outcome(self, settled: Settled) -> None:
-        """Correct what was written ahead, where SQS did something else: it counts for whoever resumes the keeper."""
-        if settled.outcome is Outcome.FAILED:
-            self._refusals[settled.detail or "no reason"] += 1
-        position = self._positions.get(settled.receipt)
-        if position is not None and self._progress.get(position, settled.outcome) is not settled.outcome:
-            self._progress[position] = settled.outcome
-            self._unwritten = True
-
     def _flush_log(self) -> None:
         self._failed_work.flush()
         self._settled.flush()
 
     def _still_open(self) -> bool:
-        if self._ended_somewhere:
-            self._ended_somewhere = False
-            ended = [position for position in self._open if not self._batch.holds(self._leases[position].receipt)]
-            if ended:
-                # Lost, or released because it was about to end: nobody who resumes the keeper may extend it.
-                outcomes = self._batch.outcomes()
-                for position in ended:
-                    settled = outcomes.get(self._leases[position].receipt)
-                    self._progress[position] = Outcome.LOST if settled is None else settled.outcome
-                self._open = [position for position in self._open if position not in self._progress]
-                self._unwritten = True
+        if not self._checked:
+            # What ended before anybody told this settler. Afterwards its listener learns of each.
+            self._checked = True
+            outcomes: Mapping[Receipt, Settled] | None = None
+            for position in tuple(self._open):
+                receipt = self._leases[position].receipt
+                if not self._batch.holds(receipt):
+                    outcomes = self._batch.outcomes() if outcomes is None else outcomes
+                    settled = outcomes.get(receipt)
+                    self._ended(receipt, Outcome.LOST if settled is None else settled.outcome)
         return bool(self._open)
 
     def _may_settle(self, states: TaskStates, watch: StateWatch) -> bool:
@@ -232,8 +260,9 @@ class Settler:
     async def _look(self, states: TaskStates, watch: StateWatch) -> None:
         """Decide and settle, unless nothing is new since the last look: with many keepers that is nearly always so."""
         signals = watch.signals
-        if signals <= self._taken_signals and states == self._looked_at:
+        if signals <= self._taken_signals and states == self._looked_at and not (self._look_again or self._unread):
             return
+        self._look_again = False
         if self._signals is not None:
             await self._take_signals(self._signals, signals, states, watch)
         self._looked_at = states
@@ -256,29 +285,73 @@ class Settler:
             self._taken_signals.add(key)
 
     async def _settle_what_is_decided(self, states: TaskStates, turn: asyncio.Semaphore) -> None:
-        while self._still_open():
-            decision = decide(
-                self._work,
-                states,
-                self._reports.known,
-                self._message_ids,
-                self._open,
-                read_failures=self._signals is not None,
-                by_exception=self._errors_matter,
-            )
-            await self._begin(decision)
-            for instance in decision.unread[:READS_AT_ONCE]:
+        """Decide on the messages that new states, and then new reports, say something about."""
+        positions = self._affected(states)
+        self._judged = states
+        while True:
+            if positions:
+                await self._decide_on(positions, states)
+            instances = self._next_unread(states)
+            if not instances or not self._open:
+                return
+            for number, instance in enumerate(instances):
                 try:
                     async with turn:
                         await self._reports.read(instance, states)
                 except CommsError as error:
                     logger.warning("What %s[%d] said of its messages cannot be read yet: %s", *instance, error)
-                    self._looked_at = None
+                    self._unread |= dict.fromkeys(instances[number:])
                     return
-            if not decision.unread:
-                return
+            positions = self._concerned(instances, states)
 
-    async def _begin(self, decision: Decision) -> None:
+    def _next_unread(self, states: TaskStates) -> Sequence[InstanceKey]:
+        """Some instances whose reports are to be read next."""
+        instances: list[InstanceKey] = []
+        while self._unread and len(instances) < READS_AT_ONCE:
+            instance, _ = self._unread.popitem()
+            # One that was cleared meanwhile leaves another report.
+            if states.get(state_key(instance)) in _LEAVES_REPORT:
+                instances.append(instance)
+        return instances
+
+    def _affected(self, states: TaskStates) -> Sequence[int]:
+        """The messages about which states may say something new since the last look."""
+        changed = None if self._judged is None else affected(self._work, len(self._leases), self._judged, states)
+        if changed is None:
+            return list(self._open)
+        return sorted(self._open.keys() & (changed | self._held_back))
+
+    def _concerned(self, instances: Iterable[InstanceKey], states: TaskStates) -> Sequence[int]:
+        """The messages that the reports of some instances may be about."""
+        one_by_one = {task.task_id for task in tasks_one_by_one(self._work, len(self._leases), states)}
+        positions = set()
+        for task_id, map_index in instances:
+            if task_id not in one_by_one or map_index == UNMAPPED:
+                return list(self._open)
+            positions.add(map_index)
+        return sorted(self._open.keys() & (positions | self._held_back))
+
+    async def _decide_on(self, positions: Sequence[int], states: TaskStates) -> None:
+        judgement = Judgement(
+            self._work,
+            states,
+            self._reports.known,
+            self._message_ids,
+            read_failures=self._signals is not None,
+            by_exception=self._errors_matter,
+        )
+        settlements: dict[int, Settlement] = {}
+        failures: dict[int, Failure] = {}
+        if not judgement.holds_all:
+            for some in _slices(positions):
+                decision = judgement.on(position for position in some if position in self._open)
+                settlements |= self._settlements(decision)
+                failures |= decision.fail
+                await asyncio.sleep(0)
+        self._unread |= dict.fromkeys(judgement.unread)
+        await self._begin(settlements, failures)
+
+    def _settlements(self, decision: Decision) -> dict[int, Settlement]:
         settlements: dict[int, Settlement] = dict.fromkeys(decision.delete, Delete())
         settlements |= {
             position: self._settlement(position, ReleaseRule(), Failure("its work was skipped"))
@@ -286,21 +359,50 @@ class Settler:
         }
         for position, failure in decision.fail.items():
             settlements[position] = self._settlement(position, self._on_failure.matching(failure.errors), failure)
-        by_receipt = {self._leases[position].receipt: value for position, value in sorted(settlements.items())}
+        return settlements
+
+    async def _begin(self, settlements: Mapping[int, Settlement], failures: Mapping[int, Failure]) -> None:
+        """Write down what is about to be settled, and begin it: a thousand messages at a time."""
         if self._ordered:
-            ended = self._batch.outcomes()
-            by_receipt = hold_back(by_receipt, self._leases, partial(self._outcome_of, ended))
-            by_receipt = ready(by_receipt, self._leases, partial(self._outcome_of, ended))
-        if not by_receipt:
+            settlements = self._in_group_order(settlements)
+        if not settlements:
             return
-        for position, failure in decision.fail.items():
-            # The instances of a mapped task fail alike, each with its index in the reason: the first one is shown.
-            kind = _MAP_INDEX.sub("", failure.reason)
-            self._failed_work.line(kind, partial(_FailedWork, failure.reason)).add(self._message_ids[position])
-        await self._write_ahead(by_receipt)
-        self._open = [position for position in self._open if position not in self._progress]
-        settling = asyncio.get_running_loop().create_task(self._settle(by_receipt))
-        self._settling.add(settling)
+        positions = sorted(settlements)
+        for some in _slices(positions):
+            for position in some:
+                if (failure := failures.get(position)) is not None:
+                    self._log_failure(position, failure)
+                if self._open.pop(position, _ENDED) is not _ENDED:
+                    self._progress[position] = _OUTCOMES[type(settlements[position])]
+            await asyncio.sleep(0)
+        # Ahead of the calls: whoever resumes the keeper must not extend these again.
+        await self._write_progress()
+        for some in _slices(positions):
+            settling = asyncio.get_running_loop().create_task(
+                self._settle({self._leases[position].receipt: settlements[position] for position in some})
+            )
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling_ended)
+            await asyncio.sleep(0)
+
+    def _settling_ended(self, settling: asyncio.Task[None]) -> None:
+        if not settling.cancelled() and settling.exception() is None:
+            self._settling.discard(settling)  # those that failed are raised at the end
+
+    def _log_failure(self, position: int, failure: Failure) -> None:
+        # The instances of a mapped task fail alike, each with its index in the reason: the first one is shown.
+        kind = _MAP_INDEX.sub("", failure.reason)
+        self._failed_work.line(kind, partial(_FailedWork, failure.reason)).add(self._message_ids[position])
+
+    def _in_group_order(self, settlements: Mapping[int, Settlement]) -> Mapping[int, Settlement]:
+        """What may be settled now of the messages of a FIFO queue, and how; the rest is held back."""
+        groups = {self._leases[position].message_group_id for position in settlements}
+        leases = [self._leases[position] for position in sorted(chain(*(self._groups[group] for group in groups)))]
+        by_receipt = {self._leases[position].receipt: settlements[position] for position in sorted(settlements)}
+        by_receipt = ready(hold_back(by_receipt, leases, self._outcome_of), leases, self._outcome_of)
+        now = {self._positions[receipt]: settlement for receipt, settlement in by_receipt.items()}
+        self._held_back = (self._held_back | settlements.keys()) - now.keys()
+        return now
 
     def _settlement(self, position: int, rule: FailureRule, failure: Failure) -> Settlement:
         reason = f"{failure.reason} in run {self._task.run_id} of DAG {self._task.dag_id}"
@@ -310,12 +412,6 @@ class Settler:
             reason=f"{failure.detail} ({reason})" if failure.detail else reason,
             random=self._random,
         )
-
-    async def _write_ahead(self, settlements: Mapping[Receipt, Settlement]) -> None:
-        """Leave word of what is about to be settled: whoever resumes the keeper must not extend it again."""
-        for receipt, settlement in settlements.items():
-            self._progress[self._positions[receipt]] = _OUTCOMES[type(settlement)]
-        await self._write_progress()
 
     async def _write_progress(self) -> None:
         try:
@@ -354,10 +450,13 @@ class Settler:
             return
         self._settled.line(None, Counter).update(settled.outcome for settled in outcomes.values())
 
-    def _outcome_of(self, ended: Mapping[Receipt, Settled], receipt: Receipt) -> Outcome | None:
+    def _outcome_of(self, receipt: Receipt) -> Outcome | None:
         """How a lease ended, or is being ended."""
-        settled = ended.get(receipt)
-        return self._progress.get(self._positions[receipt]) if settled is None else settled.outcome
+        return self._progress.get(self._positions[receipt])
+
+
+def _slices(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (positions[start : start + SETTLED_AT_ONCE] for start in range(0, len(positions), SETTLED_AT_ONCE))
 
 
 @dataclass(slots=True)

@@ -137,46 +137,118 @@ def decide(
     read_failures: bool = True,
     by_exception: bool = False,
 ) -> Decision:
-    """Decide what is to become of the messages that are still held.
+    """Decide what is to become of the messages that are still held, see :class:`Judgement`.
+
+    Args:
+        work: As of a judgement, like the other arguments.
+        states: As there.
+        reports: As there.
+        message_ids: As there.
+        held: Positions of the messages to decide on.
+        read_failures: As there.
+        by_exception: As there.
+    """
+    judgement = Judgement(work, states, reports, message_ids, read_failures=read_failures, by_exception=by_exception)
+    return judgement.on(held)
+
+
+class Judgement:
+    """What the work's states and reports say at one moment; decisions on any of the messages follow from it.
 
     Args:
         work: The tasks that work on the messages.
         states: The states of their instances in the run.
         reports: The reports of instances that were read so far.
         message_ids: The messages of the batch, in the order of the batch.
-        held: Positions of the messages to decide on.
         read_failures: Whether instances that fail leave a report; otherwise they fail whatever they concern.
         by_exception: Whether it matters by which exception a message failed. If not, the report of a failed
             instance that concerns one message has nothing to say, and is not asked for.
     """
-    one_by_one = [task for task in work if _is_one_by_one(task, len(message_ids), states)]
-    ended = _Ended(reports, read_failures=read_failures, by_exception=by_exception)
-    common = _Standing()
-    for task in work:
-        if task not in one_by_one:
-            for key, state in _instances(task, states):
-                ended.take(key, state, common, returns=task.returns, alone=False)
 
-    delete: list[int] = []
-    release: list[int] = []
-    fail: dict[int, Failure] = {}
-    for position in held:
-        standing = replace(common)
-        for task in one_by_one:
-            key, state = _instance_of_message(task, position, states)
-            ended.take(key, state, standing, returns=task.returns, alone=key[1] != UNMAPPED)
-        failure = standing.failed or ended.named.get(message_ids[position])
-        if failure is None and not standing.pending:
-            failure = standing.never_done
-        if failure is not None:
-            fail[position] = failure
-        elif standing.pending:
-            continue
-        elif standing.succeeded:
-            delete.append(position)
-        else:
-            release.append(position)
-    return Decision(tuple(delete), tuple(release), fail, tuple(ended.unread))
+    def __init__(
+        self,
+        work: Sequence[WorkTask],
+        states: TaskStates,
+        reports: Mapping[InstanceKey, InstanceReport],
+        message_ids: Sequence[str],
+        *,
+        read_failures: bool = True,
+        by_exception: bool = False,
+    ) -> None:
+        self._states = states
+        self._message_ids = message_ids
+        self._one_by_one = tasks_one_by_one(work, len(message_ids), states)
+        self._ended = _Ended(reports, read_failures=read_failures, by_exception=by_exception)
+        self._common = _Standing()
+        for task in work:
+            if task not in self._one_by_one:
+                for key, state in _instances(task, states):
+                    self._ended.take(key, state, self._common, returns=task.returns, alone=False)
+
+    @property
+    def unread(self) -> Iterable[InstanceKey]:
+        """Instances that ended and whose report must be read, as far as decisions needed them so far."""
+        return self._ended.unread
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every message goes on being held, whatever it is."""
+        common = self._common
+        return not self._one_by_one and common.pending and common.failed is None and not self._ended.named
+
+    def on(self, held: Iterable[int]) -> Decision:
+        """Decide on the messages at some positions; this costs no more than these."""
+        delete: list[int] = []
+        release: list[int] = []
+        fail: dict[int, Failure] = {}
+        for position in held:
+            standing = self._standing(position)
+            failure = standing.failed or self._ended.named.get(self._message_ids[position])
+            if failure is None and not standing.pending:
+                failure = standing.never_done
+            if failure is not None:
+                fail[position] = failure
+            elif standing.pending:
+                continue
+            elif standing.succeeded:
+                delete.append(position)
+            else:
+                release.append(position)
+        return Decision(tuple(delete), tuple(release), fail, tuple(self._ended.unread))
+
+    def _standing(self, position: int) -> _Standing:
+        if not self._one_by_one:
+            return self._common
+        standing = replace(self._common)
+        for task in self._one_by_one:
+            key, state = _instance_of_message(task, position, self._states)
+            self._ended.take(key, state, standing, returns=task.returns, alone=key[1] != UNMAPPED)
+        return standing
+
+
+def tasks_one_by_one(work: Iterable[WorkTask], messages: int, states: TaskStates) -> Sequence[WorkTask]:
+    """The tasks whose map index ``i`` works on message ``i`` alone, as far as their instances show by now."""
+    return [task for task in work if _is_one_by_one(task, messages, states)]
+
+
+def affected(work: Sequence[WorkTask], messages: int, before: TaskStates, states: TaskStates) -> frozenset[int] | None:
+    """Return the positions of the messages about which new states may say something new; None: of all messages."""
+    one_by_one = tasks_one_by_one(work, messages, states)
+    if one_by_one != tasks_one_by_one(work, messages, before):
+        return None
+    prefixes = {task.task_id for task in one_by_one}
+    positions = set()
+    changed = [key for key, state in states.items() if key not in before or before[key] != state]
+    if len(before) + sum(key not in before for key in changed) > len(states):
+        changed += [key for key in before if key not in states]
+    others = {task.task_id for task in work} - prefixes
+    for key in changed:
+        task_id, _, index = key.rpartition("_")
+        if task_id in prefixes and index.isdecimal():
+            positions.add(int(index))
+        elif key in prefixes or key in others or (task_id in others and index.isdecimal()):
+            return None
+    return frozenset(positions)
 
 
 @dataclass(slots=True)
