@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from typing import Any
@@ -168,10 +170,6 @@ def test_a_function_that_says_it_returns_nothing_is_known_to_name_no_failures(da
 
     evaluated.__annotations__["return"] = None
 
-    @task
-    def silent(message):  # type: ignore[no-untyped-def]
-        """Not annotated."""
-
     def naming_failures(function: Any) -> Any:
         @wraps(function)
         def wrapper(message: Any) -> dict[str, Any]:
@@ -193,12 +191,11 @@ def test_a_function_that_says_it_returns_nothing_is_known_to_name_no_failures(da
         store.expand(message=orders)
         store.override(task_id="all")(orders)
         task(evaluated)(orders)
-        silent(orders)
         wrapped(orders)
         choose(orders)
         choose.override(task_id="each").expand(message=orders)
     returning = {task.task_id for task in work_of(dag) if task.returns}
-    assert returning == {"silent", "wrapped"}
+    assert returning == {"wrapped"}
 
 
 def chained_work(dag: DAG) -> dict[str, tuple[bool, bool]]:
@@ -261,6 +258,50 @@ def test_the_run_fails_with_the_keeper(dag: DAG) -> None:
     with sqs_lease("orders", queue_url=QUEUE) as orders:
         load(orders)
     assert dag.task_dict["orders_keeper"].on_failure_fail_dagrun
+
+
+def test_a_function_whose_code_returns_nothing_is_known_to_name_no_failures(dag: DAG) -> None:
+    @task
+    def loops(messages):  # type: ignore[no-untyped-def]
+        for message in messages:
+            str(message)
+
+    @task
+    def ends_early(messages):  # type: ignore[no-untyped-def]
+        if not messages:
+            return
+        with suppress(ValueError):
+            if int(messages[0]) > 1:
+                return
+            str(messages)
+
+    @task
+    async def waits(messages):  # type: ignore[no-untyped-def]
+        await asyncio.sleep(0)
+
+    @task
+    def names_failures(messages):  # type: ignore[no-untyped-def]
+        if messages:
+            return {"batchItemFailures": []}
+        return None
+
+    @task
+    def names_perhaps(messages):  # type: ignore[no-untyped-def]
+        return messages or None
+
+    @task
+    def chooses(messages):  # type: ignore[no-untyped-def]
+        return messages if messages else None
+
+    @task
+    def generates(messages):  # type: ignore[no-untyped-def]
+        yield messages
+
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        for work in (loops, ends_early, waits, names_failures, names_perhaps, chooses, generates):
+            work(orders)
+    returning = {task.task_id for task in work_of(dag) if task.returns}
+    assert returning == {"names_failures", "names_perhaps", "chooses", "generates"}
 
 
 async def tell_somebody(context: Any) -> None:

@@ -12,7 +12,8 @@ from airflow.sdk.execution_time.comms import GetXCom, SetXCom
 from sqs_lease.airflow.comms.state_poller import READERS_AT_ONCE
 from sqs_lease.airflow.keeping.settling import Decision, Judgement, WorkTask
 from sqs_lease.airflow.keeping.work_reports import WorkReports
-from sqs_lease.keeper.batch import SETTLED_AT_ONCE, Batch
+from sqs_lease.keeper.batch import Batch
+from sqs_lease.keeper.turns import LEASES_IN_A_ROUND
 from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
@@ -104,7 +105,7 @@ def test_many_reports_are_read_a_few_at_a_time(world: LeasedMessages) -> None:
     assert most == READERS_AT_ONCE
 
 
-MANY = 2 * SETTLED_AT_ONCE + 500
+MANY = 2 * LEASES_IN_A_ROUND + 500
 
 
 async def receive_and_keep_many(world: LeasedMessages, *work: WorkTask, **states: str) -> RunningTrigger:
@@ -178,7 +179,7 @@ def test_a_large_batch_is_decided_on_and_settled_in_steps(
     many.run(scenario)
     assert many.report()["deleted" if state == "success" else "released"] == MANY
     assert sum(decisions) == sum(settled) == MANY
-    assert max(decisions) == max(settled) == SETTLED_AT_ONCE
+    assert max(decisions) == max(settled) == LEASES_IN_A_ROUND
 
 
 def test_progress_is_written_once_for_what_is_settled_together(many: LeasedMessages) -> None:

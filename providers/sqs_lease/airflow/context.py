@@ -50,8 +50,8 @@ def sqs_lease(
 
     A task in the body concerns all messages, unless it is mapped over ``orders`` itself, or over what such a task
     returned (``load.expand(row=check.expand(message=orders))``). A task that succeeds may still name messages that
-    failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}`` (a function that is annotated
-    to return None is taken at its word), and one that fails may
+    failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}`` (a function that never
+    returns a value, by its code or by its annotation, is not asked), and one that fails may
     ``raise MessageFailed(message_ids)`` to fail no others. ``keeping/settling.py`` has the rules. Tasks that shall run
     whatever became of single messages (a summary, say) belong outside the body, or need a trigger rule of their own:
     ``upstream_failed`` counts as failed. In a chain of mapped tasks one failed message makes the next task

@@ -46,8 +46,9 @@ from sqs_lease.core.failure_rules import (
 )
 from sqs_lease.core.group_order import hold_back, ready
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.keeper.batch import SETTLED_AT_ONCE, Batch, KeeperClosedError
+from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.gathered_log import GatheredLog
+from sqs_lease.keeper.turns import LEASES_IN_A_ROUND
 
 logger = logging.getLogger(__name__)
 
@@ -456,7 +457,7 @@ class Settler:
 
 
 def _slices(positions: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (positions[start : start + SETTLED_AT_ONCE] for start in range(0, len(positions), SETTLED_AT_ONCE))
+    return (positions[start : start + LEASES_IN_A_ROUND] for start in range(0, len(positions), LEASES_IN_A_ROUND))
 
 
 @dataclass(slots=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dis import get_instructions
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from types import CodeType
 from typing import Any
 
 from airflow.sdk import BranchMixIn
@@ -92,16 +95,37 @@ def _is_branch(task: Any) -> bool:
 
 
 def _returns_nothing(task: Any) -> bool:
-    """Whether a task's function is annotated to return None, so that there is no return value to read.
+    """Whether a task's function never returns a value: by its annotation, or as its code shows.
 
-    What a decorator around it returns is not known by its annotation, so that is read.
+    What a decorator around it returns is not known by its annotation, so that counts by its own code.
     """
     function = getattr(task, "python_callable", None)
     if function is None and task.is_mapped:
         function = task.partial_kwargs.get("python_callable")
     annotations = getattr(function, "__annotations__", {})
     # As it stands in a module with postponed annotations, or as it is.
-    return annotations.get("return", "") in ("None", None) and not hasattr(function, "__wrapped__")
+    if annotations.get("return", "") in ("None", None) and not hasattr(function, "__wrapped__"):
+        return True
+    code = getattr(function, "__code__", None)
+    return isinstance(code, CodeType) and _never_returns_a_value(code)
+
+
+def _never_returns_a_value(code: CodeType) -> bool:
+    """Whether all that a function's code returns is the constant None; False where that is not certain."""
+    if code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+        return False
+    before = None
+    for instruction in get_instructions(code):
+        if instruction.opname == "RETURN_CONST":
+            if instruction.argval is not None:
+                return False
+        elif instruction.opname == "RETURN_VALUE":
+            # A jump may come here with another value.
+            is_none = before is not None and before.opname == "LOAD_CONST" and before.argval is None
+            if not is_none or instruction.is_jump_target:
+                return False
+        before = instruction
+    return True
 
 
 def _do_xcom_push(task: Any) -> Any:
