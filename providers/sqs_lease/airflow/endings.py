@@ -1,4 +1,4 @@
-"""Ends of triggers: not before Airflow is ready for them, and carried out to their end, although it interrupts them.
+"""Ends of triggers: when a task may be resumed, and ends that are carried out although Airflow interrupts them.
 
 A trigger whose task a user acted on, or whose deferral timed out, is cancelled again with every round of the triggerer,
 once a second, until it has ended. What takes it longer (waiting for a long poll to come back, calls about thousands of
@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any, Final, TypeAlias, TypeVar
 
 DEFERRAL_SECONDS: Final = 6.0
-"""How long after the deferral the task is resumed at the earliest.
+"""How long after its deferral a trigger has a worker resume the task at the earliest.
 
 A worker's supervisor notices up to 5 s late that the deferring process ended; if the task is queued again by then,
 the scheduler takes the old process's end for a failure of the new one.
