@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 from datetime import UTC, datetime
 
+import pytest
+
 from sqs_lease.core.ledger import Entry
-from sqs_lease.core.messages import Lease, Message, Receipt
+from sqs_lease.core.messages import Lease, Message, Receipt, plain_attributes
 from sqs_lease.core.policies import Growing
 
 ANSWER = {
@@ -57,3 +60,21 @@ def test_the_garbage_collector_does_not_look_through_leases() -> None:
     lease = Lease(Receipt("id-1", "handle"), received_at=0.0, deadline=30.0)
 
     assert [gc.is_tracked(value) for value in (lease, lease.receipt, Entry(lease, Growing(), 1))] == [False] * 3
+
+
+def test_bytes_are_base64_in_what_work_tasks_get_and_bytes_again_when_it_is_read_back() -> None:
+    attributes = {
+        "image": {"DataType": "Binary", "BinaryValue": b"\x00\xff"},
+        "base64": {"DataType": "String", "StringValue": "AP8="},
+        "several": {"DataType": "Binary", "BinaryListValues": [b"a", b"b"]},
+    }
+    message = Message.from_api({"MessageId": "id", "Body": "b", "MessageAttributes": attributes})
+    shown = message.as_dict()
+    assert shown["MessageAttributes"]["image"] == {"DataType": "Binary", "BinaryValue": {"base64": "AP8="}}
+    assert Message.from_api(json.loads(json.dumps(shown))).message_attributes == attributes
+    assert plain_attributes(shown["MessageAttributes"]) == shown["MessageAttributes"]
+
+
+def test_an_attribute_that_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(TypeError, match="cannot hold a set"):
+        plain_attributes({"odd": {"DataType": "String", "StringValue": {"text"}}})

@@ -351,6 +351,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             payload=self.payload,
             filter=None if filtering is None else asdict(filtering),
             unmatched=self.unmatched,
+            on_failure=self._keeper().on_failure,
         )
 
     def _check_that_work_begins_again(self, task_instance: Any, keeper: SqsLeaseKeeperOperator) -> None:

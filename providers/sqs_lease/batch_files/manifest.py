@@ -19,7 +19,6 @@ Airflow's ``ObjectStoragePath``. It needs pyarrow and jiter: ``pip install "sqs-
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Message, Receipt, attributes_from_plain, plain_attributes
 
 METADATA_KEY: Final = b"sqs_lease_manifest"
 """The key of the file's metadata that makes it a manifest."""
@@ -208,7 +207,7 @@ def _message(row: Mapping[str, Any]) -> Message:
         Receipt(row["message_id"], ""),
         row["body"],
         json.loads(row["attributes"]),
-        {} if attributes is None else json.loads(attributes, object_hook=_bytes_again),
+        {} if attributes is None else attributes_from_plain(json.loads(attributes)),
     )
 
 
@@ -220,19 +219,4 @@ def _texts(texts: Sequence[str]) -> Any:
 
 
 def _attributes_text(attributes: Mapping[str, Mapping[str, Any]]) -> str | None:
-    if not attributes:
-        return None
-    return json.dumps({name: dict(value) for name, value in attributes.items()}, separators=(",", ":"), default=_base64)
-
-
-def _base64(value: object) -> dict[str, str]:
-    if isinstance(value, bytes | bytearray):
-        return {"base64": base64.b64encode(value).decode("ascii")}
-    raise TypeError(f"a message attribute cannot hold a {type(value).__name__}")
-
-
-def _bytes_again(value: dict[str, Any]) -> Any:
-    # A message attribute of that name is a mapping itself.
-    if value.keys() == {"base64"} and isinstance(value["base64"], str):
-        return base64.b64decode(value["base64"])
-    return value
+    return json.dumps(plain_attributes(attributes), separators=(",", ":")) if attributes else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 _SHOWN_HANDLE_CHARACTERS = 6
+_BASE64 = "base64"
 
 
 class Receipt(Struct, frozen=True, gc=False):
@@ -83,13 +85,17 @@ class Message:
         """The message in the shape of the SQS API, *without* the receipt handle: what work tasks are given.
 
         Keys: ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``, as in the answer of
-        ``ReceiveMessage`` and in what the stock ``SqsSensor`` returns.
+        ``ReceiveMessage`` and in what the stock ``SqsSensor`` returns. Binary attributes have ``{"base64": "..."}`` in
+        place of bytes, see :func:`plain_attributes`.
+
+        Raises:
+            TypeError: JSON has no value for an attribute.
         """
         return {
             "MessageId": self.message_id,
             "Body": self.body,
             "Attributes": dict(self.attributes),
-            "MessageAttributes": {name: dict(value) for name, value in self.message_attributes.items()},
+            "MessageAttributes": plain_attributes(self.message_attributes),
         }
 
     @classmethod
@@ -102,13 +108,63 @@ class Message:
 
         Raises:
             KeyError: ``MessageId`` or ``Body`` is missing.
+            ValueError: A Binary attribute is not base64.
         """
         return cls(
             receipt=Receipt(answer["MessageId"], answer.get("ReceiptHandle", "")),
             body=answer["Body"],
             attributes=dict(answer.get("Attributes") or {}),
-            message_attributes=dict(answer.get("MessageAttributes") or {}),
+            message_attributes=attributes_from_plain(answer.get("MessageAttributes") or {}),
         )
+
+
+def plain_attributes(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return a message's attributes as JSON values, with ``{"base64": "..."}`` in place of bytes.
+
+    Every place that publishes or stores messages uses this form: XComs, asset state stores, manifests. Attributes that
+    have it already stay as they are.
+
+    Args:
+        attributes: The attributes in the shape of the SQS API.
+
+    Raises:
+        TypeError: JSON has no such value.
+    """
+    return {
+        name: {key: _plain_value(value) for key, value in attribute.items()} for name, attribute in attributes.items()
+    }
+
+
+def attributes_from_plain(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Build a message's attributes, with their bytes, from what :func:`plain_attributes` returned.
+
+    Raises:
+        ValueError: The text of a Binary attribute is not base64.
+    """
+    return {name: {key: _value_of(value) for key, value in attribute.items()} for name, attribute in plain.items()}
+
+
+def _plain_value(value: object) -> object:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return {_BASE64: base64.b64encode(value).decode("ascii")}
+    if isinstance(value, list | tuple):
+        # The lists of values that the API has fields for, although the service does not use them yet.
+        return [_plain_value(each) for each in value]
+    if _is_base64(value):
+        return value
+    raise TypeError(f"a message attribute cannot hold a {type(value).__name__}")
+
+
+def _value_of(plain: Any) -> object:
+    if _is_base64(plain):
+        return base64.b64decode(plain[_BASE64], validate=True)
+    return [_value_of(each) for each in plain] if isinstance(plain, list) else plain
+
+
+def _is_base64(value: object) -> bool:
+    return isinstance(value, Mapping) and value.keys() == {_BASE64} and isinstance(value[_BASE64], str)
 
 
 class Lease(Struct, frozen=True, gc=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from sqs_lease.core.messages import Message
+from sqs_lease.core.messages import Message, plain_attributes
 
 _GROUP_MESSAGES: Final = 10_000
 _GROUP_CHARACTERS: Final = 16 * 1024 * 1024
@@ -114,15 +113,7 @@ def _texts(texts: Sequence[str]) -> pa.Array:
 
 
 def _json(message_attributes: Mapping[str, Any]) -> str:
-    return json.dumps(message_attributes, separators=(",", ":"), default=_plain)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, bytes | bytearray):
-        return {"base64": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"a message attribute cannot be a {type(value).__name__}")
+    return json.dumps(plain_attributes(message_attributes), separators=(",", ":"))
 
 
 def _times(message_ids: Sequence[str], milliseconds: list[Any]) -> pa.Array:

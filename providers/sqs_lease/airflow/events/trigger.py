@@ -43,10 +43,10 @@ from sqs_lease.airflow.receiving.visibility import ShortVisibilityWarning, takeo
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.failure_rules import expire
+from sqs_lease.core.failure_rules import expire, release
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import decode_policy, encode_policy, resolve_policy
+from sqs_lease.core.specs import decode_policy, encode_failure_rule, encode_policy, resolve_policy
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.sqs.errors import SqsError
@@ -288,6 +288,9 @@ class SqsLeaseTrigger(BaseEventTrigger):
             linger_seconds=self.linger_seconds,
             filter=None if self._filter is None else asdict(self._filter),
             unmatched=encode_unmatched(expire()) if self.unmatched is None else self.unmatched,
+            stored=self.payload is not None,
+            # Which run would have got it, and what its keeper makes of failures, is not known.
+            on_failure=encode_failure_rule(release()),
         )
         collector = await Collector.open(options, shared_keeper.transport, keepers.clock)
         batches = OpenBatches(
@@ -316,7 +319,10 @@ class SqsLeaseTrigger(BaseEventTrigger):
             try:
                 await self._receive_one(keepers, queue)
                 trouble.is_over()
-            except (SqsError, CommsError, PayloadError) as error:
+            except Exception as error:
+                # Whatever it is: a trigger that ends is started again at once, and would receive the same messages.
+                if not isinstance(error, SqsError | CommsError | PayloadError):
+                    logger.exception("Receiving from %s failed unexpectedly", self.queue_url)
                 if self._collecting is not None:
                     await keepers.leave(*self._collecting, Leaving.RELEASE)
                     self._collecting = None

@@ -14,16 +14,18 @@ All of it goes through Airflow's ``ObjectStoragePath``, which blocks; so it runs
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final, TypeAlias, TypeVar
 
-from airflow.sdk import ObjectStoragePath
+from airflow.sdk import BaseXCom, ObjectStoragePath
 
 from sqs_lease.airflow.handover.handed_lease import LEASES_URI, MANIFEST_URI, HandedLease, seal_leases
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.core.messages import Message
+from sqs_lease.core.messages import Message, plain_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,47 @@ def check_payload(payload: object, task_id: str) -> None:
             f"path that all workers and triggerers share, not {payload!r}"
         )
     require_manifests(f"payload of {task_id!r}", MANIFEST_EXTRAS, "leave payload out")
+
+
+def why_unpublishable(message: Message, *, stored: bool) -> str | None:
+    """Say why Airflow cannot take a message, without quoting it; None where it can.
+
+    One such message would otherwise fail the whole batch, now and each time it is received again.
+
+    Args:
+        message: The message.
+        stored: Whether the batch is stored in files (``payload``): they take what XComs and state stores do not.
+    """
+    try:
+        attributes = plain_attributes(message.message_attributes)
+    except TypeError as error:
+        return str(error)
+    if stored:
+        return None
+    remedy = "it can be stored in a file, with payload=, or sent without that"
+    texts = f"{message.body}{json.dumps(attributes, ensure_ascii=False) if attributes else ''}"
+    if "\0" in message.body or not _is_unicode(texts):
+        return f"it has characters that a database refuses; {remedy}"
+    if attributes and not _comes_back(attributes):
+        return f"an attribute has a name that Airflow uses itself; {remedy}"
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _comes_back(attributes: dict[str, dict[str, Any]]) -> bool:
+    """Whether Airflow's serialisation takes the attributes, and gives them back unchanged."""
+    try:
+        serialised = BaseXCom.serialize_value(attributes)
+        return bool(BaseXCom.deserialize_value(SimpleNamespace(value=serialised)) == attributes)
+    except Exception:  # noqa: BLE001 - it raises whatever fits: AttributeError, TypeError, ImportError, ...
+        return False
 
 
 async def publishable(

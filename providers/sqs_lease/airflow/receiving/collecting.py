@@ -2,6 +2,10 @@
 
 What passes is put into the batch, and held, as it comes. What does not is settled by the ``unmatched`` rule as
 it comes; it never was part of the batch, so on a FIFO queue it holds nothing of its group back.
+
+A message that Airflow cannot publish would fail the whole batch. It is settled by itself, by the keeper's
+``on_failure`` rule. It fails in the same way whenever it is received, so it is never released without a delay. On a
+FIFO queue it is a failed message: what is received behind it in its group is released and comes after it.
 """
 
 from __future__ import annotations
@@ -9,26 +13,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
+from sqs_lease.airflow.handover.payload import why_unpublishable
 from sqs_lease.airflow.receiving.filtering import Matcher, MessageFilter, UnmatchedRule, decode_unmatched
 from sqs_lease.airflow.receiving.visibility import takeover_risk, with_visibility
 from sqs_lease.clock import Clock
-from sqs_lease.core.messages import Message
+from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backoff
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import decode_policy
+from sqs_lease.core.specs import decode_failure_rule, decode_policy
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.validation import FIFO_SUFFIX
 
 logger = logging.getLogger(__name__)
 
 LAST_SETTLEMENTS_SECONDS: Final = 10.0
 """How long the end of a collection waits until what did not match is settled; what is not then comes back by itself."""
+
+_SLOW_RELEASE: Final = backoff()
+"""How messages that cannot be published are given back at the earliest: after 10 s, 20 s, ... up to 15 minutes."""
+
+_NAMED_IN_LOG: Final = 5
+"""How many messages one line of the log names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,9 @@ class CollectOptions:
         linger_seconds: How long to wait for more after the first.
         filter: The arguments of :class:`~sqs_lease.airflow.receiving.filtering.MessageFilter`; None lets all through.
         unmatched: The rule for the others, as :func:`~sqs_lease.airflow.receiving.filtering.encode_unmatched` gives it.
+        stored: Whether the batch is stored in files, which take messages that Airflow itself does not.
+        on_failure: The rule for messages that cannot be published, as
+            :func:`~sqs_lease.core.specs.encode_failure_rule` gives it.
     """
 
     queue: str
@@ -50,6 +67,8 @@ class CollectOptions:
     linger_seconds: float
     filter: dict[str, Any] | None
     unmatched: dict[str, Any]
+    stored: bool
+    on_failure: dict[str, Any]
 
 
 class Collector:
@@ -74,10 +93,12 @@ class Collector:
         self._receiver = receiver
         self._matches = matches
         self._unmatched_rule: UnmatchedRule = decode_unmatched(options.unmatched)
+        self._failure_rule = decode_failure_rule(options.on_failure)
         self._clock = clock
         self._random = Random()
         self._sorting: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
+        self._unpublishable: dict[str, list[str]] = {}  # message ids by the reason, since the last log line
         self._stopped = False
 
     @classmethod
@@ -115,10 +136,10 @@ class Collector:
         Raises:
             SqsError: Nothing can be received.
         """
-        unmatched = keeper.open_batch(self.queue_url, policy=self.policy)
+        aside = keeper.open_batch(self.queue_url, policy=self.policy)
 
         def on_received(reception: Reception) -> None:
-            self._received(reception, batch, unmatched)
+            self._received(reception, batch, aside)
 
         try:
             while True:
@@ -140,32 +161,82 @@ class Collector:
             await self._sorted()
             if self._settling:
                 await asyncio.wait(self._settling, timeout=LAST_SETTLEMENTS_SECONDS)
-            keeper.drop(unmatched)
+            keeper.drop(aside)
+            self._log_unpublishable()
 
     def stop(self) -> None:
         """Receive no more: a collection under way ends with what it has, once its polls were answered."""
         self._stopped = True
         self._receiver.stop()
 
-    def _received(self, reception: Reception, batch: Batch, unmatched: Batch) -> None:
+    def _received(self, reception: Reception, batch: Batch, aside: Batch) -> None:
         if self._matches is None:
-            self._hold(batch, reception, reception.messages)
+            self._take(reception, reception.messages, batch, aside)
         else:
-            sorting = asyncio.get_running_loop().create_task(self._sort(self._matches, reception, batch, unmatched))
+            sorting = asyncio.get_running_loop().create_task(self._sort(self._matches, reception, batch, aside))
             self._sorting.add(sorting)
             sorting.add_done_callback(self._sorting.discard)
 
-    async def _sort(self, matches: Matcher, reception: Reception, batch: Batch, unmatched: Batch) -> None:
+    async def _sort(self, matches: Matcher, reception: Reception, batch: Batch, aside: Batch) -> None:
         # In a thread: going through large bodies takes long enough to make extensions late.
         matched = await asyncio.to_thread(lambda: [matches(message) for message in reception.messages])
         passed = [message for message, is_in in zip(reception.messages, matched, strict=True) if is_in]
         others = [message for message, is_in in zip(reception.messages, matched, strict=True) if not is_in]
-        self._hold(batch, reception, passed)
+        self._take(reception, passed, batch, aside)
         if others:
-            self._hold(unmatched, reception, others)
-            settling = asyncio.get_running_loop().create_task(self._settle(unmatched, others))
-            self._settling.add(settling)
-            settling.add_done_callback(self._settling.discard)
+            reason = "it does not match message_filtering of the task that received it"
+            settlements = {
+                message.receipt: self._settlement(self._unmatched_rule, message, reason) for message in others
+            }
+            self._settle_aside(reception, others, settlements, aside, "do not match")
+
+    def _take(self, reception: Reception, messages: Sequence[Message], batch: Batch, aside: Batch) -> None:
+        """Hold the messages that can be published, and settle the others."""
+        taken: list[Message] = []
+        refused: list[Message] = []
+        settlements: dict[Receipt, Settlement] = {}
+        waiting_groups: set[str | None] = set()
+        for message in messages:
+            settlement = self._settlement_of_unpublishable(message)
+            if settlement is None and message.message_group_id in waiting_groups:
+                settlement = self._slowed(message, Release())
+            if settlement is None:
+                taken.append(message)
+                continue
+            refused.append(message)
+            settlements[message.receipt] = settlement
+            if self.queue_url.endswith(FIFO_SUFFIX) and not isinstance(settlement, DeadLetter):
+                waiting_groups.add(message.message_group_id)
+        self._hold(batch, reception, taken)
+        if refused:
+            self._settle_aside(reception, refused, settlements, aside, "cannot be published, or wait for one of those")
+
+    def _settlement_of_unpublishable(self, message: Message) -> Settlement | None:
+        why = why_unpublishable(message, stored=self._options.stored)
+        if why is None:
+            return None
+        self._unpublishable.setdefault(why, []).append(message.message_id)
+        settlement = self._settlement(self._failure_rule, message, f"Airflow cannot publish it: {why}")
+        return self._slowed(message, settlement) if isinstance(settlement, Release) else settlement
+
+    def _slowed(self, message: Message, settlement: Release) -> Release:
+        """A release that keeps the message away for a while, longer with each time that it was received."""
+        slow = self._settlement(_SLOW_RELEASE, message, "")
+        return slow if isinstance(slow, Release) and slow.delay_seconds > settlement.delay_seconds else settlement
+
+    def _settlement(self, rule: UnmatchedRule, message: Message, reason: str) -> Settlement:
+        return rule.settlement(receive_count=message.receive_count, reason=reason, random=self._random)
+
+    def _log_unpublishable(self) -> None:
+        unpublishable, self._unpublishable = self._unpublishable, {}
+        for why, message_ids in unpublishable.items():
+            logger.error(
+                "%d messages of %s cannot be published, and were settled by themselves: %s (%s)",
+                len(message_ids),
+                self.queue_url,
+                why,
+                ", ".join(message_ids[:_NAMED_IN_LOG]),
+            )
 
     async def _sorted(self) -> None:
         """Wait until everything that was received is held or being settled."""
@@ -176,28 +247,33 @@ class Collector:
     def _hold(batch: Batch, reception: Reception, messages: Sequence[Message]) -> None:
         batch.add(messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
-    async def _settle(self, unmatched: Batch, messages: list[Message]) -> None:
-        settlements = {
-            message.receipt: self._unmatched_rule.settlement(
-                receive_count=message.receive_count,
-                reason="it does not match message_filtering of the task that received it",
-                random=self._random,
-            )
-            for message in messages
-            # One that came once more meanwhile is settled by its newer receipt.
-            if unmatched.holds(message.receipt)
-        }
+    def _settle_aside(
+        self,
+        reception: Reception,
+        messages: Sequence[Message],
+        settlements: Mapping[Receipt, Settlement],
+        aside: Batch,
+        what: str,
+    ) -> None:
+        """Begin to settle messages that are no part of the batch."""
+        self._hold(aside, reception, messages)
+        settling = asyncio.get_running_loop().create_task(self._settle(aside, settlements, what))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+
+    async def _settle(self, aside: Batch, settlements: Mapping[Receipt, Settlement], what: str) -> None:
+        # One that came once more meanwhile is settled by its newer receipt.
+        held = {receipt: settlement for receipt, settlement in settlements.items() if aside.holds(receipt)}
         try:
             # Nobody works on these, so nothing has to wait for another one.
-            outcomes = await unmatched.settle(settlements, in_order=False)
+            outcomes = await aside.settle(held, in_order=False)
         except KeeperClosedError:
             return
-        counts: dict[str, int] = {}
-        for settled in outcomes.values():
-            counts[settled.outcome.value] = counts.get(settled.outcome.value, 0) + 1
+        counts = Counter(settled.outcome.value for settled in outcomes.values())
         logger.info(
-            "%d messages of %s do not match: %s",
-            len(messages),
+            "%d messages of %s %s: %s",
+            len(settlements),
             self.queue_url,
+            what,
             ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
         )

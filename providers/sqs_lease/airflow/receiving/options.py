@@ -7,7 +7,8 @@ from typing import Any
 
 from sqs_lease.airflow.receiving.collecting import CollectOptions
 from sqs_lease.airflow.receiving.filtering import encode_unmatched
-from sqs_lease.core.failure_rules import expire
+from sqs_lease.core.failure_rules import expire, release
+from sqs_lease.core.specs import encode_failure_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class ReceiveOptions:
         payload: Where messages and leases are stored; None publishes them as XComs.
         filter: The arguments of a ``MessageFilter``; None lets every message through.
         unmatched: What becomes of the others, as ``encode_unmatched()`` gives it.
+        on_failure: The keeper's rule for failed messages, as ``encode_failure_rule()`` gives it: what Airflow cannot
+            publish is settled by it.
     """
 
     queue: str
@@ -47,9 +50,17 @@ class ReceiveOptions:
     payload: str | None = None
     filter: dict[str, Any] | None = None
     unmatched: dict[str, Any] = field(default_factory=lambda: encode_unmatched(expire()))
+    on_failure: dict[str, Any] = field(default_factory=lambda: encode_failure_rule(release()))
 
     def collecting(self) -> CollectOptions:
         """What concerns the collection alone."""
         return CollectOptions(
-            self.queue, self.policy, self.max_messages, self.linger_seconds, self.filter, self.unmatched
+            self.queue,
+            self.policy,
+            self.max_messages,
+            self.linger_seconds,
+            self.filter,
+            self.unmatched,
+            stored=self.payload is not None,
+            on_failure=self.on_failure,
         )

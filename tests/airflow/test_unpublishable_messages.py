@@ -1,0 +1,207 @@
+"""Binary attributes are published as base64, and a message that Airflow cannot take is settled by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.triggers.base import TaskSuccessEvent
+
+from sqs_lease.airflow import read_messages
+from sqs_lease.airflow.events import open_batches
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.receiving.trigger import TIMED_OUT
+from sqs_lease.core.failure_rules import FailureRule, dead_letter, expire, release
+from sqs_lease.core.specs import encode_failure_rule
+from sqs_lease.testing import AuditKind
+from tests.airflow.leased_messages import LeasedMessages
+from tests.airflow.scripted_comms import ScriptedComms
+from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID
+from tests.airflow.watched_queue import WatchedQueue, bodies_of
+
+PICTURE = {"DataType": "Binary", "BinaryValue": b"\x89PNG\x00\xff"}
+AS_TEXT = {"DataType": "Binary", "BinaryValue": {"base64": "iVBORwD/"}}
+RESERVED = {"__classname__": {"DataType": "String", "StringValue": "builtins.tuple"}}
+"""SQS allows attributes of this name, and Airflow refuses to serialise a mapping with it."""
+
+LEGACY = {
+    "__type": {"DataType": "String", "StringValue": "dict"},
+    "__var": {"DataType": "String", "StringValue": "{}"},
+}
+"""Airflow serialises these names, and reads another value back."""
+
+
+@pytest.fixture
+def world(supervisor: ScriptedComms) -> LeasedMessages:
+    return LeasedMessages(supervisor)
+
+
+def published(world: LeasedMessages) -> Any:
+    return world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, "return_value"]
+
+
+def receives(world: LeasedMessages | WatchedQueue) -> Counter[str]:
+    return Counter(entry.message_id for entry in world.sqs.trail().entries() if entry.kind is AuditKind.RECEIVED)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["through XCom", "by files"])
+def test_a_binary_attribute_travels_as_base64(world: LeasedMessages, stored: bool, tmp_path: Path) -> None:
+    picture = world.sqs.send(world.url, "picture", message_attributes={"image": PICTURE})
+
+    async def scenario() -> None:
+        running = await world.receive(world.triggerer(), payload=str(tmp_path) if stored else None)
+        assert [type(event) for event in running.events] == [TaskSuccessEvent]
+
+    world.run(scenario)
+    by_id = {message["MessageId"]: message for message in read_messages(published(world))}
+    assert by_id[picture]["MessageAttributes"] == {"image": AS_TEXT}
+    assert by_id.keys() == {picture, *world.ids}
+    json.dumps(list(by_id.values()))
+
+
+def test_a_binary_attribute_is_whole_again_in_the_dead_letter_queue(world: LeasedMessages) -> None:
+    world.sqs.send(world.url, "picture", message_attributes={"image": PICTURE})
+
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        await first.kill()
+        # This one has nothing but what was published.
+        keeping = world.keep(world.triggerer("second"), on_failure=dead_letter())
+        await asyncio.sleep(30)
+        world.states["load"] = "failed"
+        await keeping.ended()
+        dead = world.sqs.receive(world.dead_letter_url, max_messages=10, visibility_seconds=10)
+        (message,) = [message for message in dead if message.body == "picture"]
+        assert message.message_attributes["image"] == PICTURE
+
+    world.run(scenario)
+
+
+def test_the_watcher_publishes_binary_attributes(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.sqs.send(queue.url, "picture", message_attributes={"image": PICTURE})
+        queue.send("a", "b")
+        watcher = queue.watch()
+        taken = await queue.claim(await queue.fired(watcher))
+        messages = {message["Body"]: message for batch in taken for message in read_messages(batch.messages)}
+        assert messages.keys() == {"picture", "a", "b"}
+        assert messages["picture"]["MessageAttributes"] == {"image": AS_TEXT}
+        await watcher.cancel()
+
+    queue.run(scenario)
+    assert set(receives(queue).values()) == {1}
+
+
+@pytest.mark.parametrize("attributes", [RESERVED, LEGACY], ids=["reserved", "legacy"])
+def test_a_message_that_airflow_cannot_take_is_dead_lettered_alone_where_the_lease_says_so(
+    world: LeasedMessages, attributes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    poison = world.sqs.send(world.url, "secret", message_attributes=attributes)
+
+    async def scenario() -> None:
+        running = await world.receive(world.triggerer(), on_failure=encode_failure_rule(dead_letter()))
+        assert [type(event) for event in running.events] == [TaskSuccessEvent]
+        (dead,) = world.sqs.receive(world.dead_letter_url, max_messages=10, visibility_seconds=10)
+        assert dead.body == "secret"
+        reason = dead.message_attributes["sqs_lease_reason"]["StringValue"]
+        assert "Airflow cannot publish it" in reason
+        assert "payload" in reason
+
+    world.run(scenario)
+    assert [message["MessageId"] for message in published(world)] == world.ids
+    assert poison in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("rule", [release(), release(0), expire()], ids=["release", "release(0)", "expire"])
+def test_a_sensor_that_finds_nothing_else_does_not_receive_such_a_message_over_and_over(
+    world: LeasedMessages, rule: FailureRule
+) -> None:
+    poison = world.sqs.send(world.url, "poison", message_attributes=RESERVED)
+
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        # The others are taken by the first sensor.
+        await world.receive(triggerer, on_failure=encode_failure_rule(rule))
+        second = await world.receive(
+            triggerer, batch_id="second", timeout_seconds=600, on_failure=encode_failure_rule(rule)
+        )
+        assert second.events[0].payload["status"] == TIMED_OUT
+
+    world.run(scenario)
+    assert {
+        message_id: count for message_id, count in receives(world).items() if message_id != poison
+    } == dict.fromkeys(world.ids, 1)
+    # By its own visibility timeout, 30 s, a message that is left alone comes 20 times within 600 s.
+    assert receives(world)[poison] <= (22 if rule == expire() else 8)
+
+
+def test_such_a_message_goes_through_files(world: LeasedMessages, tmp_path: Path) -> None:
+    poison = world.sqs.send(world.url, "unusual", message_attributes={**RESERVED, "image": PICTURE})
+
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), payload=str(tmp_path))
+
+    world.run(scenario)
+    (unusual,) = [message for message in read_messages(published(world)) if message["MessageId"] == poison]
+    assert unusual["MessageAttributes"] == {**RESERVED, "image": AS_TEXT}
+
+
+def test_a_watcher_goes_on_with_the_others_and_their_receive_counts_stay(queue: WatchedQueue) -> None:
+    poison = queue.sqs.send(queue.url, "poison", message_attributes=RESERVED)
+
+    async def scenario() -> None:
+        queue.send("a", "b", "c")
+        watcher = queue.watch(handoff_timeout=3600)
+        taken = await queue.claim(await queue.fired(watcher))
+        assert bodies_of(taken) == ["a", "b", "c"]
+        await asyncio.sleep(600)
+        assert not watcher.task.done()
+        await watcher.cancel()
+
+    queue.run(scenario)
+    counts = receives(queue)
+    assert 2 <= counts.pop(poison) <= 8
+    assert set(counts.values()) == {1}
+
+
+def test_messages_behind_such_a_message_of_a_fifo_group_wait_with_it(supervisor: ScriptedComms) -> None:
+    world = LeasedMessages(supervisor, fifo=True, bodies="a")
+    for body, group, attributes in (("x", "group", RESERVED), ("b", "group", {}), ("c", "other", {})):
+        world.sqs.send(world.url, body, message_attributes=attributes, message_group_id=group, deduplication_id=body)
+
+    async def scenario() -> None:
+        await world.receive(world.triggerer())
+        assert {message["Body"] for message in published(world)} == {"a", "c"}
+        received = HandedLease.decode(world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]).leases
+        world.sqs.delete(world.url, [lease.receipt for lease in received])
+        await asyncio.sleep(15)
+        again = world.sqs.receive(world.url, max_messages=10, visibility_seconds=30)
+        assert [message.body for message in again] == ["x", "b"]
+
+    world.run(scenario)
+
+
+def test_a_watcher_survives_an_error_that_nobody_foresaw(
+    queue: WatchedQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(*_: Any) -> Any:
+        raise TypeError("nobody foresaw this")
+
+    async def scenario() -> None:
+        queue.send("a")
+        monkeypatch.setattr(open_batches, "publishable", refuse)
+        watcher = queue.watch()
+        await asyncio.sleep(100)
+        monkeypatch.undo()
+        assert bodies_of(await queue.claim(await queue.fired(watcher, within=120))) == ["a"]
+        await watcher.cancel()
+
+    queue.run(scenario)
+    assert max(receives(queue).values()) <= 7
+    assert "nobody foresaw this" in caplog.text
