@@ -18,6 +18,7 @@ from sqs_lease.airflow.keeping.verdict import why_it_fails
 from sqs_lease.airflow.keeping.work import work_tasks
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import settle_locally
+from sqs_lease.airflow.receiving.worker_lease import give_back_handed
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
@@ -134,7 +135,12 @@ class SqsLeaseKeeperOperator(BaseOperator):
         Raises:
             AirflowFailException: Always. No retry follows, because there is nothing left to keep.
         """
-        raise AirflowFailException(f"task {self.task_id!r} of DAG {self.dag_id!r}: {event['error']}")
+        error = event["error"]
+        if "give_back" in event:
+            lease = context["ti"].xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)
+            if lease is not None and lease["batch_id"] == event["give_back"]:
+                error = f"{error}. {give_back_handed(lease)}"
+        raise AirflowFailException(f"task {self.task_id!r} of DAG {self.dag_id!r}: {error}")
 
     def as_teardown(self, *, setups: Any = None, on_failure_fail_dagrun: bool | None = True) -> Any:
         """Make it a teardown, as any operator; but its failure fails the run unless it is told otherwise."""

@@ -39,6 +39,9 @@ READ_PAUSE_SECONDS: Final = 3.0
 MANIFESTS: Final = "sqs_lease_manifests"
 """The key by which a return value that refers to manifests is known."""
 
+RECEIVED_BY_WORKER: Final = "received_by_worker"
+"""The key of a lease as plain values that says that a worker received it, and that no triggerer has held it."""
+
 MANIFEST_EXTRAS: Final = "airflow,manifest"
 """The package's extras that manifests need in Airflow."""
 
@@ -49,7 +52,11 @@ _T = TypeVar("_T")
 
 
 class PayloadError(RuntimeError):
-    """The files of a batch cannot be written or read; the text says which and what to do."""
+    """The files or the leases of a batch cannot be written or read; the text says which and what to do."""
+
+
+class OtherKeyError(PayloadError):
+    """The leases were encrypted with another Fernet key than this process has; no second try helps."""
 
 
 def check_payload(payload: object, task_id: str) -> None:
@@ -268,11 +275,21 @@ def read_leases(lease: Mapping[str, Any]) -> HandedLease:
     """Build a lease from its plain values, reading what was stored elsewhere. It blocks.
 
     Raises:
+        OtherKeyError: The leases cannot be decrypted.
         PayloadError: The leases cannot be read.
     """
+    plain = _with_leases(lease)
     if "parts" in lease:
-        return HandedLease.decode({**lease, "parts": [_with_leases(part) for part in lease["parts"]]})
-    return HandedLease.decode(_with_leases(lease))
+        plain = {**lease, "parts": [_with_leases(part) for part in lease["parts"]]}
+    try:
+        return HandedLease.decode(plain)
+    except Exception:  # noqa: BLE001 - cryptography's own, which is not among our dependencies, or what is no JSON
+        # Not the error itself: without a key what is decoded are receipt handles.
+        raise OtherKeyError(
+            f"the leases of {lease['messages']} messages of {lease['queue_url']} cannot be decrypted: they were "
+            "encrypted by a process with another Fernet key than this one, or without one. Set the same [core] "
+            "fernet_key (AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
+        ) from None
 
 
 def _with_leases(lease: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -326,11 +343,14 @@ async def load_lease(lease: Mapping[str, Any]) -> HandedLease:
     """Build a lease from its plain values, in a thread, because that may take reading, and again if that fails.
 
     Raises:
+        OtherKeyError: The leases cannot be decrypted.
         PayloadError: The leases cannot be read.
     """
     for _ in range(READ_TRIES - 1):
         try:
             return await in_thread(read_leases, lease)
+        except OtherKeyError:
+            raise
         except PayloadError as error:
             logger.warning("Trying again in %g s: %s", READ_PAUSE_SECONDS, error)
             await asyncio.sleep(READ_PAUSE_SECONDS)

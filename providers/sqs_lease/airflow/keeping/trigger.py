@@ -43,7 +43,7 @@ from sqs_lease.airflow.failures.report import CONFIG_SECTION, REPORT_FAILURES_OP
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import ENDED, TAKEOVER_SECONDS, HandOff, was_cleared
 from sqs_lease.airflow.handover.parts import gather_parts
-from sqs_lease.airflow.handover.payload import load_lease, remove_files
+from sqs_lease.airflow.handover.payload import RECEIVED_BY_WORKER, OtherKeyError, load_lease, remove_files
 from sqs_lease.airflow.handover.progress import TAKEOVER_KEY, Progress, Takeover, read_progress, read_takeover
 from sqs_lease.airflow.handover.published_messages import PublishedMessages
 from sqs_lease.airflow.keeping.lost_leases import WARN, LostLeases
@@ -147,8 +147,17 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         await keepers.ready()
         signals = self._signals(task)
         self._losses = losses = LostLeases(self.on_lost, task, self.lease["queue_url"])
-        # Not kept in a variable: with many keepers, leases held twice are twice as much for the garbage collector.
-        self._settler = settler = await self._take(task, await load_lease(self.lease), keepers, signals)
+        try:
+            # Not kept in a variable: with many keepers, leases held twice are twice as much for the garbage collector.
+            self._settler = settler = await self._take(task, await load_lease(self.lease), keepers, signals)
+        except OtherKeyError as error:
+            if self.tried_before or RECEIVED_BY_WORKER not in self.lease:
+                raise
+            # A worker encrypted them, so a worker can release them; nobody holds them meanwhile.
+            logger.error("%s", error)  # noqa: TRY400 - the text says it all
+            await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
+            yield TriggerEvent({"error": str(error), "give_back": self.lease["batch_id"]})  # type: ignore[no-untyped-call]
+            return
         listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
         with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
             await settler.run(watch)

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, telling_of_aws
 from sqs_lease.airflow.handover.handed_lease import HandedLease
-from sqs_lease.airflow.handover.payload import BatchValue, publishable, remove_batch
+from sqs_lease.airflow.handover.payload import (
+    RECEIVED_BY_WORKER,
+    BatchValue,
+    PayloadError,
+    publishable,
+    read_leases,
+    remove_batch,
+)
 from sqs_lease.airflow.receiving.collecting import Collector
 from sqs_lease.airflow.receiving.options import ReceiveOptions
 from sqs_lease.clock import SystemClock
@@ -26,7 +33,8 @@ from sqs_lease.keeper.batch import Batch, EventListener
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.loop_thread import LoopThread
-from sqs_lease.keeper.plain_leases import to_wall_time
+from sqs_lease.keeper.plain_leases import from_wall_time, to_wall_time
+from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -163,7 +171,8 @@ class WorkerLease:
             to_wall_time(leases, self.clock),
         )
         logger.info("Received %d messages of %s", len(handed.leases), handed.queue_url)
-        self.lease, value = await publishable(self.options.payload, handed, batch.messages())
+        lease, value = await publishable(self.options.payload, handed, batch.messages())
+        self.lease = {**lease, RECEIVED_BY_WORKER: True}
         return value
 
     async def _extend_for(self, seconds: float) -> None:
@@ -224,6 +233,44 @@ class WorkerLease:
         self._lease_log.happened(event)
         if self.listener is not None:
             self.listener(event)
+
+
+def give_back_handed(lease: Mapping[str, Any]) -> str:
+    """Make the messages of a batch visible again that a worker received, and that no triggerer can keep. It blocks.
+
+    Args:
+        lease: The lease as plain values, as a worker published it.
+
+    Returns:
+        What became of them, for people.
+    """
+    try:
+        handed = read_leases(lease)
+        with telling_of_aws(handed.queue_url):
+            transport = make_transport(handed.connection)
+        thread = LoopThread(f"sqs-lease {handed.queue_url}")
+        try:
+            released = thread.run(_release_handed(handed, transport))
+        finally:
+            thread.stop()
+    except (PayloadError, SqsError, TimeoutError) as error:
+        return f"Its messages come back when their visibility timeout ends: {error}"
+    remove_batch(lease)
+    return f"{released} of {len(handed.leases)} messages were given back"
+
+
+async def _release_handed(handed: HandedLease, transport: Transport) -> int:
+    clock = SystemClock()
+    keeper = Keeper(transport, clock=clock)
+    batch = keeper.open_batch(handed.queue_url, policy=handed.policy)
+    try:
+        batch.adopt(from_wall_time(handed.leases, clock))
+        async with asyncio.timeout(GIVE_BACK_SECONDS):
+            await batch.release_all()
+        return batch.report().released
+    finally:
+        await keeper.close(Leaving.NOTHING)
+        await transport.aclose()
 
 
 def _extending_by(seconds: float, policy: RenewalPolicy) -> RenewalPolicy:

@@ -1,0 +1,145 @@
+"""A worker that has another Fernet key than the triggerer, or none: a clear error, and its messages come back."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, task
+from airflow.sdk.crypto import get_fernet
+from airflow.sdk.exceptions import AirflowFailException
+from cryptography.fernet import Fernet
+
+from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
+from sqs_lease.airflow.comms import supervisor as sdk
+from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
+from sqs_lease.airflow.handover.payload import PayloadError, load_lease
+from sqs_lease.airflow.receiving.worker_lease import give_back_handed
+from sqs_lease.testing import LeasedQueue, LeasedQueues, VirtualClock, run_virtual
+from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
+from tests.airflow.scripted_comms import ScriptedComms
+from tests.airflow.test_worker_lease import TaskInstance, execute
+from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID
+
+KEYS = ["another key", "no key in the worker", "no key in the triggerer"]
+
+
+class _NoKey:
+    """What Airflow has in place of encryption where no key is configured."""
+
+    @staticmethod
+    def encrypt(message: bytes) -> bytes:
+        return message
+
+    @staticmethod
+    def decrypt(message: bytes) -> bytes:
+        return message
+
+
+class Keys:
+    """Lets this process be a worker or a triggerer, by its Fernet key."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+        self._monkeypatch = monkeypatch
+        self._worker: Any = _NoKey() if case == "no key in the worker" else Fernet(Fernet.generate_key())
+        self._triggerer: Any = _NoKey() if case == "no key in the triggerer" else get_fernet()
+
+    def worker(self) -> None:
+        self._monkeypatch.setattr(sdk, "get_fernet", lambda: self._worker)
+
+    def triggerer(self) -> None:
+        self._monkeypatch.setattr(sdk, "get_fernet", lambda: self._triggerer)
+
+
+@pytest.fixture(params=KEYS)
+def keys(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Keys:
+    return Keys(monkeypatch, request.param)
+
+
+@pytest.fixture
+def queue(leased_queues: LeasedQueues, supervisor: ScriptedComms) -> LeasedQueue:
+    return leased_queues.create("orders")
+
+
+@task
+def load(messages: Any) -> None: ...
+
+
+def received(queue: LeasedQueue) -> tuple[SqsLeaseKeeperOperator, dict[str, Any]]:
+    """The keeper, and the lease that a sensor's worker left for it."""
+    options = {"visibility": 300, "timeout": 3600, "linger": 0, "deferrable": False}
+    with DAG("shop", schedule=None) as dag, sqs_lease("orders", queue_url=queue.url, **options) as orders:  # type: ignore[arg-type]
+        load(orders)
+    made, keeper = dag.task_dict["orders"], dag.task_dict["orders_keeper"]
+    assert isinstance(made, SqsLeaseSensor)
+    assert isinstance(keeper, SqsLeaseKeeperOperator)
+    task_instance = TaskInstance()
+    execute(made, task_instance)
+    return keeper, task_instance.pushed[LEASE_KEY]
+
+
+def test_the_triggerer_says_what_is_wrong_and_a_worker_gives_the_messages_back(queue: LeasedQueue, keys: Keys) -> None:
+    queue.send("a", "b")
+    keys.worker()
+    keeper, lease = received(queue)
+    assert queue.visible == []
+    keys.triggerer()
+    with pytest.raises(PayloadError, match=r"same.*fernet_key") as raised:
+        run_virtual(lambda: load_lease(lease), clock=VirtualClock())
+    assert "2 messages" in str(raised.value)
+    assert lease["sealed_leases"][:20] not in str(raised.value)
+    keys.worker()
+    instance = SimpleNamespace(xcom_pull=lambda **_: lease)
+    event = {"error": str(raised.value), "give_back": lease["batch_id"]}
+    with pytest.raises(AirflowFailException, match=r"fernet_key.*2 of 2 messages were given back"):
+        keeper.execute_complete({"ti": instance}, event)
+    assert queue.visible == ["a", "b"]
+
+
+def test_the_keepers_trigger_resumes_a_worker_at_once(supervisor: ScriptedComms, keys: Keys) -> None:
+    world = LeasedMessages(supervisor)
+
+    async def scenario() -> None:
+        keys.worker()
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        lease = supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]
+        lease["received_by_worker"] = True
+        keys.triggerer()
+        began_at = world.clock.now()
+        (event,) = await world.keep(world.triggerer("second")).ended()
+        assert world.clock.now() - began_at < 10
+        assert event.payload["give_back"] == lease["batch_id"]
+        assert "fernet_key" in event.payload["error"]
+
+    world.run(scenario)
+
+
+def test_a_lease_that_a_triggerer_may_still_hold_is_left_to_it(supervisor: ScriptedComms, keys: Keys) -> None:
+    world = LeasedMessages(supervisor)
+
+    async def scenario() -> None:
+        keys.worker()
+        await world.receive(world.triggerer())
+        keys.triggerer()
+        with pytest.raises(PayloadError):
+            await world.keep(world.triggerer("second")).ended()
+        assert world.message_states() == ALL_HELD
+        world.states["orders_keeper"] = "failed"
+        await asyncio.sleep(60)
+        assert set(world.message_states().values()) != set(ALL_HELD.values())
+
+    world.run(scenario)
+
+
+def test_a_worker_that_cannot_read_the_leases_either_says_when_the_messages_come_back(
+    queue: LeasedQueue, keys: Keys
+) -> None:
+    queue.send("a")
+    keys.worker()
+    _, lease = received(queue)
+    keys.triggerer()
+    assert "come back when their visibility timeout ends" in give_back_handed(lease)
+    assert queue.visible == []
