@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
 from sqs_lease.airflow.events.desk import Stage
 from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
-from sqs_lease.testing import AuditKind, MessageState
+from sqs_lease.testing import AuditKind, Fault, MessageState, TransportCall, no_faults
 from tests.airflow.virtual_triggerer import KEEP, LOAD
 from tests.airflow.watched_queue import OTHER_RUN, RUN, VISIBILITY_SECONDS, WatchedQueue, bodies_of
 
@@ -299,11 +300,45 @@ def test_a_queue_that_is_made_later_is_received_from_then(queue: WatchedQueue) -
         assert not watcher.task.done()
         later = queue.sqs.create_queue("later")
         queue.sqs.send(later, "a")
-        (event,) = await queue.fired(watcher, within=60)
+        (event,) = await queue.fired(watcher, within=35)
         assert event.queue_url == later
         await watcher.cancel()
 
     queue.run(scenario)
+
+
+def test_a_queue_that_does_not_exist_yet_is_looked_for_every_half_minute(queue: WatchedQueue) -> None:
+    looks: list[float] = []
+
+    def look(call: TransportCall) -> Fault:
+        looks.append(queue.clock.now())
+        return no_faults(call)
+
+    async def scenario() -> None:
+        triggerer = queue.triggerer()
+        triggerer.faults = look
+        watcher = triggerer.watch(SqsLeaseTrigger("later", linger=0))
+        await asyncio.sleep(3600)
+        await watcher.cancel()
+
+    queue.run(scenario)
+    pauses = [after - before for before, after in pairwise([*looks, 3600.0])]
+    assert max(pauses) <= 30
+    assert len(looks) <= 3600 / 30 + 5
+
+
+def test_a_queue_that_is_missing_for_a_day_is_a_few_lines_in_the_log(
+    queue: WatchedQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        watcher = queue.triggerer().watch(SqsLeaseTrigger("later", linger=0))
+        await asyncio.sleep(86_400)
+        await watcher.cancel()
+
+    queue.run(scenario)
+    said = [record for record in caplog.records if "No events of later" in record.message]
+    assert 2 <= len(said) <= 40
+    assert "does not exist" in said[0].message
 
 
 def test_one_request_a_second_is_made_while_batches_wait_and_none_while_nothing_does(queue: WatchedQueue) -> None:

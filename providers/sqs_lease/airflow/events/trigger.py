@@ -41,6 +41,7 @@ from sqs_lease.airflow.receiving.filtering import (
 )
 from sqs_lease.airflow.receiving.visibility import ShortVisibilityWarning, takeover_risk, with_visibility
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
+from sqs_lease.clock import Clock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.failure_rules import expire, release
@@ -49,7 +50,7 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_failure_rule, encode_policy, resolve_policy
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
-from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.errors import QueueNotFoundError, SqsError
 from sqs_lease.sqs.validation import queue_reference
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,12 @@ after 10 s. Polls of 20 s would be 3 instead of 12 requests a minute.
 FIRST_TROUBLE_SECONDS: Final = 5.0
 LONGEST_TROUBLE_SECONDS: Final = 300.0
 """Pauses after an error: the first, doubled each time up to the longest."""
+
+LONGEST_MISSING_SECONDS: Final = 30.0
+"""The longest pause while the queue does not exist: it is often made after the DAG, and messages wait in it then."""
+
+LONGEST_SILENCE_SECONDS: Final = 3600.0
+"""An error that goes on is logged again after twice as long each time, and so often at least."""
 
 
 class SqsLeaseTrigger(BaseEventTrigger):
@@ -270,7 +277,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
 
     async def _open(self, keepers: TriggererKeepers, asset: str) -> _OpenQueue:
         """Reach the queue and take over the desk; what fails is tried again, for as long as it takes."""
-        trouble = _Trouble(self.queue_url)
+        trouble = _Trouble(self.queue_url, keepers.clock)
         while True:
             try:
                 if self._shared_keeper is None:
@@ -313,7 +320,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
 
     async def _receive(self, keepers: TriggererKeepers, queue: _OpenQueue) -> None:
         """Receive one batch after the other; what fails is tried again, for as long as it takes."""
-        trouble = _Trouble(self.queue_url)
+        trouble = _Trouble(self.queue_url, keepers.clock)
         while True:
             await queue.batches.room()
             try:
@@ -357,20 +364,36 @@ class _OpenQueue:
 
 @dataclass(slots=True)
 class _Trouble:
-    """Waits after errors, longer each time."""
+    """Waits after errors, longer each time, and logs them: another error at once, the same one more and more rarely."""
 
     queue_url: str
+    clock: Clock
     seconds: float = FIRST_TROUBLE_SECONDS
+    said: str = ""
+    silence_seconds: float = 0.0
+    silent_until: float = 0.0
 
     async def wait(self, error: Exception) -> None:
         """Say what happened, and wait."""
-        logger.error("No events of %s for %g s: %s", self.queue_url, self.seconds, error)
-        pause, self.seconds = self.seconds, min(self.seconds * 2, LONGEST_TROUBLE_SECONDS)
-        await asyncio.sleep(pause)
+        longest = LONGEST_MISSING_SECONDS if isinstance(error, QueueNotFoundError) else LONGEST_TROUBLE_SECONDS
+        seconds = min(self.seconds, longest)
+        self.seconds = min(self.seconds * 2, LONGEST_TROUBLE_SECONDS)
+        self._say(str(error), seconds)
+        await asyncio.sleep(seconds)
+
+    def _say(self, text: str, seconds: float) -> None:
+        now = self.clock.now()
+        if text != self.said:
+            self.said, self.silence_seconds = text, FIRST_TROUBLE_SECONDS
+        elif now < self.silent_until:
+            return
+        self.silent_until = now + self.silence_seconds
+        self.silence_seconds = min(self.silence_seconds * 2, LONGEST_SILENCE_SECONDS)
+        logger.error("No events of %s for %g s: %s", self.queue_url, seconds, text)
 
     def is_over(self) -> None:
         """Something succeeded."""
-        self.seconds = FIRST_TROUBLE_SECONDS
+        self.seconds, self.said = FIRST_TROUBLE_SECONDS, ""
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
