@@ -202,6 +202,21 @@ class TestSlowAnswers:
             ledger.adopt(Lease(urgent, 0, 100 + left), POLICY)
             assert ledger.timeout_seconds(only(ledger.due(100))) == expected, left
 
+    def test_after_two_calls_in_vain_the_longer_wait_says_how_long_answers_take(self) -> None:
+        """Seed 10013766: each next call was given less time, and four in a row were given up before their answers."""
+        ledger = Ledger(Random(0))
+        (receipt,) = receipts(1)
+        ledger.hold(Lease(receipt, 0, 10), Fixed(visibility=10, every=5))
+        waited = []
+        for _ in range(3):
+            now = ledger.next_due()
+            assert now is not None
+            call = only(ledger.due(now))
+            waited.append(ledger.timeout_seconds(call))
+            ledger.report(call, [], now + waited[-1])
+        assert waited[1] < waited[0] == 2.5
+        assert waited[2] >= 2 * waited[0]
+
     def test_one_lease_about_to_end_does_not_cost_the_other_nine_their_second_try(self) -> None:
         lost = iter([True])
         service = BusyService(

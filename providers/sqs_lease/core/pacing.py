@@ -197,15 +197,18 @@ class AnswerTime:
 
     def __init__(self) -> None:
         self.expected_seconds = 0.0
-        self._unanswered = 0
+        self._unanswered = 0  # calls since the last answer
+        self._waited_seconds = 0.0  # the longest time that one of them was waited for
 
     def answered(self, seconds: float) -> None:
         """An answer came after ``seconds``."""
-        self._unanswered = 0
+        self._unanswered, self._waited_seconds = 0, 0.0
         self.expected_seconds = max(seconds, self.expected_seconds * 0.9)
 
     def unanswered(self, seconds: float) -> None:
         """No answer came within ``seconds``. One alone was lost; several in a row say that answers take longer."""
         self._unanswered += 1
+        # The first of them may have been waited for longest: later ones are about leases that have less left.
+        self._waited_seconds = max(self._waited_seconds, seconds)
         if self._unanswered > 1:
-            self.expected_seconds = max(self.expected_seconds, seconds)
+            self.expected_seconds = max(self.expected_seconds, self._waited_seconds)
