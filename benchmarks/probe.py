@@ -25,7 +25,7 @@ class ProbeTrigger(BaseTrigger):
     Each line of the file is an object: ``at``, ``blocked_seconds`` (longest time that the loop took to come back from
     a sleep of 0.1 s, as Airflow's watchdog measures it), ``busy_seconds`` (the most processor time that the loop's
     thread took meanwhile), ``collecting_seconds`` (Python's longest garbage collection), ``asked`` (requests to the
-    supervisor by type), ``longest_answer_seconds``, ``pollers`` (tasks that poll states), ``triggers`` (those
+    supervisor by type), ``longest_answer_seconds``, ``pollers`` (tasks that poll states, one for each DAG), ``triggers`` (those
     that run, the probe excepted), ``cpu_seconds``, ``memory_mb``.
 
     Args:
@@ -83,7 +83,7 @@ class ProbeTrigger(BaseTrigger):
                 "collecting_seconds": longest_collection_seconds,
                 "asked": dict(asked),
                 "longest_answer_seconds": longest_answer_seconds,
-                "pollers": tasks.count("sqs-lease task states"),
+                "pollers": sum(name.startswith("sqs-lease task states") for name in tasks),
                 # Airflow ends their names so.
                 "triggers": sum(" (ID " in name for name in tasks) - 1,
                 "cpu_seconds": usage.ru_utime + usage.ru_stime,
