@@ -25,7 +25,7 @@ class ProbeTrigger(BaseTrigger):
     Each line of the file is an object: ``at``, ``blocked_seconds`` (longest time that the loop took to come back from
     a sleep of 0.1 s, as Airflow's watchdog measures it), ``busy_seconds`` (the most processor time that the loop's
     thread took meanwhile), ``collecting_seconds`` (Python's longest garbage collection), ``asked`` (requests to the
-    supervisor by type), ``longest_answer_seconds``, ``pollers`` (tasks that poll states, one for each DAG), ``triggers`` (those
+    supervisor by type), ``longest_answer_seconds``, ``pollers`` (tasks that poll states), ``triggers`` (those
     that run, the probe excepted), ``cpu_seconds``, ``memory_mb``.
 
     Args:
