@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from sqs_lease.airflow.failures.report import CONFIG_SECTION, REPORT_FAILURES_OPTION
+from sqs_lease.airflow.options import CONFIG_SECTION, PAYLOAD_OPTION, REPORT_FAILURES_OPTION
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -43,7 +43,18 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "boolean",
                         "example": None,
                         "default": "True",
-                    }
+                    },
+                    PAYLOAD_OPTION: {
+                        "description": (
+                            "Where batches are stored that are too large for XCom: more than 2 000 messages or 16 MiB. "
+                            "A URI or an absolute path that workers and triggerers share; payload= of a sensor goes "
+                            "before it. Without it such batches are refused, or end at that size."
+                        ),
+                        "version_added": None,
+                        "type": "string",
+                        "example": "s3://aws_default@bucket/leases",
+                        "default": None,
+                    },
                 },
             }
         },

@@ -32,7 +32,7 @@ from sqs_lease.airflow.dag_file import (
     warn_author,
 )
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
-from sqs_lease.airflow.handover.payload import PayloadError, check_payload
+from sqs_lease.airflow.handover.payload import PayloadError, check_payload, default_payload
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import receive_locally
@@ -91,7 +91,7 @@ class SqsLeaseSensor(BaseSensorOperator):
     Args:
         queue_url: The queue's URL, name or ARN (templated). ``queue`` is Airflow's own name for a queue of workers.
         max_messages: Most messages in the batch, 10 by default; at most 2 000 without ``payload``, and 120 000 with it
-            (templated).
+            (templated). Without it a batch also ends at about 16 MiB.
         linger: How long to wait for more messages after the first; 1 s by default, 0 takes what the first
             receive gave. What was received is held meanwhile.
         policy: How leases are extended: a policy of ``sqs_lease.core.policies`` or its name; ``Growing`` by default.
@@ -101,7 +101,8 @@ class SqsLeaseSensor(BaseSensorOperator):
         payload: For large batches: a directory, as a URI (``s3://connection@bucket/prefix``) or an absolute path
             that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
             carry references only; work tasks read the messages with
-            :func:`~sqs_lease.airflow.handover.payload.read_messages`. No task can be mapped over them then.
+            :func:`~sqs_lease.airflow.handover.payload.read_messages`. No task can be mapped over them then. None takes
+            ``[sqs_lease] payload`` of Airflow's configuration, for batches that are too large for XCom.
         message_filtering: Take only messages that match: ``literal``, ``jsonpath`` or ``jsonpath-ext``, as the amazon
             provider's ``SqsSensor`` defines them (``sqs_lease/airflow/receiving/filtering.py``). None takes all.
         message_filtering_match_values: The bodies to match, or the values that the JSONPath expression must find;
@@ -334,6 +335,10 @@ class SqsLeaseSensor(BaseSensorOperator):
                 f"a task is mapped over up to {max_messages} messages of {self.task_id!r}, but Airflow expands a task "
                 f"to {longest} instances at most: lower max_messages, or raise [core] max_map_length"
             )
+        payload, overflow = self.payload, None
+        if payload is None and not mapped_over:
+            many = max_messages > MAX_PUBLISHED_MESSAGES
+            payload, overflow = (default_payload(), None) if many else (None, default_payload())
         now = SystemClock().wall()
         return ReceiveOptions(
             queue=self.queue_url,
@@ -348,7 +353,8 @@ class SqsLeaseSensor(BaseSensorOperator):
             keeper_task_id=self._keeper().task_id,
             handoff_timeout_seconds=self.handoff_timeout_seconds,
             mapped_over=mapped_over,
-            payload=self.payload,
+            payload=payload,
+            overflow=overflow,
             filter=None if filtering is None else asdict(filtering),
             unmatched=self.unmatched,
             on_failure=self._keeper().on_failure,
@@ -383,7 +389,7 @@ class SqsLeaseSensor(BaseSensorOperator):
 
     def _check_max_messages(self) -> int:
         """Return the most messages of a batch; while it is still a template, the most there can be."""
-        limit = MAX_PUBLISHED_MESSAGES if self.payload is None else MAX_IN_FLIGHT
+        limit = MAX_PUBLISHED_MESSAGES if (self.payload or default_payload()) is None else MAX_IN_FLIGHT
         given = self.max_messages
         if isinstance(given, str):
             if "{{" in given:
@@ -398,7 +404,8 @@ class SqsLeaseSensor(BaseSensorOperator):
         if given > limit:
             raise ValueError(
                 f"max_messages of {self.task_id!r} is {given}, but more than {limit} messages do not go through XCom: "
-                "store them with payload='s3://connection@bucket/prefix', or lower max_messages"
+                "store them with payload='s3://connection@bucket/prefix', or set [sqs_lease] payload in Airflow's "
+                "configuration, or lower max_messages"
             )
         return given
 

@@ -29,11 +29,13 @@ from sqs_lease.airflow.events.pacing import ReceivePause, Reminder
 from sqs_lease.airflow.handover.handed_lease import HandedLease
 from sqs_lease.airflow.handover.handoff import HandOff
 from sqs_lease.airflow.handover.payload import (
+    INLINE_BYTES,
     PayloadError,
     in_thread,
     load_lease,
     messages_of,
     publishable,
+    published_bytes,
     remove_files,
 )
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers
@@ -86,6 +88,7 @@ class _OpenBatch:
     handoff: asyncio.Task[None] | None = None
     given_up: bool = False
     given_back: bool = False
+    inline_bytes: int = 0  # what its messages add to the value of the run that takes it; 0 in files
     stored_messages: int = 0
     stored_deadline: float = 0.0
     stored_at: float = 0.0
@@ -197,6 +200,8 @@ class OpenBatches:
         logger.info("Taking over batch %s of %s, which is %s", entry.batch_id, self.queue_url, entry.stage.value)
         held = _Held(shared, handed.policy)
         batch = _OpenBatch(entry, held, lease, Reminder.from_now(self.keepers.clock.now()))
+        if self.payload is None:
+            batch.inline_bytes = sum(map(published_bytes, shared.batch.messages()))
         self._open[entry.batch_id] = batch
         if entry.claimant is None:
             # Its event may have been lost with the process that fired it.
@@ -214,10 +219,16 @@ class OpenBatches:
             self._fewer.clear()
             if (seconds := self._pause.ends_at - self.keepers.clock.now()) > 0:
                 await asyncio.sleep(seconds)
-            elif len(self._open) >= self.limit:
+            elif len(self._open) >= self.limit or self.bytes_left() == 0:
                 await self._fewer.wait()
             else:
                 return
+
+    def bytes_left(self) -> int | None:
+        """How many bytes may be received for the next run, which may be given all that waits; None in files."""
+        if self.payload is not None:
+            return None
+        return max(INLINE_BYTES - sum(batch.inline_bytes for batch, _ in self._waiting()), 0)
 
     def holds(self, batch_id: str) -> bool:
         """Whether a batch is open here."""
@@ -303,6 +314,7 @@ class OpenBatches:
                 raise ReplacedError(f"another trigger of this process serves {self}")
             batch.entry = replace(batch.entry, stage=Stage.CLAIMED, claimant=claim.claimant)
             self._hand_off(batch, held.shared, claim.claimant)
+        self._fewer.set()
         logger.info("%d batches of %s go to %s", len(given), self.queue_url, claim.claimant)
         for batch, _ in self._waiting():
             batch.reminder.missed(self.keepers.clock.now())
@@ -424,6 +436,8 @@ class OpenBatches:
         messages, leases = held.shared.batch.messages(), to_wall_time(held.shared.batch.leases(), self.keepers.clock)
         handed = HandedLease(batch_id, self.queue_url, held.policy, self.connection, leases)
         batch.lease, published = await publishable(self.payload, handed, messages)
+        if self.payload is None:
+            batch.inline_bytes = sum(map(published_bytes, messages))
         if len(messages) != batch.stored_messages:
             await self._state.put(self.place.messages(batch_id), published, patience_seconds=patience_seconds)
             batch.stored_messages = len(messages)

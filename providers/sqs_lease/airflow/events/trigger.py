@@ -30,7 +30,7 @@ from sqs_lease.airflow.comms.supervisor import CommsError, watched_assets
 from sqs_lease.airflow.endings import carried_out
 from sqs_lease.airflow.events.desk import BatchEvent, Place
 from sqs_lease.airflow.events.open_batches import OpenBatches, ReplacedError
-from sqs_lease.airflow.handover.payload import PayloadError, check_payload
+from sqs_lease.airflow.handover.payload import PayloadError, check_payload, default_payload
 from sqs_lease.airflow.receiving.collecting import CollectOptions, Collector
 from sqs_lease.airflow.receiving.filtering import (
     MessageFilter,
@@ -148,14 +148,18 @@ class SqsLeaseTrigger(BaseEventTrigger):
         self.queue_url = queue_url
         self.max_messages = _whole_number(max_messages, "max_messages")
         self.max_unsettled_batches = _whole_number(max_unsettled_batches, "max_unsettled_batches")
-        self.payload = payload
+        most = max_messages * max_unsettled_batches
         if payload is not None:
             check_payload(payload, f"the trigger of {queue_url}")
-        if (most := max_messages * max_unsettled_batches) > (MAX_MESSAGES if payload is None else MAX_IN_FLIGHT):
+        elif most > MAX_MESSAGES:
+            payload = default_payload()
+        self.payload = payload
+        if most > (MAX_MESSAGES if payload is None else MAX_IN_FLIGHT):
             raise ValueError(
                 f"max_messages={max_messages} in each of max_unsettled_batches={max_unsettled_batches} are {most} "
                 f"messages, which one run may be given at once, but more than {MAX_MESSAGES} do not go through XCom "
-                f"(or {MAX_IN_FLIGHT} with payload=): lower one, or set payload='s3://connection@bucket/prefix'"
+                f"(or {MAX_IN_FLIGHT} with payload=): lower one, or set payload='s3://connection@bucket/prefix', "
+                "or [sqs_lease] payload in Airflow's configuration"
             )
         self.linger_seconds = seconds_of(linger, name="linger")
         # Triggers are stored by their arguments, as plain values.
@@ -340,7 +344,12 @@ class SqsLeaseTrigger(BaseEventTrigger):
         self._collecting = batch_id, shared
         queue.batches.polling = True
         try:
-            found = await queue.collector.collect(queue.keeper, shared.batch, keepers.clock.wall() + WAIT_SECONDS)
+            found = await queue.collector.collect(
+                queue.keeper,
+                shared.batch,
+                keepers.clock.wall() + WAIT_SECONDS,
+                most_bytes=queue.batches.bytes_left(),
+            )
         finally:
             queue.batches.polling = False
         if found:

@@ -17,7 +17,8 @@ from airflow.listeners import hookimpl
 from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.comms.signals import SIGNAL_DESCRIPTION, FailureSignals
-from sqs_lease.airflow.failures.report import CONFIG_SECTION, FAILURE_KEY, REPORT_FAILURES_OPTION, FailureReport
+from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
+from sqs_lease.airflow.options import CONFIG_SECTION, REPORT_FAILURES_OPTION
 
 if TYPE_CHECKING:
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator

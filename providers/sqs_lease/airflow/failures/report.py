@@ -17,9 +17,6 @@ from sqs_lease.core.failure_rules import exception_names, named_message_ids
 FAILURE_KEY: Final = "sqs_lease_failure"
 """The XCom key of a failed task instance's report."""
 
-CONFIG_SECTION: Final = "sqs_lease"
-REPORT_FAILURES_OPTION: Final = "report_failures"
-
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:

@@ -22,8 +22,10 @@ from types import SimpleNamespace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from airflow.sdk import BaseXCom, ObjectStoragePath
+from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.handover.handed_lease import LEASES_URI, MANIFEST_URI, HandedLease, seal_leases
+from sqs_lease.airflow.options import CONFIG_SECTION, PAYLOAD_OPTION
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message, plain_attributes
 
@@ -35,6 +37,13 @@ STORAGE_SECONDS: Final = 120.0
 READ_TRIES: Final = 4
 READ_PAUSE_SECONDS: Final = 3.0
 """Leases that cannot be read are not extended, so a store that is away for a moment is asked again soon."""
+
+INLINE_BYTES: Final = 16 * 1024 * 1024
+"""The size of a batch that goes through XCom without files, in bytes of bodies and message attributes.
+
+A triggerer's event loop stands still while a value is serialised and sent: so long for 200 MB that leases are extended
+late. What stops at this size is the receiving; what is on its way then still belongs to the batch.
+"""
 
 MANIFESTS: Final = "sqs_lease_manifests"
 """The key by which a return value that refers to manifests is known."""
@@ -77,6 +86,26 @@ def check_payload(payload: object, task_id: str) -> None:
     require_manifests(f"payload of {task_id!r}", MANIFEST_EXTRAS, "leave payload out")
 
 
+def default_payload() -> str | None:
+    """Where this installation stores batches that are too large for XComs; None where it does not say.
+
+    Raises:
+        ValueError: It is neither a URI nor an absolute path.
+        ModuleNotFoundError: What manifests are written with is not installed.
+    """
+    location = conf.get(CONFIG_SECTION, PAYLOAD_OPTION, fallback=None) or None
+    if location is not None:
+        check_payload(location, f"the configuration, [{CONFIG_SECTION}] {PAYLOAD_OPTION}")
+    return location
+
+
+def published_bytes(message: Message) -> int:
+    """How many bytes a message adds to a batch that goes through XCom: its body and its own attributes."""
+    body = message.body
+    size = len(body) if body.isascii() else len(body.encode(errors="replace"))
+    return size + (len(json.dumps(plain_attributes(message.message_attributes))) if message.message_attributes else 0)
+
+
 def why_unpublishable(message: Message, *, stored: bool) -> str | None:
     """Say why Airflow cannot take a message, without quoting it; None where it can.
 
@@ -93,6 +122,8 @@ def why_unpublishable(message: Message, *, stored: bool) -> str | None:
     if stored:
         return None
     remedy = "it can be stored in a file, with payload=, or sent without that"
+    if (size := published_bytes(message)) > INLINE_BYTES:
+        return f"it has {size} bytes, and more than {INLINE_BYTES} do not go through XCom; {remedy}"
     texts = f"{message.body}{json.dumps(attributes, ensure_ascii=False) if attributes else ''}"
     if "\0" in message.body or not _is_unicode(texts):
         return f"it has characters that a database refuses; {remedy}"
@@ -119,7 +150,7 @@ def _comes_back(attributes: dict[str, dict[str, Any]]) -> bool:
 
 
 async def publishable(
-    payload: str | None, handed: HandedLease, messages: Sequence[Message]
+    payload: str | None, handed: HandedLease, messages: Sequence[Message], *, overflow: str | None = None
 ) -> tuple[dict[str, Any], BatchValue]:
     """Return what the receiving task publishes: the lease as plain values, and what stands for the messages.
 
@@ -127,10 +158,14 @@ async def publishable(
         payload: Where to store them first; None for neither file nor reference.
         handed: The leases.
         messages: The messages, in the order of the leases.
+        overflow: Where to store them if they have more than :data:`INLINE_BYTES`, without a payload; None for nowhere.
 
     Raises:
         PayloadError: They cannot be stored.
     """
+    if payload is None and overflow is not None and sum(map(published_bytes, messages)) > INLINE_BYTES:
+        logger.info("%d messages of %s are too large for XCom, so they are stored", len(messages), handed.queue_url)
+        payload = overflow
     if payload is None:
         return handed.encode(), [message.as_dict() for message in messages]
     return await in_thread(write_batch, payload, handed, messages)

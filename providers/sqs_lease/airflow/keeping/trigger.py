@@ -39,7 +39,6 @@ from sqs_lease.airflow.comms.supervisor import (
 )
 from sqs_lease.airflow.comms.variables import triggerer_deletes_variables
 from sqs_lease.airflow.endings import DEFERRAL_SECONDS, carried_out
-from sqs_lease.airflow.failures.report import CONFIG_SECTION, REPORT_FAILURES_OPTION
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import ENDED, TAKEOVER_SECONDS, HandOff, was_cleared
 from sqs_lease.airflow.handover.parts import gather_parts
@@ -50,6 +49,7 @@ from sqs_lease.airflow.keeping.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.keeping.settler import Settler
 from sqs_lease.airflow.keeping.settling import WorkTask, decide
 from sqs_lease.airflow.keeping.verdict import why_it_fails
+from sqs_lease.airflow.options import CONFIG_SECTION, REPORT_FAILURES_OPTION
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.specs import decode_failure_rule

@@ -14,12 +14,13 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Final
 
-from sqs_lease.airflow.handover.payload import why_unpublishable
+from sqs_lease.airflow.handover.payload import published_bytes, why_unpublishable
 from sqs_lease.airflow.receiving.filtering import Matcher, MessageFilter, UnmatchedRule, decode_unmatched
 from sqs_lease.airflow.receiving.visibility import takeover_risk, with_visibility
 from sqs_lease.clock import Clock
@@ -82,15 +83,16 @@ class Collector:
     def __init__(
         self,
         options: CollectOptions,
-        receiver: Receiver,
+        open_receiver: Callable[[], Receiver],
         policy: RenewalPolicy,
         matches: Matcher | None,
         clock: Clock,
     ) -> None:
-        self.queue_url = receiver.queue_url
+        self._receiver = open_receiver()
+        self.queue_url = self._receiver.queue_url
         self.policy = policy
         self._options = options
-        self._receiver = receiver
+        self._open_receiver = open_receiver
         self._matches = matches
         self._unmatched_rule: UnmatchedRule = decode_unmatched(options.unmatched)
         self._failure_rule = decode_failure_rule(options.on_failure)
@@ -99,6 +101,7 @@ class Collector:
         self._sorting: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._unpublishable: dict[str, list[str]] = {}  # message ids by the reason, since the last log line
+        self._bytes_left: int | None = None
         self._stopped = False
 
     @classmethod
@@ -116,19 +119,23 @@ class Collector:
             logger.warning("Leases of %s are at risk: %s", queue_url, risk)
         # Rounded up: a lease that lasts longer than believed harms nobody.
         visibility_seconds = math.ceil(policy.visibility_seconds)
-        receiver = Receiver(transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
+        open_receiver = partial(Receiver, transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
         matches = None
         if options.filter is not None:
             matches = await asyncio.to_thread(MessageFilter(**options.filter).matcher)
-        return cls(options, receiver, policy, matches, clock)
+        return cls(options, open_receiver, policy, matches, clock)
 
-    async def collect(self, keeper: Keeper, batch: Batch, wait_until: float) -> bool:
+    async def collect(self, keeper: Keeper, batch: Batch, wait_until: float, *, most_bytes: int | None = None) -> bool:
         """Receive until something is in the batch, or the time is up.
+
+        Nothing more is asked for once the batch has ``most_bytes``. Up to ten polls may be on their way then, and what
+        they bring is part of the batch too: to give it back would count as one more receive of those messages.
 
         Args:
             keeper: The keeper of the batch.
             batch: The batch.
             wait_until: Until when to wait for a first message that matches, in seconds since the epoch.
+            most_bytes: The size at which the batch ends, by ``published_bytes()``; None for no limit.
 
         Returns:
             Whether something is in the batch.
@@ -137,6 +144,11 @@ class Collector:
             SqsError: Nothing can be received.
         """
         aside = keeper.open_batch(self.queue_url, policy=self.policy)
+        # A receiver that was stopped receives no more, and the last batch may have ended by its size.
+        self._receiver = self._open_receiver()
+        if self._stopped:
+            self._receiver.stop()
+        self._bytes_left = most_bytes
 
         def on_received(reception: Reception) -> None:
             self._received(reception, batch, aside)
@@ -152,7 +164,7 @@ class Collector:
                 await self._sorted()
                 if collected.error is not None:
                     logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
-                if batch.leases():
+                if batch.count_held():
                     return True
                 if self._stopped or self._clock.wall() >= wait_until:
                     return False
@@ -208,6 +220,10 @@ class Collector:
             if self.queue_url.endswith(FIFO_SUFFIX) and not isinstance(settlement, DeadLetter):
                 waiting_groups.add(message.message_group_id)
         self._hold(batch, reception, taken)
+        if self._bytes_left is not None:
+            self._bytes_left -= sum(map(published_bytes, taken))
+            if self._bytes_left <= 0:
+                self._receiver.stop()
         if refused:
             self._settle_aside(reception, refused, settlements, aside, "cannot be published, or wait for one of those")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqs_lease.airflow.handover.payload import INLINE_BYTES
 from sqs_lease.airflow.receiving.collecting import CollectOptions
 from sqs_lease.airflow.receiving.filtering import encode_unmatched
 from sqs_lease.core.failure_rules import expire, release
@@ -29,6 +30,7 @@ class ReceiveOptions:
         handoff_timeout_seconds: How long the batch is held for the keeper.
         mapped_over: Whether a task is expanded over the messages.
         payload: Where messages and leases are stored; None publishes them as XComs.
+        overflow: Where they are stored if they are too large for XComs; None ends a batch before it is.
         filter: The arguments of a ``MessageFilter``; None lets every message through.
         unmatched: What becomes of the others, as ``encode_unmatched()`` gives it.
         on_failure: The keeper's rule for failed messages, as ``encode_failure_rule()`` gives it: what Airflow cannot
@@ -48,9 +50,15 @@ class ReceiveOptions:
     handoff_timeout_seconds: float
     mapped_over: bool
     payload: str | None = None
+    overflow: str | None = None
     filter: dict[str, Any] | None = None
     unmatched: dict[str, Any] = field(default_factory=lambda: encode_unmatched(expire()))
     on_failure: dict[str, Any] = field(default_factory=lambda: encode_failure_rule(release()))
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The size at which the batch ends, in bytes; None where it is stored if it is large."""
+        return INLINE_BYTES if self.payload is None and self.overflow is None else None
 
     def collecting(self) -> CollectOptions:
         """What concerns the collection alone."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -148,7 +148,9 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         batch = shared_keeper.open_batch(collector.queue_url, collector.policy, self._happened, source)
         batch.owner = self
         self._batch = batch
-        found = await collector.collect(shared_keeper.keeper, batch.batch, self.options.expires_at)
+        found = await collector.collect(
+            shared_keeper.keeper, batch.batch, self.options.expires_at, most_bytes=self.options.most_bytes
+        )
         return (batch if found else None), collector.policy
 
     async def _publish(
@@ -164,11 +166,13 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             to_wall_time(leases, keepers.clock),
         )
         logger.info("Received %d messages of %s", len(messages), handed.queue_url)
-        self._lease, published = await publishable(self.options.payload, handed, messages)
+        self._lease, published = await publishable(
+            self.options.payload, handed, messages, overflow=self.options.overflow
+        )
         await publish(task, LEASE_KEY, self._lease)
         mapped_length = len(messages) if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
-        if self.options.payload is not None:
+        if isinstance(published, Mapping):
             # Large batches would fill the triggerer's memory until they are settled; the file has them.
             shared.batch.drop_contents()
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):

@@ -154,7 +154,9 @@ class WorkerLease:
         self.batch = keeper.open_batch(collector.queue_url, policy=collector.policy, on_event=self._happened)
         if self._given_back:
             collector.stop()
-        found = await collector.collect(keeper, self.batch, self.clock.wall() + wait_seconds)
+        found = await collector.collect(
+            keeper, self.batch, self.clock.wall() + wait_seconds, most_bytes=self.options.most_bytes
+        )
         if self._given_back:
             # What was on its way then is given back at the end of the block that this error leaves.
             raise GivenBackError("this task was killed while it received")
@@ -171,7 +173,7 @@ class WorkerLease:
             to_wall_time(leases, self.clock),
         )
         logger.info("Received %d messages of %s", len(handed.leases), handed.queue_url)
-        lease, value = await publishable(self.options.payload, handed, batch.messages())
+        lease, value = await publishable(self.options.payload, handed, batch.messages(), overflow=self.options.overflow)
         self.lease = {**lease, RECEIVED_BY_WORKER: True}
         return value
 

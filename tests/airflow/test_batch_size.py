@@ -1,0 +1,158 @@
+"""The size of a batch that goes through XCom, in bytes: where it ends, and when it is stored in files instead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, task
+from airflow.sdk.exceptions import TaskDeferred
+
+from sqs_lease.airflow import SqsLeaseSensor, read_messages, sqs_lease
+from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
+from sqs_lease.airflow.handover.payload import INLINE_BYTES
+from sqs_lease.airflow.provider_info import get_provider_info
+from sqs_lease.airflow.receiving.options import ReceiveOptions
+from sqs_lease.airflow.receiving.trigger import SqsLeaseReceiveTrigger
+from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
+from tests.airflow.scripted_comms import ScriptedComms
+from tests.airflow.virtual_triggerer import KEEP, RECEIVE, RUN_ID, VirtualTriggerer, receive_trigger
+from tests.airflow.watched_queue import WatchedQueue, bodies_of
+
+LARGE = 100_000
+MANY = 400
+OPTION = "AIRFLOW__SQS_LEASE__PAYLOAD"
+
+
+@pytest.fixture
+def sqs(supervisor: ScriptedComms) -> MemorySqs:
+    """A queue with 40 MB in 400 messages."""
+    supervisor.states[RUN_ID] = {RECEIVE.task_id: "deferred", KEEP.task_id: None}
+    made = MemorySqs(VirtualClock())
+    url = made.create_queue("orders")
+    for number in range(MANY):
+        made.send(url, f"{number:0{LARGE}}")
+    return made
+
+
+def received(sqs: MemorySqs, supervisor: ScriptedComms, **options: Any) -> Any:
+    """What a sensor's trigger publishes that may receive 2 000 messages."""
+    clock = sqs.clock
+    assert isinstance(clock, VirtualClock)
+
+    async def scenario() -> None:
+        triggerer = VirtualTriggerer(sqs, clock)
+        await triggerer.start(receive_trigger("orders", clock, max_messages=2000, **options), RECEIVE).ended()
+
+    run_virtual(scenario, clock=clock)
+    return supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, "return_value"]
+
+
+def test_a_batch_ends_at_its_size_and_leaves_the_other_messages_in_the_queue(
+    sqs: MemorySqs, supervisor: ScriptedComms
+) -> None:
+    published = received(sqs, supervisor)
+    size = sum(len(message["Body"]) for message in published)
+    assert INLINE_BYTES <= size <= INLINE_BYTES + 100 * LARGE
+    states = Counter(sqs.contents(sqs.queue_url("orders")).values())
+    assert states == {MessageState.IN_FLIGHT: len(published), MessageState.VISIBLE: MANY - len(published)}
+    # Nothing was given back: that would count as a receive of messages that nobody worked on.
+    assert not [entry for entry in sqs.trail().entries() if entry.kind is AuditKind.RELEASED]
+
+
+def test_a_batch_of_that_size_is_stored_where_the_sensor_was_told_a_place(
+    sqs: MemorySqs, supervisor: ScriptedComms, tmp_path: Path
+) -> None:
+    published = received(sqs, supervisor, overflow=str(tmp_path))
+    assert isinstance(published, Mapping)
+    assert len(read_messages(published)) == MANY
+    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet", ".leases"}
+
+
+def test_a_small_batch_is_not_stored(supervisor: ScriptedComms, tmp_path: Path) -> None:
+    supervisor.states[RUN_ID] = {RECEIVE.task_id: "deferred", KEEP.task_id: None}
+    sqs = MemorySqs(VirtualClock())
+    sqs.send(sqs.create_queue("orders"), "small")
+    assert isinstance(received(sqs, supervisor, overflow=str(tmp_path)), list)
+    assert list(tmp_path.iterdir()) == []
+
+
+def options_of(max_messages: int | str = 10, *, mapped: bool = False, payload: str | None = None) -> ReceiveOptions:
+    """What the sensor of a new DAG tells its trigger."""
+
+    @task
+    def load(messages: Any) -> None: ...
+
+    with (
+        DAG("shop", schedule=None) as dag,
+        sqs_lease("orders", queue_url="orders", max_messages=max_messages, payload=payload) as messages,
+    ):
+        if mapped:
+            load.expand(messages=messages)
+        else:
+            load(messages)
+    sensor = dag.task_dict["orders"]
+    assert isinstance(sensor, SqsLeaseSensor)
+    instance = SimpleNamespace(map_index=-1, try_number=1)
+    with pytest.raises(TaskDeferred) as deferred:
+        SqsLeaseSensor.execute.__wrapped__(sensor, {"ti": instance})  # type: ignore[attr-defined]
+    trigger = deferred.value.trigger
+    assert isinstance(trigger, SqsLeaseReceiveTrigger)
+    return trigger.options
+
+
+def test_without_a_place_too_many_messages_are_refused_at_parse_with_both_remedies(supervisor: ScriptedComms) -> None:
+    with pytest.raises(ValueError, match=r"payload='s3://.*\[sqs_lease\] payload.*lower max_messages"):
+        options_of(5000)
+    with pytest.raises(ValueError, match=r"\[sqs_lease\] payload"):
+        SqsLeaseTrigger("orders", max_messages=5000)
+
+
+def test_a_configured_place_is_used_for_what_is_too_large_and_for_nothing_else(
+    supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(OPTION, str(tmp_path))
+    many, few, mapped = options_of(5000), options_of(10), options_of(10, mapped=True)
+    assert (many.payload, many.most_bytes) == (str(tmp_path), None)
+    assert (few.payload, few.overflow, few.most_bytes) == (None, str(tmp_path), None)
+    # No task is mapped over what is in a file.
+    assert (mapped.payload, mapped.overflow, mapped.most_bytes) == (None, None, INLINE_BYTES)
+    own = options_of(5000, payload="/its/own")
+    assert (own.payload, own.overflow) == ("/its/own", None)
+    assert SqsLeaseTrigger("orders", max_messages=5000).serialize()[1]["payload"] == str(tmp_path)
+    assert SqsLeaseTrigger("orders", max_messages=10).serialize()[1]["payload"] is None
+
+
+def test_a_place_that_is_none_is_said_while_the_dag_is_parsed(
+    supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OPTION, "relative/path")
+    with pytest.raises(ValueError, match=r"\[sqs_lease\] payload"):
+        options_of(5000)
+
+
+def test_the_option_is_among_those_that_airflow_shows() -> None:
+    assert "payload" in get_provider_info()["config"]["sqs_lease"]["options"]
+
+
+def test_a_watcher_receives_no_more_than_one_run_can_be_given(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send(*(f"{number:0{LARGE}}" for number in range(MANY)))
+        watcher = queue.watch(max_messages=20, max_unsettled_batches=100, handoff_timeout=3600)
+        await asyncio.sleep(30)
+        waiting = queue.count(AuditKind.RECEIVED)
+        assert INLINE_BYTES <= waiting * LARGE <= INLINE_BYTES + 100 * LARGE
+        events = await queue.fired(watcher)
+        taken = await queue.claim(events)
+        assert len(bodies_of(taken)) == waiting
+        await asyncio.sleep(30)
+        assert queue.count(AuditKind.RECEIVED) > waiting
+        assert queue.count(AuditKind.RELEASED) == 0
+        await watcher.cancel()
+
+    queue.run(scenario)
