@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -27,6 +26,7 @@ from botocore.exceptions import BotoCoreError
 
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
 from sqs_lease.airflow.comms.supervisor import CommsError, watched_assets
+from sqs_lease.airflow.dag_file import warn_author
 from sqs_lease.airflow.endings import carried_out
 from sqs_lease.airflow.events.desk import BatchEvent, Place
 from sqs_lease.airflow.events.open_batches import OpenBatches, ReplacedError
@@ -167,7 +167,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         resolved = resolve_policy(decoded, visibility=visibility)
         self.policy = encode_policy(resolved)
         if not isinstance(policy, Mapping) and (risk := takeover_risk(with_visibility(resolved))) is not None:
-            warnings.warn(f"the trigger of {queue_url!r}: {risk}", ShortVisibilityWarning, stacklevel=2)
+            warn_author(f"the trigger of {queue_url!r}: {risk}", ShortVisibilityWarning)
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout", minimum=1)
         self.botocore_config = dict(botocore_config) if botocore_config else None
         self.connection = AwsConnection.of(aws_conn_id, region_name, verify, botocore_config, queue=queue_url)
