@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from random import Random
 
-from sqs_lease.core.events import Outcome
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqs_lease.core.calls import Verdict
+from sqs_lease.core.events import Outcome, Settled
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement
 from sqs_lease.core.group_order import hold_back, ready
+from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Lease, Receipt
+from sqs_lease.core.policies import Fixed
+from tests.core.service import answers
 
 A1, A2, A3, B1, NONE1, NONE2 = (Receipt(name, "handle") for name in ("a1", "a2", "a3", "b1", "none1", "none2"))
 LEASES = [
@@ -76,3 +84,29 @@ def test_what_is_given_back_does_not_wait() -> None:
 
 def test_settlements_come_in_the_order_of_the_messages() -> None:
     assert list(at_once({A3: Release(), A1: Release(), A2: Release()})) == [A1, A2, A3]
+
+
+DECISIONS = st.sampled_from([None, Delete(), Release(), Expire(), DeadLetter("bad")])
+DONE = {Delete: Outcome.DELETED, Release: Outcome.RELEASED, Expire: Outcome.EXPIRED, DeadLetter: Outcome.DEAD_LETTERED}
+
+
+@given(decisions=st.tuples(*[DECISIONS] * len(LEASES)), order=st.permutations(range(len(LEASES))))
+def test_what_hosts_write_down_beforehand_is_what_a_ledger_does(
+    decisions: tuple[Settlement | None, ...], order: list[int]
+) -> None:
+    decided = zip(LEASES, decisions, strict=True)
+    asked: dict[Receipt, Settlement] = {lease.receipt: one for lease, one in decided if one is not None}
+    expected = at_once(carried_out(asked))
+
+    ledger = Ledger(Random(0), fifo=True)
+    for lease in LEASES:
+        ledger.hold(lease, Fixed(visibility=30, every=20))
+    for receipt in (LEASES[index].receipt for index in order):
+        if receipt in asked:
+            ledger.settle(receipt, asked[receipt], 0)
+    while calls := ledger.due(0):
+        for call in calls:
+            ledger.report(call, answers(call, Verdict.DONE), 0)
+
+    ended = {event.receipt: event.outcome for event in ledger.take_events() if isinstance(event, Settled)}
+    assert ended == {receipt: DONE[type(settlement)] for receipt, settlement in expected.items()}
