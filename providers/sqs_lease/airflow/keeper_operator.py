@@ -101,7 +101,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
         if lease is None:
             raise AirflowFailException(
                 f"task {self.receive_task_id!r} left no lease for {self.task_id!r}: receive_task_id must name an "
-                "SqsLeaseSensor that succeeded in the same run; clear that sensor with its downstream tasks to receive again"
+                "SqsLeaseSensor that succeeded in the same run. Clear it with its downstream tasks to receive again"
             )
         work = work_tasks(self.dag, self.work_task_ids, self.receive_task_id)
         if not triggers_are_supported():
