@@ -10,8 +10,8 @@ from airflow.sdk.execution_time.comms import SetAssetStateStoreByName
 from airflow.sdk.execution_time.context import AssetStateStoreAccessors
 from airflow.triggers.base import BaseEventTrigger
 
-from sqs_lease.airflow.comms.assets import AssetState, TaskAssetState
-from sqs_lease.airflow.comms.supervisor import CommsError, watched_assets
+from sqs_lease.airflow.airflow_api.assets import AssetState, TaskAssetState
+from sqs_lease.airflow.airflow_api.requests import CommsError, watched_assets
 from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
 from sqs_lease.testing import run_virtual
 from tests.airflow.scripted_assets import ScriptedAssets

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from sqs_lease.airflow.comms.assets import TaskAssetState
+from sqs_lease.airflow.airflow_api.assets import TaskAssetState
 from sqs_lease.airflow.events.claiming import PATIENCE_SECONDS, Claiming, NotAnsweredError
 from sqs_lease.airflow.events.desk import BatchEvent, Claim, Desk, DeskEntry, Place, Stage
 from sqs_lease.airflow.handover.handed_lease import HandedLease

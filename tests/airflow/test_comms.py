@@ -15,7 +15,7 @@ from airflow.sdk.execution_time.supervisor import InProcessSupervisorComms
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent
 
-from sqs_lease.airflow.comms.supervisor import (
+from sqs_lease.airflow.airflow_api.requests import (
     CommsError,
     RunOfTask,
     publish,
@@ -26,7 +26,7 @@ from sqs_lease.airflow.comms.supervisor import (
     triggers_are_supported,
     unseal,
 )
-from sqs_lease.airflow.comms.variables import delete_variable, variable_keys
+from sqs_lease.airflow.airflow_api.variables import delete_variable, variable_keys
 from sqs_lease.testing import run_virtual
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 
@@ -115,7 +115,7 @@ class BrokenBackend(BaseXCom):
 def test_a_value_that_the_users_backend_cannot_read_is_an_answer_that_cannot_be_had(
     supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqs_lease.airflow.comms.supervisor.XCom", BrokenBackend)
+    monkeypatch.setattr("sqs_lease.airflow.airflow_api.requests.XCom", BrokenBackend)
     supervisor.xcoms["run", "keep", -1, "return_value"] = "a reference"
 
     async def read() -> None:

@@ -21,10 +21,17 @@ from airflow.sdk.execution_time.comms import (
     XComResult,
 )
 
-from sqs_lease.airflow.comms import supervisor
-from sqs_lease.airflow.comms.assets import AssetState
-from sqs_lease.airflow.comms.supervisor import NoAnswerError, RunOfTask, publish, pull, pull_plain_mapping, task_states
-from sqs_lease.airflow.comms.variables import delete_variable, variable_keys
+from sqs_lease.airflow.airflow_api import requests
+from sqs_lease.airflow.airflow_api.assets import AssetState
+from sqs_lease.airflow.airflow_api.requests import (
+    NoAnswerError,
+    RunOfTask,
+    publish,
+    pull,
+    pull_plain_mapping,
+    task_states,
+)
+from sqs_lease.airflow.airflow_api.variables import delete_variable, variable_keys
 from tests.airflow.scripted_comms import supervised_by
 
 _T = TypeVar("_T")
@@ -95,7 +102,7 @@ def asking(question: Callable[[], Awaitable[_T]], *, answers_after: float = 1) -
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With greenback, as Airflow 3.3 installs it, and without."""
     if request.param == "threads":
-        monkeypatch.setattr(supervisor, "greenback", None)
+        monkeypatch.setattr(requests, "greenback", None)
     return str(request.param)
 
 
@@ -138,7 +145,7 @@ def test_questions_at_the_same_time_wait_side_by_side(way: str) -> None:
 
 
 def test_a_question_that_is_never_answered_is_given_up(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(requests, "ANSWER_SECONDS", 0.05)
 
     async def ask() -> None:
         with pytest.raises(NoAnswerError, match=r"the states of tasks within 0.05 s"):

@@ -23,8 +23,8 @@ from airflow.triggers.base import BaseEventTrigger
 
 from demo.processes import ROOT
 from sqs_lease.airflow import SqsLeaseFromEventOperator, SqsLeaseKeeperOperator, SqsLeaseTrigger, sqs_lease
+from sqs_lease.airflow.airflow_api.assets import TaskAssetState
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.comms.assets import TaskAssetState
 from sqs_lease.airflow.events import claiming as claiming_module
 from sqs_lease.airflow.events.desk import BatchEvent, Claimant, Desk, DeskEntry, Place, Stage
 from sqs_lease.airflow.events.operator import queue_triggers

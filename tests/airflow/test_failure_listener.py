@@ -17,7 +17,7 @@ from airflow.sdk.execution_time.comms import GetTaskStates, PutVariable, SetXCom
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, sqs_lease
-from sqs_lease.airflow.comms.signals import FailureSignals
+from sqs_lease.airflow.airflow_api.signals import FailureSignals
 from sqs_lease.airflow.failures import listener as failure_listener
 from sqs_lease.airflow.failures.report import FAILURE_KEY
 from sqs_lease.airflow.plugin import SqsLeasePlugin

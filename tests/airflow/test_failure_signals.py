@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import DeleteVariable, GetVariableKeys, GetXCom
 
-from sqs_lease.airflow.comms.signal_poller import ORPHANED_SECONDS
-from sqs_lease.airflow.comms.signals import FailureSignals
+from sqs_lease.airflow.airflow_api.signal_poller import ORPHANED_SECONDS
+from sqs_lease.airflow.airflow_api.signals import FailureSignals
 from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
 from sqs_lease.airflow.keeping.settling import WorkTask
 from sqs_lease.core.failure_rules import MessageFailed, by_exception, dead_letter, expire

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.airflow.comms.supervisor import ANSWER_SECONDS
+from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
 from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY
 from sqs_lease.airflow.keeping.settling import WorkTask

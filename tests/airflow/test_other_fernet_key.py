@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from cryptography.fernet import Fernet
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
-from sqs_lease.airflow.comms import supervisor as sdk
+from sqs_lease.airflow.airflow_api import requests as sdk
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
 from sqs_lease.airflow.handover.payload import PayloadError, load_lease
 from sqs_lease.airflow.receiving.worker_lease import give_back_handed

@@ -18,7 +18,7 @@ from airflow.sdk.io import store
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, read_messages, sqs_lease
-from sqs_lease.airflow.comms.supervisor import CommsError
+from sqs_lease.airflow.airflow_api.requests import CommsError
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
 from sqs_lease.airflow.handover.payload import PayloadError, merge_messages
 from sqs_lease.airflow.receiving.trigger import FAILED

@@ -10,7 +10,7 @@ import pytest
 from airflow.triggers.base import TaskSkippedEvent, TaskSuccessEvent
 from botocore.exceptions import NoCredentialsError, ProfileNotFound
 
-from sqs_lease.airflow.comms.supervisor import CommsError
+from sqs_lease.airflow.airflow_api.requests import CommsError
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.receiving.trigger import FAILED, FAILED_FOR_GOOD, TIMED_OUT
 from sqs_lease.core.policies import Growing

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import GetTaskStates
 
-from sqs_lease.airflow.comms.supervisor import ANSWER_SECONDS, RunOfTask, publish, task_states
-from sqs_lease.airflow.comms.turns import (
+from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS, RunOfTask, publish, task_states
+from sqs_lease.airflow.airflow_api.turns import (
     LONGEST_START_SECONDS,
     MANY_STARTS,
     REQUESTS_AT_ONCE,

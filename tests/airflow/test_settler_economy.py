@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import GetXCom, SetXCom
 
-from sqs_lease.airflow.comms.state_poller import READERS_AT_ONCE
+from sqs_lease.airflow.airflow_api.polling import READERS_AT_ONCE
 from sqs_lease.airflow.keeping.settling import Decision, Judgement, WorkTask
 from sqs_lease.airflow.keeping.work_reports import WorkReports
 from sqs_lease.keeper.batch import Batch

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import GetTaskStates
 
-from sqs_lease.airflow.comms.state_poller import MAX_RUNS_IN_REQUEST, QUESTIONS_AT_ONCE
-from sqs_lease.airflow.comms.supervisor import ANSWER_SECONDS
+from sqs_lease.airflow.airflow_api.polling import MAX_RUNS_IN_REQUEST, QUESTIONS_AT_ONCE
+from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
 from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.keeping.settling import WorkTask
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages

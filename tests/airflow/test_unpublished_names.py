@@ -23,8 +23,8 @@ from airflow.sdk.execution_time.context import AssetStateStoreAccessors
 from airflow.sdk.observability import stats as stats_of_a_task
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
-from sqs_lease.airflow.comms import supervisor
-from sqs_lease.airflow.comms.supervisor import (
+from sqs_lease.airflow.airflow_api import requests
+from sqs_lease.airflow.airflow_api.requests import (
     end_was_reported,
     seal,
     triggers_are_supported,
@@ -77,7 +77,7 @@ def no_key() -> None:
 
 def load_again(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module as a process would load it whose Airflow lacks what was taken from ``sys.modules``."""
-    spec = importlib.util.spec_from_file_location("supervisor_again", supervisor.__file__)
+    spec = importlib.util.spec_from_file_location("requests_again", requests.__file__)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -90,7 +90,7 @@ def load_again(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_triggerers_connection_takes_blocking_calls_from_its_event_loop() -> None:
-    assert vars(supervisor)["greenback"] is greenback
+    assert vars(requests)["greenback"] is greenback
     assert "greenback.await_" in inspect.getsource(TriggerCommsDecoder.send)
 
 
@@ -105,14 +105,14 @@ def test_a_trigger_can_publish_a_value_that_tasks_are_mapped_over() -> None:
 
 
 def test_the_metrics_are_those_that_a_triggerer_sets_up() -> None:
-    assert supervisor.stats is stats_of_a_triggerer
+    assert requests.stats is stats_of_a_triggerer
     assert stats_of_a_triggerer.initialize is vars(triggerer_job_runner)["stats"].initialize
 
 
 def test_the_first_process_of_a_new_airflow_home_seals_with_the_key_that_it_wrote(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervisor, "get_fernet", no_key)
+    monkeypatch.setattr(requests, "get_fernet", no_key)
     sealed = seal("a receipt handle")
     monkeypatch.undo()
     assert "receipt" not in sealed
@@ -137,9 +137,9 @@ def test_a_task_process_says_whether_its_end_was_reported() -> None:
 
 
 def test_the_open_dag_is_known() -> None:
-    assert supervisor.default_args_of_open_dag() == {}
+    assert requests.default_args_of_open_dag() == {}
     with DAG("shop", schedule=None, default_args={"owner": "sales"}):
-        assert supervisor.default_args_of_open_dag() == {"owner": "sales"}
+        assert requests.default_args_of_open_dag() == {"owner": "sales"}
 
 
 def test_without_greenback_there_is_none_and_threads_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_without_the_metrics_of_a_triggerer_those_of_the_sdk_are_used(monkeypatc
 def test_a_first_process_that_cannot_find_its_key_fails_with_the_error_of_the_sdk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervisor, "get_fernet", no_key)
+    monkeypatch.setattr(requests, "get_fernet", no_key)
     monkeypatch.setitem(sys.modules, "airflow.models.crypto", None)
     with pytest.raises(AirflowException, match="Could not create Fernet object"):
         seal("a receipt handle")
@@ -223,7 +223,7 @@ def test_a_callback_in_a_dag_file_that_is_named_otherwise_is_let_through(monkeyp
 
 
 def test_without_the_open_dag_airflow_itself_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "DagContext", None)
+    monkeypatch.setattr(requests, "DagContext", None)
     with (
         DAG("shop", schedule=None, default_args={"sqs_queue": "orders"}),
         pytest.raises((AirflowException, TypeError), match="queue_url"),

@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import (
 )
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
-from sqs_lease.airflow.comms.supervisor import RunOfTask
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.local_run import give_back_what_is_left, receive_locally, settle_locally
 from sqs_lease.airflow.receiving import worker_lease

@@ -13,8 +13,8 @@ from airflow.models.trigger import Trigger
 from airflow.serialization.decoders import smart_decode_trigger_kwargs
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.comms.supervisor import RunOfTask
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
 from sqs_lease.airflow.keeping.settling import WorkTask
 from sqs_lease.airflow.keeping.trigger import SqsLeaseKeeperTrigger, plain_work

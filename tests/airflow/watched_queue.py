@@ -10,7 +10,7 @@ from airflow.sdk import Asset
 from airflow.sdk.execution_time.context import AssetStateStoreAccessors
 from airflow.triggers.base import BaseEventTrigger
 
-from sqs_lease.airflow.comms.assets import TaskAssetState
+from sqs_lease.airflow.airflow_api.assets import TaskAssetState
 from sqs_lease.airflow.events.claiming import ClaimedBatch, Claiming
 from sqs_lease.airflow.events.desk import BatchEvent, Claimant, Desk
 from sqs_lease.airflow.events.trigger import SqsLeaseTrigger

@@ -9,8 +9,8 @@ from typing import Any, Final, Unpack, cast
 from airflow.sdk import DAG, Asset, XComArg
 from airflow.sdk.configuration import conf
 
+from sqs_lease.airflow.airflow_api.requests import default_args_of_open_dag
 from sqs_lease.airflow.arguments import ReceiveArguments, TaskArguments
-from sqs_lease.airflow.comms.supervisor import default_args_of_open_dag
 from sqs_lease.airflow.dag_file import refuse_mapping, refuse_stock_options
 from sqs_lease.airflow.events.operator import SqsLeaseFromEventOperator
 from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator

@@ -20,7 +20,7 @@ from typing import Any
 from airflow.sdk import XComArg, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
-from sqs_lease.airflow.comms.supervisor import RETURN_VALUE_KEY
+from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY
 from sqs_lease.airflow.handover.payload import read_messages
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator

@@ -9,7 +9,7 @@ from typing import Any, Final
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from sqs_lease.airflow.comms.supervisor import run_of, triggers_are_supported
+from sqs_lease.airflow.airflow_api.requests import run_of, triggers_are_supported
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY
 from sqs_lease.airflow.keeping.lost_leases import OnLost, encode_on_lost

@@ -20,8 +20,8 @@ from typing import Any, Final
 from airflow.sdk import timezone
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
-from sqs_lease.airflow.comms.signals import FailureSignals
-from sqs_lease.airflow.comms.supervisor import RunOfTask, task_states
+from sqs_lease.airflow.airflow_api.requests import RunOfTask, task_states
+from sqs_lease.airflow.airflow_api.signals import FailureSignals
 from sqs_lease.airflow.handover.payload import BatchValue, remove_batch
 from sqs_lease.airflow.handover.progress import Progress
 from sqs_lease.airflow.keeping.settler import Settler

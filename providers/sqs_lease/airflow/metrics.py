@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
-from sqs_lease.airflow.comms.supervisor import stats
+from sqs_lease.airflow.airflow_api.requests import stats
 from sqs_lease.core.events import Outcome
 from sqs_lease.keeper.keeper import Holding
 

@@ -22,8 +22,8 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
 )
 
+from sqs_lease.airflow.airflow_api.requests import triggers_are_supported, triggers_publish_for_mapping
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.comms.supervisor import triggers_are_supported, triggers_publish_for_mapping
 from sqs_lease.airflow.dag_file import (
     NEITHER_MAPPED,
     refuse_late_readers,

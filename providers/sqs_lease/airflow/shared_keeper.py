@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
 
+from sqs_lease.airflow.airflow_api.polling import StatePoller
+from sqs_lease.airflow.airflow_api.turns import turns
 from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
-from sqs_lease.airflow.comms.state_poller import StatePoller
-from sqs_lease.airflow.comms.turns import turns
 from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent

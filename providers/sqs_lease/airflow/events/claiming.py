@@ -30,7 +30,7 @@ class NotAnsweredError(RuntimeError):
 
 
 class Store(Protocol):
-    """What runs need of the asset state store, see :class:`~sqs_lease.airflow.comms.assets.TaskAssetState`."""
+    """What runs need of the asset state store, see :class:`~sqs_lease.airflow.airflow_api.assets.TaskAssetState`."""
 
     def get(self, key: str) -> Any:
         """Return the value of a key; None where there is none."""
@@ -76,7 +76,7 @@ class Claiming:
 
         Raises:
             NotAnsweredError: The trigger did not answer in time.
-            sqs_lease.airflow.comms.supervisor.CommsError: Airflow gave no usable answer.
+            sqs_lease.airflow.airflow_api.requests.CommsError: Airflow gave no usable answer.
         """
         ends_at = self._clock.now() + PATIENCE_SECONDS
         while self._look():

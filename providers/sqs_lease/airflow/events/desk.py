@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Final, Self
 
-from sqs_lease.airflow.comms.supervisor import RunOfTask
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
 
 EVENT_KIND: Final = "sqs-lease batch"
 """What the payloads of our events are known by, among other events of the asset."""

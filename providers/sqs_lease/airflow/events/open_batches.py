@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from sqs_lease.airflow.airflow_api.assets import PATIENCE_SECONDS, AssetState
+from sqs_lease.airflow.airflow_api.requests import CommsError, task_states
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.comms.assets import PATIENCE_SECONDS, AssetState
-from sqs_lease.airflow.comms.supervisor import CommsError, task_states
 from sqs_lease.airflow.events.desk import BatchEvent, Claim, Claimant, Desk, DeskEntry, Place, Stage
 from sqs_lease.airflow.events.pacing import ReceivePause, Reminder
 from sqs_lease.airflow.handover.handed_lease import HandedLease

@@ -9,8 +9,8 @@ from typing import Any, Final
 from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from sqs_lease.airflow.comms.assets import TaskAssetState
-from sqs_lease.airflow.comms.supervisor import CommsError
+from sqs_lease.airflow.airflow_api.assets import TaskAssetState
+from sqs_lease.airflow.airflow_api.requests import CommsError
 from sqs_lease.airflow.dag_file import refuse_late_readers
 from sqs_lease.airflow.events.claiming import ClaimedBatch, Claiming, NotAnsweredError
 from sqs_lease.airflow.events.desk import BatchEvent, Claimant

@@ -24,8 +24,8 @@ from typing import Any, Final
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from botocore.exceptions import BotoCoreError
 
+from sqs_lease.airflow.airflow_api.requests import CommsError, watched_assets
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
-from sqs_lease.airflow.comms.supervisor import CommsError, watched_assets
 from sqs_lease.airflow.dag_file import warn_author
 from sqs_lease.airflow.endings import carried_out
 from sqs_lease.airflow.events.desk import BatchEvent, Place

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.listeners import hookimpl
 from airflow.sdk.configuration import conf
 
-from sqs_lease.airflow.comms.signals import SIGNAL_DESCRIPTION, FailureSignals
+from sqs_lease.airflow.airflow_api.signals import SIGNAL_DESCRIPTION, FailureSignals
 from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
 from sqs_lease.airflow.options import CONFIG_SECTION, REPORT_FAILURES_OPTION
 
@@ -48,7 +48,7 @@ def _wanted() -> bool:
 
 
 def _report(task_instance: Any, error: object) -> None:
-    from sqs_lease.airflow.comms.variables import running_task_failed_for_good
+    from sqs_lease.airflow.airflow_api.variables import running_task_failed_for_good
 
     if not running_task_failed_for_good(task_instance):
         return
@@ -90,8 +90,8 @@ def _counts_as_running(task_instance: Any) -> bool:
 def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: FailureReport) -> None:
     from airflow.sdk import Variable
 
-    from sqs_lease.airflow.comms.supervisor import triggers_are_supported
-    from sqs_lease.airflow.comms.variables import triggerer_deletes_variables
+    from sqs_lease.airflow.airflow_api.requests import triggers_are_supported
+    from sqs_lease.airflow.airflow_api.variables import triggerer_deletes_variables
 
     try:
         if not _counts_as_running(task_instance):

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from sqs_lease.airflow.airflow_api.requests import seal, unseal
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.comms.supervisor import seal, unseal
 from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
-from sqs_lease.airflow.comms.supervisor import RunOfTask, pull
+from sqs_lease.airflow.airflow_api.requests import RunOfTask, pull
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Lease

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from sqs_lease.airflow.comms.supervisor import RETURN_VALUE_KEY, RunOfTask, pull
+from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, RunOfTask, pull
 from sqs_lease.airflow.handover.payload import in_thread, messages_of
 from sqs_lease.core.messages import Message
 

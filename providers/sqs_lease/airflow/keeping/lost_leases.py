@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from airflow.sdk.definitions.callback import AsyncCallback
 
-from sqs_lease.airflow.comms.supervisor import DAG_FILE_MODULE, RunOfTask
+from sqs_lease.airflow.airflow_api.requests import DAG_FILE_MODULE, RunOfTask
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.keeper.batch import Batch
 

@@ -13,10 +13,10 @@ from itertools import chain
 from random import Random
 from typing import Any, Final
 
-from sqs_lease.airflow.comms.instances import UNMAPPED, InstanceKey, TaskStates, state_key
-from sqs_lease.airflow.comms.signals import FailureSignals
-from sqs_lease.airflow.comms.state_poller import StateWatch
-from sqs_lease.airflow.comms.supervisor import CommsError, RunOfTask, publish
+from sqs_lease.airflow.airflow_api.instances import UNMAPPED, InstanceKey, TaskStates, state_key
+from sqs_lease.airflow.airflow_api.polling import StateWatch
+from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, publish
+from sqs_lease.airflow.airflow_api.signals import FailureSignals
 from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress, counts_of
 from sqs_lease.airflow.keeping.settling import (

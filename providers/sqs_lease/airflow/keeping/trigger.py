@@ -26,9 +26,8 @@ from typing import Any, Final
 from airflow.sdk.configuration import conf
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from sqs_lease.airflow.comms.signals import FailureSignals
-from sqs_lease.airflow.comms.state_poller import POLL_SECONDS
-from sqs_lease.airflow.comms.supervisor import (
+from sqs_lease.airflow.airflow_api.polling import POLL_SECONDS
+from sqs_lease.airflow.airflow_api.requests import (
     CommsError,
     NoAnswerError,
     RunOfTask,
@@ -37,7 +36,8 @@ from sqs_lease.airflow.comms.supervisor import (
     run_of,
     task_states,
 )
-from sqs_lease.airflow.comms.variables import triggerer_deletes_variables
+from sqs_lease.airflow.airflow_api.signals import FailureSignals
+from sqs_lease.airflow.airflow_api.variables import triggerer_deletes_variables
 from sqs_lease.airflow.endings import DEFERRAL_SECONDS, carried_out
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import ENDED, TAKEOVER_SECONDS, HandOff, was_cleared

@@ -11,7 +11,7 @@ from typing import Any
 from airflow.sdk import BranchMixIn
 from airflow.sdk.definitions.taskgroup import MappedTaskGroup
 
-from sqs_lease.airflow.comms.supervisor import RETURN_VALUE_KEY, mapped_over
+from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, mapped_over
 from sqs_lease.airflow.keeping.settling import WorkTask, ambiguous_names
 
 

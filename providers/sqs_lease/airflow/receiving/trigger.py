@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
+from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, CommsError, RunOfTask, publish, run_of
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
-from sqs_lease.airflow.comms.supervisor import RETURN_VALUE_KEY, CommsError, RunOfTask, publish, run_of
 from sqs_lease.airflow.endings import DEFERRAL_SECONDS, cancelled_once, carried_out
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import HandOff

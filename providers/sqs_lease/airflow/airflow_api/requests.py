@@ -50,8 +50,8 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.xcom import XCom
 
-from sqs_lease.airflow.comms.instances import UNMAPPED, InstanceKey, TaskStates
-from sqs_lease.airflow.comms.turns import turns
+from sqs_lease.airflow.airflow_api.instances import UNMAPPED, InstanceKey, TaskStates
+from sqs_lease.airflow.airflow_api.turns import turns
 
 try:
     # In the process that runs triggers, Airflow sets up this one and not the SDK's.

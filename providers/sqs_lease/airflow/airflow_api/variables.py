@@ -8,7 +8,7 @@ from airflow.sdk import Variable
 from airflow.sdk.configuration import conf
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from sqs_lease.airflow.comms.supervisor import ask, end_was_reported
+from sqs_lease.airflow.airflow_api.requests import ask, end_was_reported
 
 
 def triggerer_deletes_variables() -> bool:

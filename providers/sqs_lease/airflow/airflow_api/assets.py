@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.context import AssetStateStoreAccessor
 
-from sqs_lease.airflow.comms.supervisor import CommsError, NoAnswerError, ask
+from sqs_lease.airflow.airflow_api.requests import CommsError, NoAnswerError, ask
 
 logger = logging.getLogger(__name__)
 

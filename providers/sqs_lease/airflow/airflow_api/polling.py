@@ -21,16 +21,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import Context
 from typing import Final, TypeAlias
 
-from sqs_lease.airflow.comms.instances import TaskStates
-from sqs_lease.airflow.comms.signal_poller import SignalPoller
-from sqs_lease.airflow.comms.stalls import StallWatch
-from sqs_lease.airflow.comms.supervisor import CommsError, NoAnswerError, task_states
+from sqs_lease.airflow.airflow_api.instances import TaskStates
+from sqs_lease.airflow.airflow_api.requests import CommsError, NoAnswerError, task_states
+from sqs_lease.airflow.airflow_api.signal_poller import SignalPoller
+from sqs_lease.airflow.airflow_api.stalls import StallWatch
 from sqs_lease.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
 
 FetchStates: TypeAlias = Callable[[str, Sequence[str], Collection[str]], Awaitable[Mapping[str, TaskStates]]]
-"""Reads states by DAG id, run ids and task ids, see :func:`sqs_lease.airflow.comms.supervisor.task_states`."""
+"""Reads states by DAG id, run ids and task ids, see :func:`sqs_lease.airflow.airflow_api.requests.task_states`."""
 
 POLL_SECONDS: Final = 1.0
 """Shortest pause between two questions for a DAG."""

@@ -15,9 +15,9 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from sqs_lease.airflow.comms.signals import SIGNALS_PREFIX
-from sqs_lease.airflow.comms.supervisor import CommsError
-from sqs_lease.airflow.comms.variables import delete_variable, variable_keys
+from sqs_lease.airflow.airflow_api.requests import CommsError
+from sqs_lease.airflow.airflow_api.signals import SIGNALS_PREFIX
+from sqs_lease.airflow.airflow_api.variables import delete_variable, variable_keys
 
 logger = logging.getLogger(__name__)
 
