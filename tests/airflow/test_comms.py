@@ -18,6 +18,7 @@ from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEven
 from sqs_lease.airflow.airflow_api.requests import (
     CommsError,
     RunOfTask,
+    delete_variable,
     publish,
     pull,
     pull_plain_mapping,
@@ -25,8 +26,8 @@ from sqs_lease.airflow.airflow_api.requests import (
     task_states,
     triggers_are_supported,
     unseal,
+    variable_keys,
 )
-from sqs_lease.airflow.airflow_api.variables import delete_variable, variable_keys
 from sqs_lease.testing import run_virtual
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 

@@ -26,12 +26,13 @@ from sqs_lease.airflow.airflow_api.assets import AssetState
 from sqs_lease.airflow.airflow_api.requests import (
     NoAnswerError,
     RunOfTask,
+    delete_variable,
     publish,
     pull,
     pull_plain_mapping,
     task_states,
+    variable_keys,
 )
-from sqs_lease.airflow.airflow_api.variables import delete_variable, variable_keys
 from tests.airflow.scripted_comms import supervised_by
 
 _T = TypeVar("_T")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import DeleteVariable, GetVariableKeys, GetXCom
 
-from sqs_lease.airflow.airflow_api.signal_poller import ORPHANED_SECONDS
+from sqs_lease.airflow.airflow_api.polling import ORPHANED_SECONDS
 from sqs_lease.airflow.airflow_api.signals import FailureSignals
 from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
 from sqs_lease.airflow.keeping.settling import WorkTask

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import GetTaskStates
 
-from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS, RunOfTask, publish, task_states
-from sqs_lease.airflow.airflow_api.turns import (
+from sqs_lease.airflow.airflow_api.requests import (
+    ANSWER_SECONDS,
     LONGEST_START_SECONDS,
     MANY_STARTS,
     REQUESTS_AT_ONCE,
     STARTING_SECONDS,
-    turns,
+    RunOfTask,
+    publish,
+    request_limiter,
+    task_states,
 )
 from sqs_lease.testing import run_virtual
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
@@ -83,7 +86,7 @@ def test_the_states_of_tasks_are_read_before_what_waits_for_its_turn() -> None:
 async def start_triggers(number: int, seconds: float) -> None:
     """Have triggers start for so long, evenly."""
     for _ in range(number):
-        turns().trigger_started()
+        request_limiter().trigger_started()
         await asyncio.sleep(seconds / number)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from sqs_lease.airflow.airflow_api.instances import UNMAPPED, InstanceKey
+from sqs_lease.airflow.airflow_api.requests import UNMAPPED, InstanceKey
 from sqs_lease.airflow.keeping.settling import (
     Decision,
     Failure,

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
-from sqs_lease.airflow.airflow_api.instances import TaskStates
 from sqs_lease.airflow.airflow_api.polling import (
     MAX_RUNS_IN_REQUEST,
     QUIET_AFTER_SECONDS,
     StatePoller,
     StateWatch,
 )
-from sqs_lease.airflow.airflow_api.requests import CommsError
+from sqs_lease.airflow.airflow_api.requests import CommsError, TaskStates
 from sqs_lease.testing import run_virtual
 
 

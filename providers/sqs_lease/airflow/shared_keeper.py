@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from sqs_lease.airflow.airflow_api.polling import StatePoller
-from sqs_lease.airflow.airflow_api.turns import turns
+from sqs_lease.airflow.airflow_api.requests import request_limiter
 from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
 from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
 from sqs_lease.clock import Clock, SystemClock
@@ -113,13 +113,13 @@ class TriggererKeepers:
 
     async def ready(self) -> None:
         """Wait until there is time to begin; each trigger does this first."""
-        turns().trigger_started()
+        request_limiter().trigger_started()
         # One after the other: hundreds that went on at once would block the event loop.
         async with self._beginning:
             if self._get_ready is not None:
                 await self._get_ready()
                 self._get_ready = None
-            await turns().calm()
+            await request_limiter().calm()
 
     async def acquire(self, connection: AwsConnection) -> SharedKeeper:
         """Use the keeper of a connection; each call must be followed by one of :meth:`release`."""

@@ -37,21 +37,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
-from airflow.sdk import BaseXCom
+from airflow.sdk import BaseXCom, Variable
+from airflow.sdk.configuration import conf
 from airflow.sdk.crypto import FernetProtocol, get_fernet
 from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.xcom import XCom
-
-from sqs_lease.airflow.airflow_api.instances import UNMAPPED, InstanceKey, TaskStates
-from sqs_lease.airflow.airflow_api.turns import turns
 
 try:
     # In the process that runs triggers, Airflow sets up this one and not the SDK's.
@@ -114,6 +115,22 @@ PATIENCE_SECONDS: Final = 120.0
 
 A triggerer's first answer can take half a minute on a busy machine: its supervisor loads the API server's code for it.
 """
+
+
+InstanceKey: TypeAlias = tuple[str, int]
+"""A task instance of one run: the task's id and the map index, -1 where the task is not (or not yet) mapped."""
+
+TaskStates: TypeAlias = Mapping[str, str | None]
+"""States by ``task_id``, or ``task_id_mapindex`` for instances of mapped tasks: the shape of Airflow's answer."""
+
+UNMAPPED: Final = -1
+"""The map index of a task instance that is not mapped."""
+
+
+def state_key(instance: InstanceKey) -> str:
+    """Return by which key a task instance stands in :data:`TaskStates`."""
+    task_id, map_index = instance
+    return task_id if map_index == UNMAPPED else f"{task_id}_{map_index}"
 
 
 def default_args_of_open_dag() -> Mapping[str, Any]:
@@ -406,7 +423,7 @@ async def ask(what: str, method: Callable[..., _T], /, *, for_all_triggers: bool
         CommsError: Airflow refused, or its answer cannot be read.
     """
     try:
-        async with turns().turn(for_all_triggers=for_all_triggers), asyncio.timeout(ANSWER_SECONDS):
+        async with request_limiter().turn(for_all_triggers=for_all_triggers), asyncio.timeout(ANSWER_SECONDS):
             return await _without_blocking(method, **arguments)
     except TimeoutError:
         raise NoAnswerError(f"Airflow gave no answer about {what} within {ANSWER_SECONDS:g} s") from None
@@ -425,3 +442,116 @@ async def _without_blocking(method: Callable[..., _T], **arguments: Any) -> _T:
     if greenback is None:
         return await asyncio.get_running_loop().run_in_executor(_threads, partial(method, **arguments))
     return await greenback.with_portal_run_sync(method, **arguments)
+
+
+def triggerer_deletes_variables() -> bool:
+    """Whether a triggerer may delete what a worker sets: with several teams, variables belong to the worker's team."""
+    return not conf.getboolean("core", "multi_team", fallback=False)
+
+
+async def variable_keys(prefix: str) -> list[str]:
+    """Read the keys with a prefix.
+
+    Raises:
+        CommsError: There was no usable answer.
+    """
+    # The SDK asks when the keys are first looked at.
+    return await ask("the keys of variables", lambda: list(Variable.keys(prefix=prefix)), for_all_triggers=True)
+
+
+async def delete_variable(key: str) -> None:
+    """Delete a variable; deleting one that is not there does no harm.
+
+    Raises:
+        CommsError: There was no usable answer.
+    """
+    await ask(f"the variable {key!r}", Variable.delete, key=key)
+
+
+def running_task_failed_for_good(task_instance: Any) -> bool:
+    """Whether a listener was called in the process that runs a task, because that failed with no retry left.
+
+    It is called as well for tasks to be retried, and in the scheduler and the API server, with other objects.
+    """
+    if not isinstance(task_instance, RuntimeTaskInstance):
+        return False
+    # Airflow sets the first once the try is over; the second says that its end could not be reported, so that it
+    # may count as something else (a user marked the task meanwhile).
+    state = getattr(task_instance.state, "value", task_instance.state)
+    return state == "failed" and end_was_reported(task_instance)
+
+
+REQUESTS_AT_ONCE: Final = 8
+"""Enough to keep the supervisor busy; whatever else is asked waits for them, about a fifth of a second."""
+
+MANY_STARTS: Final = 50
+"""As many triggers as a triggerer takes over at once by default; those that are left follow with its next round."""
+
+STARTING_SECONDS: Final = 2.0
+"""That many starts within this time are many: a triggerer's rounds are a little more than a second apart."""
+
+LONGEST_START_SECONDS: Final = 10.0
+"""How long nothing is asked at most: a thousand triggers, Airflow's default limit, start sooner. Leases last longer."""
+
+
+class RequestLimiter:
+    """Lets few requests of an event loop out at a time, and none while many triggers start; see :func:`request_limiter`.
+
+    The supervisor serves one request after the other, about 40 a second. Hundreds of triggers that ask at the same moment
+    (after a takeover, say) would wait for longer than a request may take, give up and ask again, while it still answers
+    what nobody waits for any more. So requests queue here, where their time does not run yet. Requests that are made for
+    all triggers together do not queue: there are only a few of them at any time.
+
+    The supervisor reads the log lines of triggers, too: 4 kB of them for each request that it serves, and none for the
+    four seconds in which it loads the API server's code for its first answer. Airflow logs a line for each trigger that
+    starts. After some two hundred that were not read, the socket is full, and whoever logs next blocks the event loop. So
+    as long as many triggers start, nothing is asked.
+    """
+
+    def __init__(self) -> None:
+        self._semaphore = asyncio.Semaphore(REQUESTS_AT_ONCE)
+        self._started_at: deque[float] = deque(maxlen=MANY_STARTS)
+        self._many_since = 0.0
+
+    def trigger_started(self) -> None:
+        """Take in that one more trigger started."""
+        now = asyncio.get_running_loop().time()
+        if not self._many_started(now):
+            self._many_since = now
+        self._started_at.append(now)
+
+    def _many_started(self, now: float) -> bool:
+        return len(self._started_at) == MANY_STARTS and now - self._started_at[0] < STARTING_SECONDS
+
+    async def calm(self) -> None:
+        """Wait as long as many triggers start."""
+        loop = asyncio.get_running_loop()
+        while self._many_started(now := loop.time()) and now - self._many_since < LONGEST_START_SECONDS:  # noqa: ASYNC110 - until when is known
+            await asyncio.sleep(max(self._started_at[0] + STARTING_SECONDS - now, 0.01))
+
+    @asynccontextmanager
+    async def turn(self, *, for_all_triggers: bool) -> AsyncIterator[None]:
+        """Wait for a turn to make a request, and have it until the block ends.
+
+        Args:
+            for_all_triggers: Whether the request is made for all triggers together; those do not queue.
+        """
+        if for_all_triggers:
+            await self.calm()
+            yield
+            return
+        async with self._semaphore:
+            await self.calm()
+            yield
+
+
+# One for each event loop that ever asked; a triggerer has one for life.
+_limiters: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, RequestLimiter]] = WeakKeyDictionary()
+
+
+def request_limiter() -> RequestLimiter:
+    """Return the limiter of the running event loop."""
+    loop = asyncio.get_running_loop()
+    if (found := _limiters.get(loop)) is None:
+        found = _limiters[loop] = RequestLimiter()
+    return found

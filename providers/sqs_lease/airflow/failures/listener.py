@@ -48,7 +48,7 @@ def _wanted() -> bool:
 
 
 def _report(task_instance: Any, error: object) -> None:
-    from sqs_lease.airflow.airflow_api.variables import running_task_failed_for_good
+    from sqs_lease.airflow.airflow_api.requests import running_task_failed_for_good
 
     if not running_task_failed_for_good(task_instance):
         return
@@ -90,8 +90,7 @@ def _counts_as_running(task_instance: Any) -> bool:
 def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: FailureReport) -> None:
     from airflow.sdk import Variable
 
-    from sqs_lease.airflow.airflow_api.requests import triggers_are_supported
-    from sqs_lease.airflow.airflow_api.variables import triggerer_deletes_variables
+    from sqs_lease.airflow.airflow_api.requests import triggerer_deletes_variables, triggers_are_supported
 
     try:
         if not _counts_as_running(task_instance):

@@ -26,9 +26,8 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Final
 
-from sqs_lease.airflow.airflow_api.instances import TaskStates
 from sqs_lease.airflow.airflow_api.polling import POLL_SECONDS, StateWatch
-from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, publish
+from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, TaskStates, publish
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress, counts_of, read_takeover
 from sqs_lease.airflow.shared_keeper import SharedBatch, TriggererKeepers
 from sqs_lease.keeper.keeper import Leaving

@@ -13,9 +13,16 @@ from itertools import chain
 from random import Random
 from typing import Any, Final
 
-from sqs_lease.airflow.airflow_api.instances import UNMAPPED, InstanceKey, TaskStates, state_key
 from sqs_lease.airflow.airflow_api.polling import StateWatch
-from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, publish
+from sqs_lease.airflow.airflow_api.requests import (
+    UNMAPPED,
+    CommsError,
+    InstanceKey,
+    RunOfTask,
+    TaskStates,
+    publish,
+    state_key,
+)
 from sqs_lease.airflow.airflow_api.signals import FailureSignals
 from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Certainty, Progress, counts_of

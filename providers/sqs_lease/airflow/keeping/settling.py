@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sqs_lease.airflow.airflow_api.instances import UNMAPPED, InstanceKey, TaskStates, state_key
+from sqs_lease.airflow.airflow_api.requests import UNMAPPED, InstanceKey, TaskStates, state_key
 
 SUCCESS: Final = "success"
 FAILED: Final = "failed"

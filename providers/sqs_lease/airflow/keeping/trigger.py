@@ -35,9 +35,9 @@ from sqs_lease.airflow.airflow_api.requests import (
     pull,
     run_of,
     task_states,
+    triggerer_deletes_variables,
 )
 from sqs_lease.airflow.airflow_api.signals import FailureSignals
-from sqs_lease.airflow.airflow_api.variables import triggerer_deletes_variables
 from sqs_lease.airflow.endings import DEFERRAL_SECONDS, carried_out
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import ENDED, TAKEOVER_SECONDS, HandOff, was_cleared

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqs_lease.airflow.airflow_api.instances import InstanceKey, TaskStates, state_key
-from sqs_lease.airflow.airflow_api.requests import RunOfTask, pull, pull_plain_mapping
+from sqs_lease.airflow.airflow_api.requests import (
+    InstanceKey,
+    RunOfTask,
+    TaskStates,
+    pull,
+    pull_plain_mapping,
+    state_key,
+)
 from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
 from sqs_lease.airflow.keeping.settling import (
     FAILED,
