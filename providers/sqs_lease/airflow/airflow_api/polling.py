@@ -9,8 +9,8 @@ delays no other. How often a DAG is asked for follows from what it costs and fro
 - runs whose states take too long to read together are asked for in smaller groups.
 
 Beside this the signals of failed tasks come in, by one request for all triggers (:class:`SignalPoller`), and triggers
-take turns in reading the reports of single tasks, so that these do not keep the states waiting. :class:`StallWatch` tells
-when all of this stood still.
+take turns in reading the reports of single tasks, so that these do not keep the states waiting. :class:`StallWatch`
+tells when all of this stood still.
 """
 
 from __future__ import annotations
@@ -347,8 +347,8 @@ class _Deletion:
 class SignalPoller:
     """Asks for the signals of failed work tasks while anybody listens, and tells each listener about its own.
 
-    Signals that were acted upon are deleted. Airflow may confirm that and do nothing, as with the variables of a team, so
-    a signal counts as deleted when it is not found any more. One that stays is left alone for longer and longer.
+    Signals that were acted upon are deleted. Airflow may confirm that and do nothing, as with the variables of a team,
+    so a signal counts as deleted when it is not found any more. One that stays is left alone for longer and longer.
 
     Args:
         fetch: How to ask for the keys with a prefix; by default Airflow's supervisor is asked.
@@ -459,9 +459,9 @@ BEAT_SECONDS: Final = 1.0
 class StallWatch:
     """Notices that this process stood still: then another triggerer may have taken its triggers over meanwhile.
 
-    A stall is a gap in the event loop's time (the process was stopped, or its machine was suspended), never a slow answer
-    of Airflow's: while the event loop runs, Airflow tells this process within about a second which triggers run elsewhere.
-    It looks at the clock once a second while anybody relies on it.
+    A stall is a gap in the event loop's time (the process was stopped, or its machine was suspended), never a slow
+    answer of Airflow's: while the event loop runs, Airflow tells this process within about a second which triggers run
+    elsewhere. It looks at the clock once a second while anybody relies on it.
 
     Args:
         clock: Source of time. It must go on counting while the machine is suspended.

@@ -495,17 +495,17 @@ LONGEST_START_SECONDS: Final = 10.0
 
 
 class RequestLimiter:
-    """Lets few requests of an event loop out at a time, and none while many triggers start; see :func:`request_limiter`.
+    """Lets few requests of an event loop out at a time, and none while many triggers start.
 
-    The supervisor serves one request after the other, about 40 a second. Hundreds of triggers that ask at the same moment
-    (after a takeover, say) would wait for longer than a request may take, give up and ask again, while it still answers
-    what nobody waits for any more. So requests queue here, where their time does not run yet. Requests that are made for
-    all triggers together do not queue: there are only a few of them at any time.
+    The supervisor serves one request after the other, about 40 a second. Hundreds of triggers that ask at the same
+    moment (after a takeover, say) would wait for longer than a request may take, give up and ask again, while it still
+    answers what nobody waits for any more. So requests queue here, where their time does not run yet. Requests that
+    are made for all triggers together do not queue: there are only a few of them at any time.
 
     The supervisor reads the log lines of triggers, too: 4 kB of them for each request that it serves, and none for the
-    four seconds in which it loads the API server's code for its first answer. Airflow logs a line for each trigger that
-    starts. After some two hundred that were not read, the socket is full, and whoever logs next blocks the event loop. So
-    as long as many triggers start, nothing is asked.
+    four seconds in which it loads the API server's code for its first answer. Airflow logs a line for each trigger
+    that starts. After some two hundred that were not read, the socket is full, and whoever logs next blocks the event
+    loop. So as long as many triggers start, nothing is asked.
     """
 
     def __init__(self) -> None:
