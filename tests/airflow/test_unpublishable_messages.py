@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+from airflow.sdk.execution_time.comms import ErrorResponse, SetAssetStateStoreByName, SetXCom
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow import read_messages
+from sqs_lease.airflow.airflow_api.requests import CommsError
 from sqs_lease.airflow.events import open_batches
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.receiving.trigger import TIMED_OUT
 from sqs_lease.core.failure_rules import FailureRule, dead_letter, expire, release
 from sqs_lease.core.specs import encode_failure_rule
-from sqs_lease.testing import AuditKind
+from sqs_lease.testing import AuditKind, MessageState, memory_sqs
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID
-from tests.airflow.watched_queue import WatchedQueue, bodies_of
+from tests.airflow.watched_queue import OTHER_RUN, WatchedQueue, bodies_of, events_of
 
 PICTURE = {"DataType": "Binary", "BinaryValue": b"\x89PNG\x00\xff"}
 AS_TEXT = {"DataType": "Binary", "BinaryValue": {"base64": "iVBORwD/"}}
@@ -205,3 +208,92 @@ def test_a_watcher_survives_an_error_that_nobody_foresaw(
     queue.run(scenario)
     assert max(receives(queue).values()) <= 7
     assert "nobody foresaw this" in caplog.text
+
+
+def test_a_nul_character_in_an_attribute_is_found_too(world: LeasedMessages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL refuses it. SQS refuses it as well, but other servers do not."""
+    monkeypatch.setattr(memory_sqs, "check_sent_message", lambda *_: None)
+    attributes = {"kind": {"DataType": "String", "StringValue": "a\0b"}}
+    poison = world.sqs.send(world.url, "poison", message_attributes=attributes)
+
+    async def scenario() -> None:
+        await world.receive(world.triggerer())
+
+    world.run(scenario)
+    assert poison not in {message["MessageId"] for message in published(world)}
+    assert len(published(world)) == len(world.bodies)
+
+
+def test_what_airflow_refuses_for_a_reason_that_nobody_foresaw_is_found_among_its_neighbours(
+    queue: WatchedQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    poison = queue.sqs.send(queue.url, "poison")
+
+    def refuse_poison(request: Any) -> None:
+        if isinstance(request, SetAssetStateStoreByName) and '"Body": "poison"' in json.dumps(request.value):
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 500}))
+
+    async def scenario() -> None:
+        queue.send(*"abcdefg")
+        queue.supervisor.on_request = refuse_poison
+        watcher = queue.watch(max_messages=8, max_unsettled_batches=100, handoff_timeout=7200)
+        await asyncio.sleep(3600)
+        taken = await queue.claim(events_of(watcher))
+        assert sorted(bodies_of(taken)) == list("abcdefg")
+        queue.send("later")
+        await asyncio.sleep(600)
+        assert bodies_of(await queue.claim(events_of(watcher)[-1:], OTHER_RUN)) == ["later"]
+        await watcher.cancel()
+
+    queue.run(scenario)
+    counts = receives(queue)
+    # By itself it is received after pauses that grow to 15 minutes.
+    assert counts.pop(poison) <= 12
+    assert set(counts.values()) == {1}
+    assert "Airflow refused it, and took others" in caplog.text
+    assert poison in caplog.text
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["with others", "alone"])
+def test_a_sensor_goes_on_without_what_airflow_refuses_for_a_reason_that_nobody_foresaw(
+    supervisor: ScriptedComms, alone: bool
+) -> None:
+    world = LeasedMessages(supervisor, bodies=["poison"] if alone else ["a", "poison", "b", "c"])
+
+    def refuse_poison(request: Any) -> None:
+        if isinstance(request, SetXCom) and "'Body': 'poison'" in str(request.value):
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 500}))
+
+    async def scenario() -> None:
+        supervisor.on_request = refuse_poison
+        receiving = world.receive(world.triggerer())
+        if alone:
+            with pytest.raises(CommsError):
+                await receiving
+        else:
+            await receiving
+            assert [message["Body"] for message in published(world)] == ["a", "b", "c"]
+            leases = HandedLease.decode(supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]).leases
+            assert [lease.receipt.message_id for lease in leases] == [one["MessageId"] for one in published(world)]
+        assert world.message_states()["poison"] is MessageState.IN_FLIGHT
+        await asyncio.sleep(15)
+        assert world.message_states()["poison"] is MessageState.VISIBLE
+
+    world.run(scenario)
+    assert set(receives(world).values()) == {1}
+
+
+@pytest.mark.parametrize("trouble", ["silent", "refusing"])
+def test_nothing_is_received_while_airflow_takes_nothing(queue: WatchedQueue, trouble: str) -> None:
+    async def scenario() -> None:
+        watcher = queue.watch(max_messages=4)
+        await asyncio.sleep(2)
+        setattr(queue.supervisor, trouble, True)
+        queue.send(*"abcd")
+        await asyncio.sleep(3600)
+        setattr(queue.supervisor, trouble, False)
+        await queue.fired(watcher, within=400)
+        await watcher.cancel()
+
+    queue.run(scenario)
+    assert max(receives(queue).values()) == 2

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from sqs_lease.airflow.airflow_api.assets import PATIENCE_SECONDS, AssetState
@@ -38,6 +39,7 @@ from sqs_lease.airflow.handover.payload import (
     published_bytes,
     remove_files,
 )
+from sqs_lease.airflow.handover.published_messages import find_refused
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message
@@ -256,6 +258,19 @@ class OpenBatches:
             raise
         logger.info("Received %d messages of %s: batch %s waits for a run", entry.messages, self.queue_url, batch_id)
         self._fire(entry)
+
+    async def find_refused(self, batch_id: str, messages: Sequence[Message]) -> frozenset[str]:
+        """Find the messages that keep a batch from the desk by themselves; none where it is in files.
+
+        Raises:
+            CommsError: Airflow takes nothing at all, or gave no answer.
+        """
+        if self.payload is not None:
+            return frozenset()
+        try:
+            return await find_refused(messages, partial(self._state.put, self.place.messages(batch_id)))
+        finally:
+            self._delete_keys(batch_id)
 
     # Attending
 

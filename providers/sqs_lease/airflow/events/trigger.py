@@ -24,7 +24,7 @@ from typing import Any, Final
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from botocore.exceptions import BotoCoreError
 
-from sqs_lease.airflow.airflow_api.requests import CommsError, watched_assets
+from sqs_lease.airflow.airflow_api.requests import CommsError, NoAnswerError, watched_assets
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
 from sqs_lease.airflow.dag_file import warn_author
 from sqs_lease.airflow.endings import carried_out
@@ -328,6 +328,10 @@ class SqsLeaseTrigger(BaseEventTrigger):
         while True:
             await queue.batches.room()
             try:
+                if trouble.said:
+                    # What Airflow does not take is given back, and each receive counts for the redrive policy: nothing
+                    # is received until Airflow answers.
+                    await queue.batches.is_served()
                 await self._receive_one(keepers, queue)
                 trouble.is_over()
             except Exception as error:
@@ -353,10 +357,29 @@ class SqsLeaseTrigger(BaseEventTrigger):
         finally:
             queue.batches.polling = False
         if found:
-            await queue.batches.add(batch_id, shared, queue.collector.policy)
+            await self._add(queue, batch_id, shared)
         else:
             shared.drop()
         self._collecting = None
+
+    async def _add(self, queue: _OpenQueue, batch_id: str, shared: SharedBatch) -> None:
+        """Put a batch on the desk, without those of its messages that Airflow refuses by themselves."""
+        policy = queue.collector.policy
+        try:
+            await queue.batches.add(batch_id, shared, policy)
+        except NoAnswerError:
+            raise
+        except CommsError:
+            refused = await queue.batches.find_refused(batch_id, shared.batch.messages())
+            if not refused:
+                raise
+            await queue.collector.settle_refused(shared.batch, refused)
+            if shared.batch.count_held():
+                # By another name: what is stored under this one is about to be deleted.
+                self._collecting = uuid.uuid4().hex, shared
+                await queue.batches.add(self._collecting[0], shared, policy)
+            else:
+                shared.drop()
 
     def _happened(self, event: LeaseEvent) -> None:
         self._lease_log.happened(event)

@@ -124,8 +124,8 @@ def why_unpublishable(message: Message, *, stored: bool) -> str | None:
     remedy = "it can be stored in a file, with payload=, or sent without that"
     if (size := published_bytes(message)) > INLINE_BYTES:
         return f"it has {size} bytes, and more than {INLINE_BYTES} do not go through XCom; {remedy}"
-    texts = f"{message.body}{json.dumps(attributes, ensure_ascii=False) if attributes else ''}"
-    if "\0" in message.body or not _is_unicode(texts):
+    parts = (part for value in attributes.values() for part in value.values() if isinstance(part, str))
+    if any("\0" in text or not _is_unicode(text) for text in (message.body, *attributes, *parts)):
         return f"it has characters that a database refuses; {remedy}"
     if attributes and not _comes_back(attributes):
         return f"an attribute has a name that Airflow uses itself; {remedy}"

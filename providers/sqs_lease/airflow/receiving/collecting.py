@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -41,6 +41,8 @@ LAST_SETTLEMENTS_SECONDS: Final = 10.0
 
 _SLOW_RELEASE: Final = backoff()
 """How messages that cannot be published are given back at the earliest: after 10 s, 20 s, ... up to 15 minutes."""
+
+_CANNOT_BE_PUBLISHED: Final = "cannot be published, or wait for one of those"
 
 _NAMED_IN_LOG: Final = 5
 """How many messages one line of the log names."""
@@ -176,6 +178,18 @@ class Collector:
             keeper.drop(aside)
             self._log_unpublishable()
 
+    async def settle_refused(self, batch: Batch, refused: Collection[str]) -> None:
+        """Settle messages of a batch that Airflow refused by themselves, as those that it is known to refuse.
+
+        Args:
+            batch: The batch.
+            refused: Their ids.
+        """
+        why = "Airflow refused it, and took others; its API server's log may say more"
+        settlements = self._settlements(batch.messages(), lambda one: why if one.message_id in refused else None)
+        self._log_unpublishable()
+        await self._settle(batch, settlements, _CANNOT_BE_PUBLISHED)
+
     def stop(self) -> None:
         """Receive no more: a collection under way ends with what it has, once its polls were answered."""
         self._stopped = True
@@ -204,36 +218,39 @@ class Collector:
 
     def _take(self, reception: Reception, messages: Sequence[Message], batch: Batch, aside: Batch) -> None:
         """Hold the messages that can be published, and settle the others."""
-        taken: list[Message] = []
-        refused: list[Message] = []
-        settlements: dict[Receipt, Settlement] = {}
-        waiting_groups: set[str | None] = set()
-        for message in messages:
-            settlement = self._settlement_of_unpublishable(message)
-            if settlement is None and message.message_group_id in waiting_groups:
-                settlement = self._slowed(message, Release())
-            if settlement is None:
-                taken.append(message)
-                continue
-            refused.append(message)
-            settlements[message.receipt] = settlement
-            if self.queue_url.endswith(FIFO_SUFFIX) and not isinstance(settlement, DeadLetter):
-                waiting_groups.add(message.message_group_id)
+        stored = self._options.stored
+        settlements = self._settlements(messages, lambda message: why_unpublishable(message, stored=stored))
+        taken = [message for message in messages if message.receipt not in settlements]
         self._hold(batch, reception, taken)
         if self._bytes_left is not None:
             self._bytes_left -= sum(map(published_bytes, taken))
             if self._bytes_left <= 0:
                 self._receiver.stop()
-        if refused:
-            self._settle_aside(reception, refused, settlements, aside, "cannot be published, or wait for one of those")
+        if settlements:
+            others = [message for message in messages if message.receipt in settlements]
+            self._settle_aside(reception, others, settlements, aside, _CANNOT_BE_PUBLISHED)
 
-    def _settlement_of_unpublishable(self, message: Message) -> Settlement | None:
-        why = why_unpublishable(message, stored=self._options.stored)
-        if why is None:
-            return None
-        self._unpublishable.setdefault(why, []).append(message.message_id)
-        settlement = self._settlement(self._failure_rule, message, f"Airflow cannot publish it: {why}")
-        return self._slowed(message, settlement) if isinstance(settlement, Release) else settlement
+    def _settlements(
+        self, messages: Sequence[Message], why_not: Callable[[Message], str | None]
+    ) -> dict[Receipt, Settlement]:
+        """What becomes of messages that cannot be published, and on a FIFO queue of those behind them."""
+        settlements: dict[Receipt, Settlement] = {}
+        waiting_groups: set[str | None] = set()
+        for message in messages:
+            settlement: Settlement
+            if (why := why_not(message)) is not None:
+                self._unpublishable.setdefault(why, []).append(message.message_id)
+                settlement = self._settlement(self._failure_rule, message, f"Airflow cannot publish it: {why}")
+                if isinstance(settlement, Release):
+                    settlement = self._slowed(message, settlement)
+            elif message.message_group_id in waiting_groups:
+                settlement = self._slowed(message, Release())
+            else:
+                continue
+            settlements[message.receipt] = settlement
+            if self.queue_url.endswith(FIFO_SUFFIX) and not isinstance(settlement, DeadLetter):
+                waiting_groups.add(message.message_group_id)
+        return settlements
 
     def _slowed(self, message: Message, settlement: Release) -> Release:
         """A release that keeps the message away for a while, longer with each time that it was received."""

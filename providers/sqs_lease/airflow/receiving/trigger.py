@@ -13,27 +13,36 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
-from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, CommsError, RunOfTask, publish, run_of
+from sqs_lease.airflow.airflow_api.requests import (
+    RETURN_VALUE_KEY,
+    CommsError,
+    NoAnswerError,
+    RunOfTask,
+    publish,
+    run_of,
+)
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
 from sqs_lease.airflow.endings import DEFERRAL_SECONDS, cancelled_once, carried_out
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import HandOff
 from sqs_lease.airflow.handover.payload import PayloadError, publishable, remove_files
-from sqs_lease.airflow.handover.published_messages import PublishedMessages
+from sqs_lease.airflow.handover.published_messages import PublishedMessages, find_refused
 from sqs_lease.airflow.links import LINK_KEY, console_link
 from sqs_lease.airflow.receiving.collecting import Collector
 from sqs_lease.airflow.receiving.options import ReceiveOptions
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import to_wall_time
@@ -64,6 +73,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
         self._batch: SharedBatch | None = None
+        self._collector: Collector | None = None
         self._lease: dict[str, Any] = {}
         self._lease_log = LeaseLog(self.options.queue)
         self._log_context = contextvars.copy_context()
@@ -143,7 +153,9 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         with telling_of_aws(self.options.queue):
             self._shared_keeper = await keepers.acquire(AwsConnection.decode(self.options.connection))
         shared_keeper = self._shared_keeper
-        collector = await Collector.open(self.options.collecting(), shared_keeper.transport, keepers.clock)
+        self._collector = collector = await Collector.open(
+            self.options.collecting(), shared_keeper.transport, keepers.clock
+        )
         source = PublishedMessages(run_of(self.task_instance))
         batch = shared_keeper.open_batch(collector.queue_url, collector.policy, self._happened, source)
         batch.owner = self
@@ -171,13 +183,28 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         )
         await publish(task, LEASE_KEY, self._lease)
         mapped_length = len(messages) if self.options.mapped_over else None
-        await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
+        try:
+            await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
+        except NoAnswerError:
+            raise
+        except Exception:
+            if isinstance(published, Mapping) or not await self._without_refused(task, shared.batch, messages):
+                raise
+            await self._publish(task, shared, policy, keepers)
+            return
         if isinstance(published, Mapping):
             # Large batches would fill the triggerer's memory until they are settled; the file has them.
             shared.batch.drop_contents()
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
             # Named otherwise, so the task itself could not know the link.
             await self._publish_link(task, link)
+
+    async def _without_refused(self, task: RunOfTask, batch: Batch, messages: Sequence[Message]) -> bool:
+        """Settle messages that Airflow refuses by themselves; return whether there were any, and others are left."""
+        refused = await find_refused(messages, partial(publish, task, RETURN_VALUE_KEY))
+        if refused and self._collector is not None:
+            await self._collector.settle_refused(batch, refused)
+        return bool(refused) and batch.count_held() > 0
 
     async def _publish_link(self, task: RunOfTask, link: str) -> None:
         try:
