@@ -23,6 +23,7 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
+from sqs_lease.keeper.turns import Turns
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,8 @@ class TriggererKeepers:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.poller = StatePoller(clock=self.clock) if poller is None else poller
         self.batches: dict[str, SharedBatch] = {}
+        self.slices = Turns()
+        """Where triggers take their turns in looking through large batches."""
         self._open_transport = open_transport
         self._get_ready = get_ready
         self._beginning = asyncio.Lock()

@@ -40,6 +40,8 @@ VERSION: Final = 1
 ROW_GROUP_MESSAGES: Final = 10_000
 """Messages of one row group: Spark reads these in parallel, never parts of one."""
 
+_ROWS_AT_ONCE: Final = 1_000
+
 SCHEMA: Final = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
@@ -193,8 +195,10 @@ def read_manifest(path: ManifestPath) -> Manifest:
         header = manifest_header(path, file.schema_arrow.metadata)
         table = file.read()
     try:
-        rows = table.select(["message_id", "body", "attributes", "message_attributes"]).to_pylist()
-        messages = tuple(_message(row) for row in rows)
+        columns = table.select(["message_id", "body", "attributes", "message_attributes"])
+        # In pieces: no other thread runs while rows are made.
+        pieces = columns.to_batches(max_chunksize=_ROWS_AT_ONCE)
+        messages = tuple(_message(row) for piece in pieces for row in piece.to_pylist())
     except (KeyError, ValueError):
         # Not the error itself: it may quote a body.
         raise ManifestError(f"{path} has a row that is no message: receive the batch again") from None

@@ -40,6 +40,7 @@ from sqs_lease.airflow.handover.payload import (
     remove_files,
 )
 from sqs_lease.airflow.handover.published_messages import find_refused
+from sqs_lease.airflow.handover.slices import adopt, held_by
 from sqs_lease.airflow.shared_keeper import SharedBatch, SharedKeeper, TriggererKeepers
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message
@@ -198,7 +199,7 @@ class OpenBatches:
             shared = self.open_batch(handed.policy)
             self.keepers.enter(entry.batch_id, shared, self)
             contents = [replace(messages[one.receipt.message_id], receipt=one.receipt) for one in lasting]
-            shared.batch.adopt(from_wall_time(lasting, self.keepers.clock), contents)
+            await adopt(shared.batch, from_wall_time(lasting, self.keepers.clock), contents, self.keepers.slices)
         logger.info("Taking over batch %s of %s, which is %s", entry.batch_id, self.queue_url, entry.stage.value)
         held = _Held(shared, handed.policy)
         batch = _OpenBatch(entry, held, lease, Reminder.from_now(self.keepers.clock.now()))
@@ -448,7 +449,7 @@ class OpenBatches:
     async def _store(self, batch: _OpenBatch, held: _Held, *, patience_seconds: float = 0.0) -> None:
         """Store what is still held of a batch, in place of what was stored of it before."""
         batch_id = batch.entry.batch_id
-        messages, leases = held.shared.batch.messages(), to_wall_time(held.shared.batch.leases(), self.keepers.clock)
+        leases, messages = await held_by(held.shared.batch, self.keepers.slices, self.keepers.clock)
         handed = HandedLease(batch_id, self.queue_url, held.policy, self.connection, leases)
         batch.lease, published = await publishable(self.payload, handed, messages)
         if self.payload is None:

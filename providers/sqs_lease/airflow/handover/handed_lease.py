@@ -20,6 +20,7 @@ from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
 from sqs_lease.keeper.plain_leases import decode_leases, encode_leases
+from sqs_lease.keeper.turns import LEASES_IN_A_ROUND
 
 LEASE_KEY: Final = "lease"
 """The sensor's XCom key for it; the messages themselves, without receipt handles, are the sensor's return value."""
@@ -127,10 +128,11 @@ def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def seal_leases(leases: Sequence[Lease]) -> str:
-    """Return leases as an encrypted text."""
-    return seal(encode_leases(leases))
+    """Return leases as an encrypted text, a line for each thousand: nothing else runs while one is encoded."""
+    starts = range(0, len(leases), LEASES_IN_A_ROUND)
+    return "\n".join(seal(encode_leases(leases[start : start + LEASES_IN_A_ROUND])) for start in starts)
 
 
 def unseal_leases(sealed: str) -> list[Lease]:
     """Build leases from what :func:`seal_leases` returned, in a process of the same deployment."""
-    return decode_leases(unseal(sealed))
+    return [lease for line in sealed.splitlines() for lease in decode_leases(unseal(line))]

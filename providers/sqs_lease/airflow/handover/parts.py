@@ -32,11 +32,11 @@ class GatheredParts:
         return [self.leases.get(lease.receipt, lease) for lease in leases]
 
 
-def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner: object) -> GatheredParts:
+async def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner: object) -> GatheredParts:
     """Become the owner of the parts that are held in this process, and dissolve them.
 
     Whoever held a part sees that it owns it no more. The leases are held by nobody afterwards: the caller must
-    put them into a batch of its own before it awaits anything.
+    put them into a batch of its own before it awaits anything but its turn.
 
     Args:
         keepers: What the triggers of this process share.
@@ -50,6 +50,7 @@ def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner: obje
         shared = keepers.claim(part_id, owner, _ignore)
         if shared is None:
             continue
+        await keepers.slices.take(shared.batch.count_held())
         leases.update((lease.receipt, lease) for lease in shared.batch.leases())
         messages += shared.batch.messages()
         ended.update(shared.batch.outcomes())

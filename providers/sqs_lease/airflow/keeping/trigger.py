@@ -45,6 +45,7 @@ from sqs_lease.airflow.handover.parts import gather_parts
 from sqs_lease.airflow.handover.payload import RECEIVED_BY_WORKER, OtherKeyError, load_lease, remove_files
 from sqs_lease.airflow.handover.progress import TAKEOVER_KEY, Progress, Takeover, read_progress, read_takeover
 from sqs_lease.airflow.handover.published_messages import PublishedMessages
+from sqs_lease.airflow.handover.slices import adopt
 from sqs_lease.airflow.keeping.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.keeping.settler import Settler
 from sqs_lease.airflow.keeping.settling import WorkTask, decide
@@ -279,15 +280,16 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             is_elsewhere = not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id])
             if is_elsewhere:
                 progress = await self._progress(task, handed, keepers)
-            parts = gather_parts(keepers, handed.part_ids, self)
+            parts = await gather_parts(keepers, handed.part_ids, self)
             leases = parts.newest(from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock))
             logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
             source = PublishedMessages(self._receiving(task))
             batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
             keepers.enter(handed.batch_id, batch, self)
-            to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
-            batch.batch.adopt((lease for lease in to_hold if lease.receipt not in parts.ended), parts.messages)
             self._batch = batch
+            to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
+            held = [lease for lease in to_hold if lease.receipt not in parts.ended]
+            await adopt(batch.batch, held, parts.messages, keepers.slices)
             if is_elsewhere:
                 await self._tell_of_takeover(task, handed)
                 settle_after = keepers.clock.now() + TAKEOVER_SECONDS

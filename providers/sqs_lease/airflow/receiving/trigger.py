@@ -34,6 +34,7 @@ from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import HandOff
 from sqs_lease.airflow.handover.payload import PayloadError, publishable, remove_files
 from sqs_lease.airflow.handover.published_messages import PublishedMessages, find_refused
+from sqs_lease.airflow.handover.slices import held_by
 from sqs_lease.airflow.links import LINK_KEY, console_link
 from sqs_lease.airflow.receiving.collecting import Collector
 from sqs_lease.airflow.receiving.options import ReceiveOptions
@@ -45,7 +46,6 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
-from sqs_lease.keeper.plain_leases import to_wall_time
 from sqs_lease.sqs.errors import SqsError
 
 logger = logging.getLogger(__name__)
@@ -169,13 +169,13 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self, task: RunOfTask, shared: SharedBatch, policy: RenewalPolicy, keepers: TriggererKeepers
     ) -> None:
         # Both in the order of arrival, without what was lost meanwhile.
-        messages, leases = shared.batch.messages(), shared.batch.leases()
+        leases, messages = await held_by(shared.batch, keepers.slices, keepers.clock)
         handed = HandedLease(
             self.options.batch_id,
             shared.batch.queue_url,
             policy,
             AwsConnection.decode(self.options.connection),
-            to_wall_time(leases, keepers.clock),
+            leases,
         )
         logger.info("Received %d messages of %s", len(messages), handed.queue_url)
         self._lease, published = await publishable(
