@@ -244,7 +244,7 @@ class OpenBatches:
             CommsError: It could not be put there; the batch is still the caller's.
             PayloadError: It could not be stored; the same.
         """
-        entry = DeskEntry(batch_id, len(shared.batch.leases()), self.keepers.clock.wall())
+        entry = DeskEntry(batch_id, shared.batch.count_held(), self.keepers.clock.wall())
         held = _Held(shared, policy)
         batch = _OpenBatch(entry, held, {}, Reminder.from_now(self.keepers.clock.now()))
         try:
@@ -351,7 +351,7 @@ class OpenBatches:
 
     async def _end_what_nobody_claimed(self) -> None:
         for batch, held in self._waiting():
-            if not held.shared.batch.leases():
+            if not held.shared.batch.count_held():
                 logger.error("Batch %s of %s was lost before a run claimed it", batch.entry.batch_id, self.queue_url)
                 self.keepers.remove(batch.entry.batch_id, held.shared)
                 await self._end(batch)
