@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import pytest
 from airflow.sdk.execution_time.comms import GetAssetStateStoreByName
 
 from sqs_lease.airflow.events.desk import Stage
@@ -273,3 +275,48 @@ def test_the_client_is_closed_when_the_trigger_ends(queue: WatchedQueue) -> None
         assert len(events_of(watcher)) == 1
 
     queue.run(scenario)
+
+
+def test_a_batch_whose_leases_cannot_be_read_does_not_keep_its_queue_from_being_served(
+    queue: WatchedQueue, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        killed = queue.triggerer("killed")
+        (old,) = await queue.fired(queue.watch(killed, payload=str(tmp_path)))
+        await killed.kill()
+        remove_files_in(tmp_path)
+        queue.send("b")
+        watcher = queue.watch(queue.triggerer("successor"))
+        events = await queue.fired(watcher, 2, within=2 * VISIBILITY_SECONDS)
+        assert await queue.claim([old]) == []
+        assert sorted(bodies_of(await queue.claim(events))) == ["a", "b"]
+        assert list(queue.desk().entries) == [event.batch_id for event in events]
+        await watcher.cancel()
+
+    queue.run(scenario)
+    assert "come back when their visibility timeout ends" in caplog.text
+
+
+def test_a_batch_that_was_encrypted_with_another_key_does_not_keep_its_queue_from_being_served(
+    queue: WatchedQueue,
+) -> None:
+    async def scenario() -> None:
+        queue.send("a")
+        killed = queue.triggerer("killed")
+        await queue.fired(queue.watch(killed))
+        await killed.kill()
+        (key,) = [key for key in queue.supervisor.store if "/lease/" in key[1]]
+        queue.supervisor.store[key] = {**queue.supervisor.store[key], "sealed_leases": "of another key"}
+        queue.send("b")
+        watcher = queue.watch(queue.triggerer("successor"))
+        events = await queue.fired(watcher, 2, within=2 * VISIBILITY_SECONDS)
+        assert sorted(bodies_of(await queue.claim(events))) == ["a", "b"]
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def remove_files_in(directory: Path) -> None:
+    for file in directory.iterdir():
+        file.unlink()

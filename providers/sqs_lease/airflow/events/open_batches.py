@@ -181,8 +181,12 @@ class OpenBatches:
         published = await self._state.get(self.place.messages(entry.batch_id), patience_seconds=PATIENCE_SECONDS)
         if lease is None or published is None:
             return
-        handed = await load_lease(lease)
-        messages = {message.message_id: message for message in await in_thread(messages_of, published)}
+        try:
+            handed = await load_lease(lease)
+            messages = {message.message_id: message for message in await in_thread(messages_of, published)}
+        except PayloadError as error:
+            await self._leave_unreadable(entry, lease, error)
+            return
         here = self.keepers.batches.get(entry.batch_id)
         if here is not None and not isinstance(here.owner, OpenBatches | HandOff):
             # Its keeper claimed it since it was asked for.
@@ -211,6 +215,21 @@ class OpenBatches:
             self._fire(entry)
         else:
             self._hand_off(batch, shared, entry.claimant)
+
+    async def _leave_unreadable(self, entry: DeskEntry, lease: Mapping[str, Any], error: PayloadError) -> None:
+        """Serve the queue without a batch that cannot be held: nobody extends its leases, so it comes back soon."""
+        logger.error(
+            "Leaving batch %s of %s alone, its messages come back when their visibility timeout ends: %s",
+            entry.batch_id,
+            self.queue_url,
+            error,
+        )
+        if entry.claimant is None:
+            self._delete_keys(entry.batch_id)
+            await remove_files(lease)
+        else:
+            # Its keeper may still read it.
+            self._open[entry.batch_id] = self._at_work(entry)
 
     def open_batch(self, policy: RenewalPolicy) -> SharedBatch:
         """Open a batch for what is about to be received; it is the caller's until it was added."""
