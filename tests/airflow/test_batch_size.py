@@ -17,8 +17,11 @@ from sqs_lease.airflow import SqsLeaseSensor, read_messages, sqs_lease
 from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
 from sqs_lease.airflow.handover.payload import INLINE_BYTES
 from sqs_lease.airflow.provider_info import get_provider_info
+from sqs_lease.airflow.receiving import options
 from sqs_lease.airflow.receiving.options import ReceiveOptions
 from sqs_lease.airflow.receiving.trigger import SqsLeaseReceiveTrigger
+from sqs_lease.core.messages import Receipt
+from sqs_lease.core.policies import Fixed
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import KEEP, RECEIVE, RUN_ID, VirtualTriggerer, receive_trigger
@@ -156,3 +159,37 @@ def test_a_watcher_receives_no_more_than_one_run_can_be_given(queue: WatchedQueu
         await watcher.cancel()
 
     queue.run(scenario)
+
+
+def test_a_sensor_whose_full_batch_was_lost_while_a_poll_was_under_way_receives_again(
+    supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "INLINE_BYTES", 1_000)
+    supervisor.states[RUN_ID] = {RECEIVE.task_id: "deferred", KEEP.task_id: None}
+    clock = VirtualClock()
+    sqs = MemorySqs(clock)
+    url = sqs.create_queue("orders")
+    for number in range(10):
+        sqs.send(url, str(number))
+
+    def delete_all() -> None:
+        for entry in sqs.trail().entries():
+            if entry.kind is AuditKind.RECEIVED:
+                sqs.delete(url, [Receipt(entry.message_id, entry.handle)])
+
+    async def scenario() -> None:
+        policy = Fixed(visibility=30.0, every=2.0)
+        receiving = receive_trigger("orders", clock, max_messages=100, linger_seconds=60.0, policy=policy)
+        running = VirtualTriggerer(sqs, clock).start(receiving, RECEIVE)
+        await asyncio.sleep(1)  # Now two polls are under way, and the next message ends the batch.
+        sqs.send(url, "x" * 1_000)
+        await asyncio.sleep(1)
+        delete_all()
+        await asyncio.sleep(20)
+        assert not running.task.done()
+        sqs.send(url, "later")
+        await running.ended()
+
+    run_virtual(scenario, clock=clock)
+    (message,) = supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, "return_value"]
+    assert message["Body"] == "later"

@@ -146,17 +146,15 @@ class Collector:
             SqsError: Nothing can be received.
         """
         aside = keeper.open_batch(self.queue_url, policy=self.policy)
-        # A receiver that was stopped receives no more, and the last batch may have ended by its size.
-        self._receiver = self._open_receiver()
-        if self._stopped:
-            self._receiver.stop()
-        self._bytes_left = most_bytes
 
         def on_received(reception: Reception) -> None:
             self._received(reception, batch, aside)
 
         try:
-            while True:
+            while not self._stopped:
+                # A receiver that was stopped receives no more: the last batch, or one that was lost, ended by its size.
+                self._receiver = self._open_receiver()
+                self._bytes_left = most_bytes
                 collected = await self._receiver.collect(
                     self._options.max_messages,
                     wait=max(wait_until - self._clock.wall(), 0.0),
@@ -168,8 +166,9 @@ class Collector:
                     logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
                 if batch.count_held():
                     return True
-                if self._stopped or self._clock.wall() >= wait_until:
+                if self._clock.wall() >= wait_until:
                     return False
+            return False
         finally:
             # What was received before an error, or before the end, is held or settled like everything else.
             await self._sorted()
