@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 KEEPERS = 20
+DAGS = 2
 LEASES = 50
 
 
 @pytest.fixture(scope="module")
 def printed() -> str:
-    scale = ["--keepers", str(KEEPERS), "--leases", str(LEASES), "--queues", "2", "--seconds", "10"]
+    scale = ["--keepers", str(KEEPERS), "--leases", str(LEASES), "--queues", str(DAGS), "--seconds", "10"]
     # Beside other tests, whose processes would leave those that stand back next to nothing.
     arguments = [*scale, "--niceness", "0"]
     # As a process of its own: it configures Airflow by the environment before it is imported.
@@ -38,7 +39,7 @@ def calls(printed: str, *phases: str) -> int:
 @pytest.mark.timeout(900)
 def test_all_leases_are_taken_over_and_settled_by_calls_of_ten_without_a_late_one(printed: str) -> None:
     assert "late extensions: 0 as the service saw it, 0 as the keepers did" in printed
-    assert f"deleted: {KEEPERS * LEASES:,}; pollers of task states: 1;" in printed
+    assert f"deleted: {KEEPERS * LEASES:,}; pollers of task states: {DAGS};" in printed
     full_calls = KEEPERS * LEASES // 10
     # The first of them come when all triggers were started, which is seen up to seconds later.
     assert full_calls <= calls(printed, "start", "take over") <= 1.2 * full_calls
