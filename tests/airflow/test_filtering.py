@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.dag_processing.dagbag import DagBag
 from airflow.providers.amazon.aws.utils.sqs import filter_messages
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
 
-from sqs_lease.airflow import SqsLeaseSensor
+from sqs_lease.airflow import SqsLeaseSensor, SqsLeaseTrigger
 from sqs_lease.airflow.receiving.filtering import MessageFilter, UnmatchedRule, decode_unmatched, encode_unmatched
-from sqs_lease.airflow.receiving.trigger import TIMED_OUT
+from sqs_lease.airflow.receiving.trigger import FAILED_FOR_GOOD, TIMED_OUT
 from sqs_lease.core.failure_rules import backoff, dead_letter, discard, expire, release
 from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.specs import encode_failure_rule
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID, receive_trigger
+from tests.airflow.watched_queue import WatchedQueue, bodies_of
 
 BODIES = [
     "plain",
@@ -83,22 +89,36 @@ def test_a_body_too_deep_to_parse_does_not_match() -> None:
     assert not made.matcher()(Message(Receipt("m", "h"), "[" * 100_000))
 
 
-def test_a_body_on_which_the_expression_fails_does_not_match_and_is_not_quoted(
-    caplog: pytest.LogCaptureFixture,
+def test_an_expression_that_fails_on_a_body_does_not_decide(
+    world: LeasedMessages, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = MessageFilter.of("jsonpath-ext", None, "lines.`sorted`")
     assert made is not None
-    assert not made.matcher()(Message(Receipt("m1", "h"), '{"lines": [1, "secret"]}'))
+    world.sqs.send(world.url, '{"lines": [1, "secret"]}')
+
+    async def scenario() -> None:
+        await world.receive(
+            world.triggerer(), filter=asdict(made), unmatched=encode_unmatched(discard()), timeout_seconds=20
+        )
+
+    world.run(scenario)
+    assert len(world.sqs.contents(world.url)) == 1
+    assert "message_filtering failed on it: " in caplog.text
     assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"message_filtering": "regex"}, ValueError, "must be one of literal, jsonpath, jsonpath-ext"),
+        (
+            {"message_filtering": "regex"},
+            ValueError,
+            "must be one of literal, jsonpath, jsonpath-ext, attribute, callable",
+        ),
         ({"message_filtering": "literal"}, ValueError, "needs message_filtering_match_values"),
         ({"message_filtering": "jsonpath"}, ValueError, "needs a JSONPath expression"),
         ({"message_filtering": "jsonpath", "message_filtering_config": "a["}, ValueError, "no JSONPath expression"),
+        ({"message_filtering": "attribute"}, ValueError, "needs the name of a message attribute"),
         ({"message_filtering_match_values": ["a"]}, ValueError, "message_filtering must be one of"),
         ({"message_filtering": "literal", "message_filtering_match_values": "a"}, TypeError, "a list or a set"),
         ({"message_filtering": "literal", "message_filtering_match_values": [b"bytes"]}, TypeError, "JSON values"),
@@ -304,3 +324,233 @@ def test_on_a_fifo_queue_what_was_left_alone_does_not_keep_the_others_from_being
 
     world.run(scenario)
     assert world.report()["deleted"] == 2
+
+
+# By message attribute
+
+SENT: dict[str, dict[str, dict[str, Any]]] = {
+    "order": {"kind": {"DataType": "String", "StringValue": "order"}},
+    "refund": {"kind": {"DataType": "String.label", "StringValue": "refund"}},
+    "seven": {"kind": {"DataType": "Number.int", "StringValue": "7"}},
+    "half": {"kind": {"DataType": "Number", "StringValue": "7.5"}},
+    "text seven": {"kind": {"DataType": "String", "StringValue": "7"}},
+    "picture": {"kind": {"DataType": "Binary", "BinaryValue": b"order"}},
+    "none": {},
+}
+"""Message attributes by the body."""
+
+
+@pytest.mark.parametrize(
+    ("values", "matched"),
+    [
+        (["order"], ["order"]),
+        ({"order", "refund"}, ["order", "refund"]),
+        ([7], ["seven"]),
+        ([7.5, "7"], ["half", "text seven"]),
+        (None, ["order", "refund", "seven", "half", "text seven", "picture"]),
+        ([], []),
+    ],
+    ids=repr,
+)
+def test_messages_match_by_the_value_of_a_message_attribute(values: Any, matched: list[str]) -> None:
+    made = MessageFilter.of("attribute", values, "kind")
+    assert made is not None
+    matches = MessageFilter(**json.loads(json.dumps(asdict(made)))).matcher()
+    messages = [Message(Receipt(body, "h"), body, message_attributes=sent) for body, sent in SENT.items()]
+    assert [message.body for message in messages if matches(message)] == matched
+
+
+def test_the_trigger_takes_only_messages_with_the_attribute(world: LeasedMessages) -> None:
+    for body, attributes in SENT.items():
+        world.sqs.send(world.url, body, message_attributes=attributes)
+    made = MessageFilter.of("attribute", ["order"], "kind")
+    assert made is not None
+
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), filter=asdict(made))
+
+    world.run(scenario)
+    assert published(world) == ["order"]
+
+
+# By a function
+
+
+PUBLISHED_KEYS = {"MessageId", "Body", "Attributes", "MessageAttributes"}
+
+
+def is_b(message: dict[str, Any]) -> bool:
+    return message == {**message, "Body": "b"} and set(message) == PUBLISHED_KEYS
+
+
+def raises_on_a(message: dict[str, Any]) -> bool:
+    if message["Body"] == "a":
+        raise KeyError("secret")
+    return is_b(message)
+
+
+def exits_on_a(message: dict[str, Any]) -> bool:
+    if message["Body"] == "a":
+        sys.exit("secret")
+    return is_b(message)
+
+
+async def is_asynchronous(message: dict[str, Any]) -> bool:
+    return True
+
+
+def by(function: str) -> dict[str, Any]:
+    made = MessageFilter.of("callable", None, f"{__name__}.{function}")
+    assert made is not None
+    return asdict(made)
+
+
+def test_the_trigger_takes_only_messages_for_which_the_function_returns_true(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), filter=by("is_b"))
+
+    world.run(scenario)
+    assert published(world) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"message_filtering_config": None}, "needs the dotted path of a function"),
+        ({"message_filtering_config": is_b}, "needs the dotted path of a function"),
+        ({"message_filtering_config": "no_such_package.wanted"}, "'no_such_package.wanted', cannot be imported"),
+        ({"message_filtering_config": f"{__name__}.no_such_function"}, "cannot be imported .* plugins folder"),
+        ({"message_filtering_config": f"{__name__}.SENT"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{__name__}.is_asynchronous"}, "not an ordinary function"),
+        (
+            {"message_filtering_config": f"{__name__}.is_b", "message_filtering_match_values": ["b"]},
+            "takes no message_filtering_match_values",
+        ),
+    ],
+    ids=["none", "function", "package", "name", "value", "coroutine", "values"],
+)
+def test_a_function_that_cannot_filter_is_an_error_while_the_dag_is_parsed(
+    dag: DAG, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        SqsLeaseSensor(task_id="orders", queue_url="orders", message_filtering="callable", **options)
+    with pytest.raises(ValueError, match=text):
+        SqsLeaseTrigger("orders", message_filtering="callable", **options)
+
+
+DAG_FILE = """
+from airflow.sdk import dag
+from sqs_lease.airflow import sqs_lease
+
+def wanted(message):
+    return True
+
+@dag
+def orders():
+    with sqs_lease("orders", queue_url="orders", message_filtering="callable", message_filtering_config={path}):
+        pass
+
+orders()
+"""
+
+
+@pytest.mark.parametrize("path", ["'orders_dag_file.wanted'", "f'{__name__}.wanted'"], ids=["by file", "by __name__"])
+def test_a_function_of_the_dag_file_is_refused_because_the_triggerer_cannot_import_it(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "orders_dag_file.py"
+    file.write_text(DAG_FILE.format(path=path))
+    monkeypatch.syspath_prepend(tmp_path)
+    (text,) = DagBag(dag_folder=str(file)).import_errors.values()
+    assert "is defined in a DAG file" in text
+
+
+def test_a_triggerer_that_cannot_import_the_function_fails_the_sensor_for_good(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        chosen = {"kind": "callable", "match_values": None, "expression": "only_where_dags_are_parsed.wanted"}
+        running = await world.receive(world.triggerer(), filter=chosen)
+        payload = running.events[0].payload
+        assert payload["status"] == FAILED_FOR_GOOD
+        assert "a module that the triggerer can import too" in payload["error"]
+
+    world.run(scenario)
+    assert not world.events(AuditKind.RECEIVED)
+
+
+def test_a_watcher_that_cannot_import_the_function_says_so_and_tries_again(
+    queue: WatchedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "installed_later.py"
+    module.write_text("def wanted(message):\n    return message['Body'] == 'b'\n")
+    trigger = SqsLeaseTrigger(
+        "orders", linger=0, message_filtering="callable", message_filtering_config="installed_later.wanted"
+    )
+    monkeypatch.delitem(sys.modules, "installed_later")
+    module.rename(tmp_path / "away.py")
+
+    async def scenario() -> None:
+        queue.send("a", "b")
+        importlib.invalidate_caches()
+        watcher = queue.triggerer().watch(trigger)
+        await asyncio.sleep(10)
+        assert "'installed_later.wanted', cannot be imported" in caplog.text
+        (tmp_path / "away.py").rename(module)
+        importlib.invalidate_caches()
+        assert bodies_of(await queue.claim(await queue.fired(watcher))) == ["b"]
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+@pytest.mark.parametrize("function", ["raises_on_a", "exits_on_a"])
+@pytest.mark.parametrize("unmatched", [expire(), discard(), dead_letter()], ids=repr)
+def test_a_message_on_which_the_filter_fails_is_not_lost_and_the_others_go_on(
+    world: LeasedMessages, function: str, unmatched: UnmatchedRule, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), filter=by(function), unmatched=encode_unmatched(unmatched))
+        # Given back, but not at once: the filter would fail on it again.
+        assert world.message_states()["a"] is MessageState.IN_FLIGHT
+        await asyncio.sleep(15)
+        assert world.message_states()["a"] is MessageState.VISIBLE
+
+    world.run(scenario)
+    assert published(world) == ["b"]
+    assert "1 messages of" in caplog.text
+    assert f"message_filtering failed on it: {'KeyError' if function == 'raises_on_a' else 'SystemExit'}" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_message_on_which_the_filter_fails_goes_where_failed_messages_go(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        rule = encode_failure_rule(dead_letter())
+        await world.receive(world.triggerer(), filter=by("raises_on_a"), on_failure=rule)
+        (dead,) = world.sqs.receive(world.dead_letter_url, max_messages=10, visibility_seconds=10)
+        assert dead.body == "a"
+        assert "message_filtering failed" in dead.message_attributes["sqs_lease_reason"]["StringValue"]
+
+    world.run(scenario)
+
+
+def test_on_a_fifo_queue_nothing_overtakes_a_message_on_which_the_filter_fails(supervisor: ScriptedComms) -> None:
+    world = LeasedMessages(supervisor, fifo=True)
+
+    async def scenario() -> None:
+        first = await world.receive(world.triggerer(), filter=by("raises_on_a"), timeout_seconds=5)
+        assert first.events[0].payload["status"] == TIMED_OUT
+
+    world.run(scenario)
+    assert "b" in world.message_states()
+
+
+def test_a_watcher_goes_on_after_a_message_on_which_the_filter_fails(queue: WatchedQueue) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b")
+        watcher = queue.watch(message_filtering="callable", message_filtering_config=f"{__name__}.raises_on_a")
+        assert bodies_of(await queue.claim(await queue.fired(watcher))) == ["b"]
+        queue.send("b")
+        await queue.fired(watcher, 2)
+        await watcher.cancel()
+
+    queue.run(scenario)

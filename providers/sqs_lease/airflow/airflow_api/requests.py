@@ -25,7 +25,8 @@ wrong:
     AssetStateStoreAccessors._by_name   the name of the watched asset        an event trigger ends and says so
     RuntimeTaskInstance.                whether a failed task may count as   only its state is looked at
     _terminal_state_send_failed         something else
-    "unusual_prefix_"                   refuses callbacks of DAG files       they fail when they are called
+    "unusual_prefix_"                   refuses callbacks and filters of     they fail in the triggerer
+                                        DAG files
     DagContext                          names options of ``SqsSensor`` in    Airflow says that queue_url is missing
                                         a DAG's ``default_args``
 

@@ -105,7 +105,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
             triggerers share. It is not templated.
         message_filtering: Take only messages that match, as for the sensor; None, the default, takes all.
         message_filtering_match_values: The values to match.
-        message_filtering_config: The JSONPath expression.
+        message_filtering_config: The JSONPath expression, the attribute's name or the function's dotted path.
         unmatched: What becomes of messages that do not match; ``expire()`` by default.
         max_unsettled_batches: Nothing more is received while so many batches are neither settled nor released, 4 by
             default: one at work, and some that wait to be taken together by the next run. It bounds the runs that
@@ -176,7 +176,11 @@ class SqsLeaseTrigger(BaseEventTrigger):
         self.message_filtering_match_values = None if values is None else _in_order(values)
         self.message_filtering_config = message_filtering_config
         self._filter = MessageFilter.of(
-            message_filtering, self.message_filtering_match_values, message_filtering_config
+            message_filtering,
+            self.message_filtering_match_values,
+            message_filtering_config,
+            # The triggerer imports a function where it can wait, and can try again.
+            checked=isinstance(policy, Mapping),
         )
         if unmatched is not None and message_filtering is None:
             raise ValueError("unmatched says what becomes of messages that message_filtering keeps out")

@@ -3,9 +3,10 @@
 What passes is put into the batch, and held, as it comes. What does not is settled by the ``unmatched`` rule as
 it comes; it never was part of the batch, so on a FIFO queue it holds nothing of its group back.
 
-A message that Airflow cannot publish would fail the whole batch. It is settled by itself, by the keeper's
-``on_failure`` rule. It fails in the same way whenever it is received, so it is never released without a delay. On a
-FIFO queue it is a failed message: what is received behind it in its group is released and comes after it.
+A message that Airflow cannot publish would fail the whole batch, and one on which the filter raises an error may or may
+not match. Both are unusable: each is settled by itself, by the keeper's ``on_failure`` rule. It fails in the same way
+whenever it is received, so it is never released without a delay. On a FIFO queue it is a failed message: what is
+received behind it in its group is released and comes after it.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ LAST_SETTLEMENTS_SECONDS: Final = 10.0
 """How long the end of a collection waits until what did not match is settled; what is not then comes back by itself."""
 
 _SLOW_RELEASE: Final = backoff()
-"""How messages that cannot be published are given back at the earliest: after 10 s, 20 s, ... up to 15 minutes."""
+"""How unusable messages are given back at the earliest: after 10 s, 20 s, ... up to 15 minutes."""
 
-_CANNOT_BE_PUBLISHED: Final = "cannot be published, or wait for one of those"
+_CANNOT_BE_USED: Final = "cannot be used, or wait for one of those"
 
 _NAMED_IN_LOG: Final = 5
 """How many messages one line of the log names."""
@@ -60,8 +61,7 @@ class CollectOptions:
         filter: The arguments of :class:`~sqs_lease.airflow.receiving.filtering.MessageFilter`; None lets all through.
         unmatched: The rule for the others, as :func:`~sqs_lease.airflow.receiving.filtering.encode_unmatched` gives it.
         stored: Whether the batch is stored in files, which take messages that Airflow itself does not.
-        on_failure: The rule for messages that cannot be published, as
-            :func:`~sqs_lease.core.specs.encode_failure_rule` gives it.
+        on_failure: The rule for unusable messages, as :func:`~sqs_lease.core.specs.encode_failure_rule` gives it.
     """
 
     queue: str
@@ -102,7 +102,7 @@ class Collector:
         self._random = Random()
         self._sorting: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
-        self._unpublishable: dict[str, list[str]] = {}  # message ids by the reason, since the last log line
+        self._unusable: dict[str, list[str]] = {}  # message ids by the reason, since the last log line
         self._bytes_left: int | None = None
         self._stopped = False
 
@@ -175,7 +175,7 @@ class Collector:
             if self._settling:
                 await asyncio.wait(self._settling, timeout=LAST_SETTLEMENTS_SECONDS)
             keeper.drop(aside)
-            self._log_unpublishable()
+            self._log_unusable()
 
     async def settle_refused(self, batch: Batch, refused: Collection[str]) -> None:
         """Settle messages of a batch that Airflow refused by themselves, as those that it is known to refuse.
@@ -186,8 +186,8 @@ class Collector:
         """
         why = "Airflow refused it, and took others; its API server's log may say more"
         settlements = self._settlements(batch.messages(), lambda one: why if one.message_id in refused else None)
-        self._log_unpublishable()
-        await self._settle(batch, settlements, _CANNOT_BE_PUBLISHED)
+        self._log_unusable()
+        await self._settle(batch, settlements, _CANNOT_BE_USED)
 
     def stop(self) -> None:
         """Receive no more: a collection under way ends with what it has, once its polls were answered."""
@@ -196,7 +196,7 @@ class Collector:
 
     def _received(self, reception: Reception, batch: Batch, aside: Batch) -> None:
         if self._matches is None:
-            self._take(reception, reception.messages, batch, aside)
+            self._take(reception, reception.messages, batch, aside, {})
         else:
             sorting = asyncio.get_running_loop().create_task(self._sort(self._matches, reception, batch, aside))
             self._sorting.add(sorting)
@@ -204,10 +204,12 @@ class Collector:
 
     async def _sort(self, matches: Matcher, reception: Reception, batch: Batch, aside: Batch) -> None:
         # In a thread: going through large bodies takes long enough to make extensions late.
-        matched = await asyncio.to_thread(lambda: [matches(message) for message in reception.messages])
-        passed = [message for message, is_in in zip(reception.messages, matched, strict=True) if is_in]
-        others = [message for message, is_in in zip(reception.messages, matched, strict=True) if not is_in]
-        self._take(reception, passed, batch, aside)
+        answers = await asyncio.to_thread(lambda: [_answer(matches, message) for message in reception.messages])
+        answered = list(zip(reception.messages, answers, strict=True))
+        undecided = {message.receipt: answer for message, answer in answered if isinstance(answer, str)}
+        passed = [message for message, answer in answered if answer is not False]
+        others = [message for message, answer in answered if answer is False]
+        self._take(reception, passed, batch, aside, undecided)
         if others:
             reason = "it does not match message_filtering of the task that received it"
             settlements = {
@@ -215,10 +217,18 @@ class Collector:
             }
             self._settle_aside(reception, others, settlements, aside, "do not match")
 
-    def _take(self, reception: Reception, messages: Sequence[Message], batch: Batch, aside: Batch) -> None:
-        """Hold the messages that can be published, and settle the others."""
-        stored = self._options.stored
-        settlements = self._settlements(messages, lambda message: why_unpublishable(message, stored=stored))
+    def _take(
+        self,
+        reception: Reception,
+        messages: Sequence[Message],
+        batch: Batch,
+        aside: Batch,
+        undecided: Mapping[Receipt, str],
+    ) -> None:
+        """Hold the messages that can be used, and settle the others; the filter says why it cannot decide on some."""
+        settlements = self._settlements(
+            messages, lambda message: undecided.get(message.receipt) or self._why_unpublishable(message)
+        )
         taken = [message for message in messages if message.receipt not in settlements]
         self._hold(batch, reception, taken)
         if self._bytes_left is not None:
@@ -227,19 +237,19 @@ class Collector:
                 self._receiver.stop()
         if settlements:
             others = [message for message in messages if message.receipt in settlements]
-            self._settle_aside(reception, others, settlements, aside, _CANNOT_BE_PUBLISHED)
+            self._settle_aside(reception, others, settlements, aside, _CANNOT_BE_USED)
 
     def _settlements(
         self, messages: Sequence[Message], why_not: Callable[[Message], str | None]
     ) -> dict[Receipt, Settlement]:
-        """What becomes of messages that cannot be published, and on a FIFO queue of those behind them."""
+        """What becomes of messages that cannot be used, and on a FIFO queue of those behind them."""
         settlements: dict[Receipt, Settlement] = {}
         waiting_groups: set[str | None] = set()
         for message in messages:
             settlement: Settlement
             if (why := why_not(message)) is not None:
-                self._unpublishable.setdefault(why, []).append(message.message_id)
-                settlement = self._settlement(self._failure_rule, message, f"Airflow cannot publish it: {why}")
+                self._unusable.setdefault(why, []).append(message.message_id)
+                settlement = self._settlement(self._failure_rule, message, why)
                 if isinstance(settlement, Release):
                     settlement = self._slowed(message, settlement)
             elif message.message_group_id in waiting_groups:
@@ -251,6 +261,10 @@ class Collector:
                 waiting_groups.add(message.message_group_id)
         return settlements
 
+    def _why_unpublishable(self, message: Message) -> str | None:
+        why = why_unpublishable(message, stored=self._options.stored)
+        return None if why is None else f"Airflow cannot publish it: {why}"
+
     def _slowed(self, message: Message, settlement: Release) -> Release:
         """A release that keeps the message away for a while, longer with each time that it was received."""
         slow = self._settlement(_SLOW_RELEASE, message, "")
@@ -259,11 +273,11 @@ class Collector:
     def _settlement(self, rule: UnmatchedRule, message: Message, reason: str) -> Settlement:
         return rule.settlement(receive_count=message.receive_count, reason=reason, random=self._random)
 
-    def _log_unpublishable(self) -> None:
-        unpublishable, self._unpublishable = self._unpublishable, {}
-        for why, message_ids in unpublishable.items():
+    def _log_unusable(self) -> None:
+        unusable, self._unusable = self._unusable, {}
+        for why, message_ids in unusable.items():
             logger.error(
-                "%d messages of %s cannot be published, and were settled by themselves: %s (%s)",
+                "%d messages of %s cannot be used, and were settled by themselves: %s (%s)",
                 len(message_ids),
                 self.queue_url,
                 why,
@@ -309,3 +323,12 @@ class Collector:
             what,
             ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
         )
+
+
+def _answer(matches: Matcher, message: Message) -> bool | str:
+    """Whether a message matches, or why the filter does not say."""
+    try:
+        return matches(message)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function; a SystemExit would end the triggerer
+        # Its type only: the text may quote the body.
+        return f"message_filtering failed on it: {type(error).__name__}"

@@ -1,32 +1,48 @@
-"""Which of the received messages a DAG is for, by the same options as the amazon provider's ``SqsSensor``.
+"""Which of the received messages a DAG is for: by the options of the amazon provider's ``SqsSensor``, and by two more.
 
 - ``literal``: the body is one of the match values.
 - ``jsonpath``: the body is JSON, and the expression finds something in it: anything at all, or one of the match values
   where there are any. ``jsonpath-ext`` is the same with the extended grammar of ``jsonpath_ng.ext``.
+- ``attribute``: the message has the message attribute of that name, with one of the match values where there are any.
+- ``callable``: the function of that dotted path returns True for the message.
 
-Differently from there, a body that is not JSON does not match, and is no error of the task; and match values may be of
-any JSON type, lists and objects included.
+Unlike the stock sensor, a body that is not JSON does not match and fails no task. Match values may be of any JSON
+type, lists and objects included.
+
+A filter that raises an error leaves open whether the message matches. So the ``unmatched`` rule does not apply, which
+might delete the message: :class:`~sqs_lease.airflow.receiving.collecting.Collector` settles it as a failed message.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, Final, Self, TypeAlias
 
+from sqs_lease.airflow.airflow_api.requests import DAG_FILE_MODULE
 from sqs_lease.core.durations import seconds_of
 from sqs_lease.core.failure_rules import DiscardRule, FailureRule, ReleaseRule
 from sqs_lease.core.messages import Message
 from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
 
-logger = logging.getLogger(__name__)
-
 LITERAL: Final = "literal"
 JSONPATH: Final = "jsonpath"
 JSONPATH_EXTENDED: Final = "jsonpath-ext"
-KINDS: Final = (LITERAL, JSONPATH, JSONPATH_EXTENDED)
+ATTRIBUTE: Final = "attribute"
+CALLABLE: Final = "callable"
+KINDS: Final = (LITERAL, JSONPATH, JSONPATH_EXTENDED, ATTRIBUTE, CALLABLE)
+
+_CONFIGS: Final[Mapping[str, str]] = {
+    JSONPATH: "a JSONPath expression",
+    JSONPATH_EXTENDED: "a JSONPath expression",
+    ATTRIBUTE: "the name of a message attribute",
+    CALLABLE: "the dotted path of a function",
+}
+"""What ``message_filtering_config`` is; ``literal`` has none."""
 
 _DISCARD: Final = "discard"
 
@@ -34,6 +50,7 @@ UnmatchedRule: TypeAlias = FailureRule | DiscardRule
 """What becomes of messages that do not match."""
 
 Matcher: TypeAlias = Callable[[Message], bool]
+"""Tells whether a message matches. It runs in threads, and may raise whatever a user's function raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +60,7 @@ class MessageFilter:
     Attributes:
         kind: One of :data:`KINDS`.
         match_values: The values to match, as JSON; None matches anything that the expression finds.
-        expression: The JSONPath expression; None for ``literal``.
+        expression: The JSONPath expression, the attribute's name or the function's path; None for ``literal``.
     """
 
     kind: str
@@ -51,11 +68,20 @@ class MessageFilter:
     expression: str | None
 
     @classmethod
-    def of(cls, kind: str | None, match_values: Iterable[Any] | None, expression: str | None) -> Self | None:
+    def of(
+        cls, kind: str | None, match_values: Iterable[Any] | None, expression: str | None, *, checked: bool = False
+    ) -> Self | None:
         """Build it from the sensor's options; None without filtering.
 
+        Args:
+            kind: ``message_filtering``.
+            match_values: ``message_filtering_match_values``.
+            expression: ``message_filtering_config``.
+            checked: Whether the expression was checked when the DAG was parsed. Then no function is imported here.
+
         Raises:
-            ValueError: There is no such kind, or an option is missing, is not for this kind, or is no JSONPath.
+            ValueError: The kind does not exist, an option is missing or is not for this kind, the expression is not
+                JSONPath, or the function cannot be used.
             TypeError: The match values are no collection of JSON values.
         """
         if kind is None:
@@ -66,34 +92,33 @@ class MessageFilter:
             raise ValueError(f"message_filtering must be one of {', '.join(KINDS)}, not {kind!r}")
         if kind == LITERAL and match_values is None:
             raise ValueError("message_filtering='literal' needs message_filtering_match_values")
-        if kind != LITERAL and not isinstance(expression, str):
-            raise ValueError(f"message_filtering={kind!r} needs a JSONPath expression as message_filtering_config")
+        if kind != LITERAL and (not isinstance(expression, str) or not expression):
+            raise ValueError(f"message_filtering={kind!r} needs {_CONFIGS[kind]} as message_filtering_config")
+        if kind == CALLABLE and match_values is not None:
+            raise ValueError("message_filtering='callable' takes no message_filtering_match_values")
         made = cls(kind, _encoded_values(match_values), None if kind == LITERAL else expression)
-        if expression is None or "{{" not in expression:
+        if not checked and (expression is None or "{{" not in expression):
             made.matcher()
         return made
 
     def matcher(self) -> Matcher:
-        """Make the test for a message. Parsing an expression takes tens of milliseconds.
+        """Make the test for a message. Parsing an expression, or importing a function, takes tens of milliseconds.
 
         Raises:
-            ValueError: The expression is no JSONPath.
+            ValueError: The expression is not JSONPath, or the function cannot be used.
         """
         values = None if self.match_values is None else json.loads(self.match_values)
+        expression = self.expression or ""
         if self.kind == LITERAL:
             bodies = {value for value in values or () if isinstance(value, str)}
             return lambda message: message.body in bodies
-        find = _find(self.kind, self.expression or "")
+        if self.kind == CALLABLE:
+            function = _function(expression)
+            return lambda message: bool(function(message.as_dict()))
+        find = _find_attribute(expression) if self.kind == ATTRIBUTE else _find_in_body(self.kind, expression)
 
         def matches(message: Message) -> bool:
-            try:
-                found = find(json.loads(message.body))
-            except (ValueError, RecursionError):
-                return False
-            except Exception as error:  # noqa: BLE001 - the library's own, about a body of an unexpected shape
-                # Its type only: the text may quote the body.
-                logger.warning("Message %s does not match: %s", message.message_id, type(error).__name__)
-                return False
+            found = find(message)
             return bool(found) if values is None else any(value in values for value in found)
 
         return matches
@@ -111,7 +136,7 @@ def _encoded_values(match_values: Iterable[Any] | None) -> str | None:
         raise TypeError(f"message_filtering_match_values must hold JSON values: {error}") from error
 
 
-def _find(kind: str, expression: str) -> Callable[[Any], list[Any]]:
+def _find_in_body(kind: str, expression: str) -> Callable[[Message], list[Any]]:
     # Imported where it is needed: it takes a while, and few sensors filter.
     from jsonpath_ng.ext.parser import parse as parse_extended
     from jsonpath_ng.parser import parse
@@ -121,7 +146,70 @@ def _find(kind: str, expression: str) -> Callable[[Any], list[Any]]:
     except Exception as error:
         # The library raises bare exceptions besides its own.
         raise ValueError(f"message_filtering_config is no JSONPath expression, {expression!r}: {error}") from error
-    return lambda body: [match.value for match in parsed.find(body)]
+
+    def find(message: Message) -> list[Any]:
+        try:
+            body = json.loads(message.body)
+        except (ValueError, RecursionError):
+            return []
+        return [match.value for match in parsed.find(body)]
+
+    return find
+
+
+def _find_attribute(name: str) -> Callable[[Message], list[Any]]:
+    def find(message: Message) -> list[Any]:
+        attribute = message.message_attributes.get(name)
+        return [] if attribute is None else [_attribute_value(attribute)]
+
+    return find
+
+
+def _attribute_value(attribute: Mapping[str, Any]) -> str | int | float | None:
+    """The value as JSON has it; None for bytes. Senders may add their own label to a type (``Number.int``)."""
+    text: str | None = attribute.get("StringValue")
+    if text is None or attribute.get("DataType", "").partition(".")[0] != "Number":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _function(path: str) -> Callable[[dict[str, Any]], object]:
+    """Import the function of a filter.
+
+    Raises:
+        ValueError: It cannot be imported, is defined in a DAG file, or is not an ordinary function.
+    """
+    remedy = (
+        "give the path of a function (package.module.function) in a module that the triggerer can import too: an "
+        "installed package, or a module in Airflow's plugins folder, but not a DAG file"
+    )
+    try:
+        function: Any = resolve_name(path)
+    except Exception as error:
+        # The import runs a module of the user's, which may raise anything.
+        kind = type(error).__name__
+        raise ValueError(
+            f"message_filtering_config, {path!r}, cannot be imported ({kind}: {error}): {remedy}"
+        ) from error
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        raise ValueError(f"message_filtering_config, {path!r}, is not an ordinary function: {remedy}")
+    if _is_of_dag_file(function):
+        raise ValueError(f"message_filtering_config, {path!r}, is defined in a DAG file: {remedy}")
+    return function  # type: ignore[no-any-return]
+
+
+def _is_of_dag_file(function: Any) -> bool:
+    """Whether a DAG file defines a function, by whatever name the file was imported."""
+    dag_files = {
+        getattr(module, "__file__", None)
+        for name, module in tuple(sys.modules.items())
+        if name.startswith(DAG_FILE_MODULE)
+    }
+    module = str(getattr(function, "__module__", ""))
+    return module.startswith(DAG_FILE_MODULE) or getattr(sys.modules.get(module), "__file__", "") in dag_files
 
 
 def check_unmatched(rule: object) -> UnmatchedRule:
