@@ -104,10 +104,12 @@ class SqsLeaseSensor(BaseSensorOperator):
             :func:`~sqs_lease.airflow.handover.payload.read_messages`. No task can be mapped over them then. None takes
             ``[sqs_lease] payload`` of Airflow's configuration, for batches that are too large for XCom.
         message_filtering: Take only messages that match: ``literal``, ``jsonpath`` or ``jsonpath-ext``, as the amazon
-            provider's ``SqsSensor`` defines them (``sqs_lease/airflow/receiving/filtering.py``). None takes all.
-        message_filtering_match_values: The bodies to match, or the values that the JSONPath expression must find;
-            None, with an expression, for anything that it finds.
-        message_filtering_config: The JSONPath expression (templated).
+            provider's ``SqsSensor`` defines them, ``attribute`` or ``callable``
+            (``sqs_lease/airflow/receiving/filtering.py``). None takes all.
+        message_filtering_match_values: The bodies to match, or the values that the JSONPath expression must find or
+            the message attribute must have; None, with one of these, for any value.
+        message_filtering_config: The JSONPath expression, the attribute's name, or the dotted path of the function
+            (templated).
         unmatched: What becomes of messages that do not match: ``expire()``, the default, leaves them alone until
             their visibility timeout ends; ``release(delay)``, ``backoff()``, ``dead_letter()``, or ``discard()``,
             which deletes them.
