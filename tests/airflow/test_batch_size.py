@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import TaskDeferred
 
-from sqs_lease.airflow import SqsLeaseSensor, read_messages, sqs_lease
+from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
 from sqs_lease.airflow.handover.payload import INLINE_BYTES
 from sqs_lease.airflow.provider_info import get_provider_info
@@ -68,23 +67,6 @@ def test_a_batch_ends_at_its_size_and_leaves_the_other_messages_in_the_queue(
     assert not [entry for entry in sqs.trail().entries() if entry.kind is AuditKind.RELEASED]
 
 
-def test_a_batch_of_that_size_is_stored_where_the_sensor_was_told_a_place(
-    sqs: MemorySqs, supervisor: ScriptedComms, tmp_path: Path
-) -> None:
-    published = received(sqs, supervisor, overflow=str(tmp_path))
-    assert isinstance(published, Mapping)
-    assert len(read_messages(published)) == MANY
-    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet", ".leases"}
-
-
-def test_a_small_batch_is_not_stored(supervisor: ScriptedComms, tmp_path: Path) -> None:
-    supervisor.states[RUN_ID] = {RECEIVE.task_id: "deferred", KEEP.task_id: None}
-    sqs = MemorySqs(VirtualClock())
-    sqs.send(sqs.create_queue("orders"), "small")
-    assert isinstance(received(sqs, supervisor, overflow=str(tmp_path)), list)
-    assert list(tmp_path.iterdir()) == []
-
-
 def options_of(max_messages: int | str = 10, *, mapped: bool = False, payload: str | None = None) -> ReceiveOptions:
     """What the sensor of a new DAG tells its trigger."""
 
@@ -116,17 +98,18 @@ def test_without_a_place_too_many_messages_are_refused_at_parse_with_both_remedi
         SqsLeaseTrigger("orders", max_messages=5000)
 
 
-def test_a_configured_place_is_used_for_what_is_too_large_and_for_nothing_else(
+def test_a_configured_place_is_used_where_there_may_be_too_many_messages_and_nowhere_else(
     supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(OPTION, str(tmp_path))
     many, few, mapped = options_of(5000), options_of(10), options_of(10, mapped=True)
     assert (many.payload, many.most_bytes) == (str(tmp_path), None)
-    assert (few.payload, few.overflow, few.most_bytes) == (None, str(tmp_path), None)
+    # Whatever it weighs: work that was given a list today must not be given a reference tomorrow.
+    assert (few.payload, few.most_bytes) == (None, INLINE_BYTES)
     # No task is mapped over what is in a file.
-    assert (mapped.payload, mapped.overflow, mapped.most_bytes) == (None, None, INLINE_BYTES)
+    assert (mapped.payload, mapped.most_bytes) == (None, INLINE_BYTES)
     own = options_of(5000, payload="/its/own")
-    assert (own.payload, own.overflow) == ("/its/own", None)
+    assert own.payload == "/its/own"
     assert SqsLeaseTrigger("orders", max_messages=5000).serialize()[1]["payload"] == str(tmp_path)
     assert SqsLeaseTrigger("orders", max_messages=10).serialize()[1]["payload"] is None
 

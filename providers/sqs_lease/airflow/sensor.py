@@ -102,7 +102,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
             carry references only; work tasks read the messages with
             :func:`~sqs_lease.airflow.handover.payload.read_messages`. No task can be mapped over them then. None takes
-            ``[sqs_lease] payload`` of Airflow's configuration, for batches that are too large for XCom.
+            ``[sqs_lease] payload`` of Airflow's configuration where ``max_messages`` is above 2 000.
         message_filtering: Take only messages that match: ``literal``, ``jsonpath`` or ``jsonpath-ext``, as the amazon
             provider's ``SqsSensor`` defines them, ``attribute`` or ``callable``
             (``sqs_lease/airflow/receiving/filtering.py``). None takes all.
@@ -337,10 +337,10 @@ class SqsLeaseSensor(BaseSensorOperator):
                 f"a task is mapped over up to {max_messages} messages of {self.task_id!r}, but Airflow expands a task "
                 f"to {longest} instances at most: lower max_messages, or raise [core] max_map_length"
             )
-        payload, overflow = self.payload, None
-        if payload is None and not mapped_over:
-            many = max_messages > MAX_PUBLISHED_MESSAGES
-            payload, overflow = (default_payload(), None) if many else (None, default_payload())
+        payload = self.payload
+        if payload is None and not mapped_over and max_messages > MAX_PUBLISHED_MESSAGES:
+            # Not by what a batch turns out to weigh: its work would be given a list today and a reference tomorrow.
+            payload = default_payload()
         now = SystemClock().wall()
         return ReceiveOptions(
             queue=self.queue_url,
@@ -356,7 +356,6 @@ class SqsLeaseSensor(BaseSensorOperator):
             handoff_timeout_seconds=self.handoff_timeout_seconds,
             mapped_over=mapped_over,
             payload=payload,
-            overflow=overflow,
             filter=None if filtering is None else asdict(filtering),
             unmatched=self.unmatched,
             on_failure=self._keeper().on_failure,

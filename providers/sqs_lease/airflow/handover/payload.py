@@ -150,7 +150,7 @@ def _comes_back(attributes: dict[str, dict[str, Any]]) -> bool:
 
 
 async def publishable(
-    payload: str | None, handed: HandedLease, messages: Sequence[Message], *, overflow: str | None = None
+    payload: str | None, handed: HandedLease, messages: Sequence[Message]
 ) -> tuple[dict[str, Any], BatchValue]:
     """Return what the receiving task publishes: the lease as plain values, and what stands for the messages.
 
@@ -158,14 +158,10 @@ async def publishable(
         payload: Where to store them first; None for neither file nor reference.
         handed: The leases.
         messages: The messages, in the order of the leases.
-        overflow: Where to store them if they have more than :data:`INLINE_BYTES`, without a payload; None for nowhere.
 
     Raises:
         PayloadError: They cannot be stored.
     """
-    if payload is None and overflow is not None and sum(map(published_bytes, messages)) > INLINE_BYTES:
-        logger.info("%d messages of %s are too large for XCom, so they are stored", len(messages), handed.queue_url)
-        payload = overflow
     if payload is None:
         return handed.encode(), [message.as_dict() for message in messages]
     return await in_thread(write_batch, payload, handed, messages)

@@ -30,7 +30,6 @@ class ReceiveOptions:
         handoff_timeout_seconds: How long the batch is held for the keeper.
         mapped_over: Whether a task is expanded over the messages.
         payload: Where messages and leases are stored; None publishes them as XComs.
-        overflow: Where they are stored if they are too large for XComs; None ends a batch before it is.
         filter: The arguments of a ``MessageFilter``; None lets every message through.
         unmatched: What becomes of the others, as ``encode_unmatched()`` gives it.
         on_failure: The keeper's rule for failed messages, as ``encode_failure_rule()`` gives it: what Airflow cannot
@@ -50,15 +49,14 @@ class ReceiveOptions:
     handoff_timeout_seconds: float
     mapped_over: bool
     payload: str | None = None
-    overflow: str | None = None
     filter: dict[str, Any] | None = None
     unmatched: dict[str, Any] = field(default_factory=lambda: encode_unmatched(expire()))
     on_failure: dict[str, Any] = field(default_factory=lambda: encode_failure_rule(release()))
 
     @property
     def most_bytes(self) -> int | None:
-        """The size at which the batch ends, in bytes; None where it is stored if it is large."""
-        return INLINE_BYTES if self.payload is None and self.overflow is None else None
+        """The size at which the batch ends, in bytes; None where it is stored."""
+        return INLINE_BYTES if self.payload is None else None
 
     def collecting(self) -> CollectOptions:
         """What concerns the collection alone."""

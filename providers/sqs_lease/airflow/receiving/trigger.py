@@ -178,9 +178,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             leases,
         )
         logger.info("Received %d messages of %s", len(messages), handed.queue_url)
-        self._lease, published = await publishable(
-            self.options.payload, handed, messages, overflow=self.options.overflow
-        )
+        self._lease, published = await publishable(self.options.payload, handed, messages)
         await publish(task, LEASE_KEY, self._lease)
         mapped_length = len(messages) if self.options.mapped_over else None
         try:

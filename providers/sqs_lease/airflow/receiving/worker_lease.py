@@ -173,7 +173,7 @@ class WorkerLease:
             to_wall_time(leases, self.clock),
         )
         logger.info("Received %d messages of %s", len(handed.leases), handed.queue_url)
-        lease, value = await publishable(self.options.payload, handed, batch.messages(), overflow=self.options.overflow)
+        lease, value = await publishable(self.options.payload, handed, batch.messages())
         self.lease = {**lease, RECEIVED_BY_WORKER: True}
         return value
 
