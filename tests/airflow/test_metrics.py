@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.airflow import metrics
+from sqs_lease.airflow import SqsLeaseTrigger, metrics
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.policies import Threshold
+from sqs_lease.testing import Fault, Operation, no_faults
+from sqs_lease.testing.service_errors import ACCESS_DENIED
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import CHECK
+from tests.airflow.watched_queue import WatchedQueue
 
 
 class Recorded:
@@ -126,3 +129,66 @@ def test_deadlines_that_passed_are_counted_although_nobody_took_the_messages(
 
     world.run(scenario)
     assert (recorded.counters["sqs_lease.late"], recorded.counters["sqs_lease.lost"]) == (3, 0)
+
+
+POLL_AGE = "sqs_lease.watcher.poll_age"
+
+
+@pytest.mark.parametrize("reference", ["orders", "arn:aws:sqs:us-east-1:000000000000:orders"])
+def test_the_poll_age_of_a_watcher_shows_that_it_receives(
+    queue: WatchedQueue, recorded: Recorded, reference: str
+) -> None:
+    async def scenario() -> None:
+        watcher = queue.triggerer().watch(SqsLeaseTrigger(reference))
+        await asyncio.sleep(300)
+        await watcher.cancel()
+
+    queue.run(scenario)
+    assert len(recorded.gauges[POLL_AGE]) >= 30
+    assert max(recorded.gauges[POLL_AGE]) <= 6
+    assert recorded.queues == {"orders"}
+
+
+def test_the_poll_age_of_a_watcher_grows_while_the_queue_gives_errors(queue: WatchedQueue, recorded: Recorded) -> None:
+    async def scenario() -> None:
+        triggerer = queue.triggerer()
+        watcher = queue.watch(triggerer)
+        await asyncio.sleep(30)
+        triggerer.faults = lambda call: Fault(error=ACCESS_DENIED if call.operation is Operation.RECEIVE else None)
+        await asyncio.sleep(600)
+        triggerer.faults = no_faults
+        grown = list(recorded.gauges[POLL_AGE])
+        recorded.gauges.clear()
+        await asyncio.sleep(400)
+        assert 580 <= max(grown) <= 610
+        assert recorded.gauges[POLL_AGE][-1] <= 6
+        await watcher.cancel()
+
+    queue.run(scenario)
+
+
+def test_the_poll_age_of_a_watcher_grows_while_its_connection_is_missing(
+    queue: WatchedQueue, recorded: Recorded
+) -> None:
+    async def scenario() -> None:
+        triggerer = queue.triggerer()
+        triggerer.open_error = OSError("no connection")
+        watcher = queue.watch(triggerer)
+        await asyncio.sleep(300)
+        await watcher.cancel()
+
+    queue.run(scenario)
+    assert max(recorded.gauges[POLL_AGE]) >= 290
+
+
+def test_the_poll_age_of_a_watcher_does_not_grow_while_it_waits_for_batches_to_be_settled(
+    queue: WatchedQueue, recorded: Recorded
+) -> None:
+    async def scenario() -> None:
+        queue.send("a", "b")
+        watcher = queue.watch(max_messages=1, max_unsettled_batches=1)
+        await asyncio.sleep(500)
+        await watcher.cancel()
+
+    queue.run(scenario)
+    assert max(recorded.gauges[POLL_AGE]) <= 6

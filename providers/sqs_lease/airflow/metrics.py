@@ -9,15 +9,19 @@ All carry the tag ``queue``, the queue's name; a StatsD server that knows no tag
     sqs_lease.lost                 counter  leases that the service refused to extend, or to settle
     sqs_lease.settled.<outcome>    counter  settlements: deleted, released, dead_lettered, expired, failed, uncertain
     sqs_lease.release_latency      timer    from the decision that a message failed to its being visible again
+    sqs_lease.watcher.poll_age     gauge    seconds since a watcher of the queue last received without an error
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
 from sqs_lease.airflow.airflow_api.requests import stats
+from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
 from sqs_lease.keeper.keeper import Holding
 
@@ -71,5 +75,45 @@ class Gauges:
         self._shown = {queue_url for queue_url, count in leases.items() if count}
 
 
-def _tags(queue_url: str) -> dict[str, str]:
-    return {"queue": queue_url.rpartition("/")[2]}
+class PollAge:
+    """Measures how long ago a watcher's last receive was answered; an empty answer counts as well.
+
+    The time in which the watcher must not receive does not count. So the age of a healthy watcher stays below the
+    time of one receive, and any greater age means errors, or a trigger that stands still.
+
+    Args:
+        queue: The queue's URL, name or ARN.
+        clock: The source of time.
+    """
+
+    def __init__(self, queue: str, clock: Clock) -> None:
+        self._queue = queue
+        self._clock = clock
+        self._answered_at = clock.now()
+        self._resting_since: float | None = None
+
+    def answered(self) -> None:
+        """Take in that a receive was answered just now."""
+        self._answered_at = self._clock.now()
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Not count the time within this context."""
+        self._resting_since = began = self._clock.now()
+        try:
+            yield
+        finally:
+            self._resting_since = None
+            self._answered_at += self._clock.now() - began
+
+    async def show(self) -> None:
+        """Publish the gauge again and again, until cancelled."""
+        while True:
+            now = self._clock.now() if self._resting_since is None else self._resting_since
+            stats.gauge("sqs_lease.watcher.poll_age", now - self._answered_at, tags=_tags(self._queue))
+            await asyncio.sleep(MEASURE_SECONDS)
+
+
+def _tags(queue: str) -> dict[str, str]:
+    # The name is the end of a URL, and of an ARN.
+    return {"queue": queue.rpartition("/")[2].rpartition(":")[2]}

@@ -31,6 +31,7 @@ from sqs_lease.airflow.endings import carried_out
 from sqs_lease.airflow.events.desk import BatchEvent, Place
 from sqs_lease.airflow.events.open_batches import OpenBatches, ReplacedError
 from sqs_lease.airflow.handover.payload import PayloadError, check_payload, default_payload
+from sqs_lease.airflow.metrics import PollAge
 from sqs_lease.airflow.receiving.collecting import CollectOptions, Collector
 from sqs_lease.airflow.receiving.filtering import (
     MessageFilter,
@@ -222,8 +223,12 @@ class SqsLeaseTrigger(BaseEventTrigger):
         asset = watched_assets(self.asset_state_store)[0]
         self._keepers = keepers = triggerer_keepers()
         await keepers.ready()
-        serving = asyncio.create_task(self._serve(keepers, asset), name=f"sqs-lease events of {self.queue_url}")
-        self._work.append(serving)
+        poll_age = PollAge(self.queue_url, keepers.clock)
+        serving = asyncio.create_task(
+            self._serve(keepers, asset, poll_age), name=f"sqs-lease events of {self.queue_url}"
+        )
+        showing = asyncio.create_task(poll_age.show(), name=f"sqs-lease poll age of {self.queue_url}")
+        self._work += [serving, showing]
         while not serving.done():
             event = asyncio.create_task(self._events.get())
             try:
@@ -268,11 +273,13 @@ class SqsLeaseTrigger(BaseEventTrigger):
         except CommsError as error:
             logger.warning("Leaving the batches of %s alone, their messages come back: %s", self.queue_url, error)
 
-    async def _serve(self, keepers: TriggererKeepers, asset: str) -> None:
+    async def _serve(self, keepers: TriggererKeepers, asset: str, poll_age: PollAge) -> None:
         queue = await self._open(keepers, asset)
         work = [
             asyncio.create_task(queue.batches.attend(), name=f"sqs-lease batches of {self.queue_url}"),
-            asyncio.create_task(self._receive(keepers, queue), name=f"sqs-lease receives of {self.queue_url}"),
+            asyncio.create_task(
+                self._receive(keepers, queue, poll_age), name=f"sqs-lease receives of {self.queue_url}"
+            ),
         ]
         try:
             done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -326,17 +333,19 @@ class SqsLeaseTrigger(BaseEventTrigger):
         await batches.resume()
         return _OpenQueue(shared_keeper.keeper, collector, batches)
 
-    async def _receive(self, keepers: TriggererKeepers, queue: _OpenQueue) -> None:
+    async def _receive(self, keepers: TriggererKeepers, queue: _OpenQueue, poll_age: PollAge) -> None:
         """Receive one batch after the other; what fails is tried again, for as long as it takes."""
         trouble = _Trouble(self.queue_url, keepers.clock)
         while True:
-            await queue.batches.room()
+            with poll_age.resting():
+                await queue.batches.room()
             try:
                 if trouble.said:
                     # What Airflow does not take is given back, and each receive counts for the redrive policy: nothing
                     # is received until Airflow answers.
                     await queue.batches.is_served()
                 await self._receive_one(keepers, queue)
+                poll_age.answered()
                 trouble.is_over()
             except Exception as error:
                 # Whatever it is: a trigger that ends is started again at once, and would receive the same messages.
