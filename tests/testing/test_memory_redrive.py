@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sqs_lease.testing import AuditKind, MemorySqsError, MoveTask
+from sqs_lease.sqs.move_tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RUNNING
+from sqs_lease.testing import AuditKind, MemorySqsError, MoveTask, run_virtual
 from tests.testing.service import Service, ids
 
 
@@ -17,10 +18,14 @@ def service_with_dead_letters(count: int = 1, *, name: str = "orders") -> Servic
     return service
 
 
+def tasks(service: Service) -> list[MoveTask]:
+    return list(service.sqs.move_tasks(service.dead_letter_url))
+
+
 def test_a_redriven_message_is_a_new_one_with_another_id() -> None:
     service = service_with_dead_letters()
     (dead,) = service.sqs.receive(service.dead_letter_url, visibility_seconds=0)
-    assert service.sqs.start_message_move_task(service.dead_letter_url) == MoveTask(1)
+    service.sqs.start_message_move_task(service.dead_letter_url)
     (again,) = service.receive()
     assert again.body == dead.body
     assert again.message_id != dead.message_id
@@ -56,25 +61,76 @@ def test_a_task_moves_so_many_messages_a_second_and_only_one_runs_at_a_time() ->
     with pytest.raises(MemorySqsError, match="already a task running"):
         service.sqs.start_message_move_task(service.dead_letter_url)
     service.clock.advance(2)
-    assert service.sqs.start_message_move_task(service.dead_letter_url) == MoveTask(0)
+    service.sqs.start_message_move_task(service.dead_letter_url)
+    assert [(task.status, task.moved, task.to_move) for task in tasks(service)] == [
+        (COMPLETED, 0, 0),
+        (COMPLETED, 6, 6),
+    ]
+
+
+def test_messages_stay_in_the_dead_letter_queue_until_it_is_their_turn() -> None:
+    service = service_with_dead_letters(3)
+    handle = service.sqs.start_message_move_task(service.dead_letter_url, max_per_second=1)
+    assert len(service.sqs.contents(service.dead_letter_url)) == 2
+    (task,) = tasks(service)
+    assert (task.status, task.moved, task.to_move, task.handle) == (RUNNING, 1, 3, handle)
+    assert handle not in repr(task)
+
+
+def test_a_cancelled_task_leaves_the_rest_and_makes_room_for_another_one() -> None:
+    service = service_with_dead_letters(3)
+    handle = service.sqs.start_message_move_task(service.dead_letter_url, max_per_second=1)
+    service.sqs.cancel_message_move_task(handle)
+    assert [(task.status, task.handle) for task in tasks(service)] == [(CANCELLING, "")]
+    with pytest.raises(MemorySqsError, match="already a task running"):
+        service.sqs.start_message_move_task(service.dead_letter_url)
+    service.clock.advance(1)
+    assert [(task.status, task.moved) for task in tasks(service)] == [(CANCELLED, 1)]
+    service.sqs.start_message_move_task(service.dead_letter_url)
+    assert tasks(service)[0].to_move == 2
+    with pytest.raises(MemorySqsError, match="Task does not exist"):
+        service.sqs.cancel_message_move_task(handle)
+    with pytest.raises(MemorySqsError, match="TaskHandle is invalid"):
+        service.sqs.cancel_message_move_task("another")
+
+
+def test_an_open_long_poll_gets_a_message_that_is_moved_meanwhile() -> None:
+    service = service_with_dead_letters(2)
+
+    async def scenario() -> tuple[str, float]:
+        service.sqs.start_message_move_task(service.dead_letter_url, max_per_second=1)
+        await service.sqs.poll(service.url)
+        began_at = service.clock.now()
+        (message,) = await service.sqs.poll(service.url)
+        return message.body, service.clock.now() - began_at
+
+    assert run_virtual(scenario, clock=service.clock) == ("body 1", 1.0)
+
+
+def test_the_source_queues_are_known() -> None:
+    service = service_with_dead_letters()
+    assert service.sqs.dead_letter_sources(service.dead_letter_url) == [service.url]
+    assert service.sqs.dead_letter_sources(service.url) == []
 
 
 def test_a_message_in_flight_stays_where_it_is() -> None:
     service = service_with_dead_letters(2)
     held = service.sqs.receive(service.dead_letter_url)
-    assert service.sqs.start_message_move_task(service.dead_letter_url) == MoveTask(1)
+    service.sqs.start_message_move_task(service.dead_letter_url)
+    assert [(task.status, task.moved, task.to_move) for task in tasks(service)] == [(COMPLETED, 1, 1)]
     assert list(service.sqs.contents(service.dead_letter_url)) == ids(held)
 
 
 def test_a_message_that_was_sent_to_the_dead_letter_queue_cannot_go_back() -> None:
     service = service_with_dead_letters()
     service.sqs.send(service.dead_letter_url, "sent there")
-    task = service.sqs.start_message_move_task(service.dead_letter_url)
-    assert task == MoveTask(1, "CouldNotDetermineMessageSource")
-    assert list(service.sqs.bodies(service.dead_letter_url).values()) == ["sent there"]
+    service.sqs.start_message_move_task(service.dead_letter_url)
     service.clock.advance(1)
-    task = service.sqs.start_message_move_task(service.dead_letter_url, destination_url=service.url)
-    assert task == MoveTask(1)
+    (task,) = tasks(service)
+    assert (task.status, task.moved, task.to_move, task.failure) == (FAILED, 1, 2, "CouldNotDetermineMessageSource")
+    assert list(service.sqs.bodies(service.dead_letter_url).values()) == ["sent there"]
+    service.sqs.start_message_move_task(service.dead_letter_url, destination_url=service.url)
+    assert [(task.status, task.moved) for task in tasks(service)] == [(COMPLETED, 1), (FAILED, 1)]
 
 
 def test_what_cannot_be_moved_is_refused() -> None:

@@ -19,10 +19,11 @@ from botocore.exceptions import IncompleteReadError
 
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.sqs import requests
+from sqs_lease.sqs import move_tasks, requests
 from sqs_lease.sqs.classification import error_from_exception, translate_client_errors
 from sqs_lease.sqs.client import ANSWER_SECONDS
 from sqs_lease.sqs.errors import EndpointError, SqsError, TransientError, WrongRegionError
+from sqs_lease.sqs.move_tasks import MAX_LISTED_TASKS, MoveTask
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.sqs.validation import (
     QueueReference,
@@ -41,7 +42,7 @@ READ_ATTEMPTS: Final = 3
 
 _READ_PAUSE_SECONDS: Final = 0.5
 
-_READS: Final = frozenset({"GetQueueUrl", "GetQueueAttributes"})
+_READS: Final = frozenset({"GetQueueUrl", "GetQueueAttributes", "ListMessageMoveTasks", "ListDeadLetterSourceQueues"})
 
 _T = TypeVar("_T")
 
@@ -205,6 +206,42 @@ class ClientTransport(ABC):
         )
         answer = await self._perform("SendMessage", parameters, queue_url, secrets=[body])
         return str(_read(lambda: answer["MessageId"], "SendMessage", queue_url))
+
+    async def start_move_task(
+        self, source_arn: str, *, destination_arn: str | None = None, max_per_second: int | None = None
+    ) -> str:
+        """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.start_move_task`."""
+        await self._check_region(queue_reference(source_arn), source_arn)
+        parameters = move_tasks.start_request(source_arn, destination_arn, max_per_second)
+        answer = await self._perform("StartMessageMoveTask", parameters, source_arn)
+        return str(_read(lambda: answer["TaskHandle"], "StartMessageMoveTask", source_arn))
+
+    async def move_tasks(self, source_arn: str) -> Sequence[MoveTask]:
+        """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.move_tasks`."""
+        await self._check_region(queue_reference(source_arn), source_arn)
+        parameters = {"SourceArn": source_arn, "MaxResults": MAX_LISTED_TASKS}
+
+        async def read() -> list[MoveTask]:
+            answer = await self._perform("ListMessageMoveTasks", parameters, source_arn)
+            return _read(lambda: move_tasks.listed_tasks(answer), "ListMessageMoveTasks", source_arn)
+
+        return await self._repeated(read)
+
+    async def cancel_move_task(self, source_arn: str, handle: str) -> None:
+        """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.cancel_move_task`."""
+        await self._check_region(queue_reference(source_arn), source_arn)
+        await self._perform("CancelMessageMoveTask", {"TaskHandle": handle}, source_arn, secrets=[handle])
+
+    async def dead_letter_sources(self, queue_url: str) -> Sequence[str]:
+        """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.dead_letter_sources`."""
+        await self._check_region(check_queue_url(queue_url), queue_url)
+
+        async def read() -> list[str]:
+            answer = await self._perform("ListDeadLetterSourceQueues", {"QueueUrl": queue_url}, queue_url)
+            # The API writes this key unlike all others.
+            return _read(lambda: list(answer["queueUrls"]), "ListDeadLetterSourceQueues", queue_url)
+
+        return await self._repeated(read)
 
     async def aclose(self) -> None:
         """See :meth:`sqs_lease.sqs.transport.Transport.aclose`."""

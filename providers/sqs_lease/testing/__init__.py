@@ -15,6 +15,7 @@ A test of code that consumes a queue, without a server, without waiting, and the
 For tests of DAGs by ``dag.test()`` there is the fixture of :mod:`sqs_lease.testing.pytest_plugin`.
 """
 
+from sqs_lease.sqs.move_tasks import MoveTask
 from sqs_lease.testing.audit import AuditEntry, AuditKind, AuditTrail
 from sqs_lease.testing.faults import (
     NO_FAULT,
@@ -31,7 +32,7 @@ from sqs_lease.testing.faults import (
 )
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_queue import MessageState, ServiceChoices
-from sqs_lease.testing.memory_sqs import MemorySqs, MoveTask
+from sqs_lease.testing.memory_sqs import MemorySqs
 from sqs_lease.testing.memory_transport import MemoryTransport
 from sqs_lease.testing.service_errors import MemorySqsError, ServiceError
 from sqs_lease.testing.virtual_time import (

@@ -29,6 +29,10 @@ class Operation(Enum):
     CHANGE_VISIBILITY = "ChangeMessageVisibilityBatch"
     DELETE = "DeleteMessageBatch"
     SEND = "SendMessage"
+    START_MOVE_TASK = "StartMessageMoveTask"
+    LIST_MOVE_TASKS = "ListMessageMoveTasks"
+    CANCEL_MOVE_TASK = "CancelMessageMoveTask"
+    DEAD_LETTER_SOURCES = "ListDeadLetterSourceQueues"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class TransportCall:
 
     Attributes:
         operation: Which.
-        queue_url: On which queue; what the caller gave, for ``QUEUE_URL``.
+        queue_url: On which queue; what the caller gave, for ``QUEUE_URL``; its ARN, for move tasks.
         entries: How many messages it concerns: the entries of a batch, the most that a receive may return.
         at: When it was made, in seconds of the service's clock.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from threading import RLock
 from typing import Any
 from uuid import UUID
@@ -21,10 +20,12 @@ from sqs_lease.core.limits import (
     MAX_WAIT_SECONDS,
 )
 from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.sqs.move_tasks import MAX_MOVES_PER_SECOND, MoveTask
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.testing import service_errors as errors
 from sqs_lease.testing.audit import AuditTrail
 from sqs_lease.testing.memory_fifo_queue import FifoQueue
+from sqs_lease.testing.memory_move_tasks import MoveTasks
 from sqs_lease.testing.memory_queue import (
     MemoryQueue,
     MessageState,
@@ -36,23 +37,9 @@ from sqs_lease.testing.memory_standard_queue import StandardQueue
 from sqs_lease.testing.sent_messages import check_sent_message, check_token
 from sqs_lease.testing.service_errors import MemorySqsError, ServiceError
 
-_MOST_MOVES_PER_SECOND = 500
 _MOST_RECEIVES = 1000
 _ACCOUNT = "123456789012"
 _REGION = "us-east-1"
-
-
-@dataclass(frozen=True, slots=True)
-class MoveTask:
-    """What a move task does.
-
-    Attributes:
-        moved: How many messages it moves.
-        failure: Why it ends before the last one; empty where it does not.
-    """
-
-    moved: int
-    failure: str = ""
 
 
 class MemorySqs:
@@ -72,7 +59,8 @@ class MemorySqs:
       again, unless any of them was changed or deleted.
     - With too many messages in flight, a standard queue answers ``OverLimit`` and a FIFO queue with nothing.
     - A message received more often than allowed goes to the dead-letter queue with its id and sent time.
-    - A move task (redrive) puts it back as a new message, with another id.
+    - A move task (redrive) puts it back as a new message, with another id, and runs until its last message is moved:
+      see :mod:`sqs_lease.testing.memory_move_tasks`.
     - A standard queue is a fair queue for messages with groups: tenants that have much in flight come last.
     - A message has 1 MiB for its body and its attributes, Binary ones among them.
 
@@ -98,8 +86,7 @@ class MemorySqs:
         self._trail = AuditTrail()
         self._queues: dict[str, MemoryQueue] = {}
         self._sent = 0
-        # By dead-letter queue: until when its move task runs.
-        self._moving_until: dict[str, float] = {}
+        self._moves = MoveTasks(clock)
         self._lock = RLock()
 
     def create_queue(
@@ -286,9 +273,9 @@ class MemorySqs:
                 if received or now >= ends_at:
                     return received
                 queue = self._queue(queue_url)
-                change_at = queue.next_change_at()
+                changes = (queue.next_change_at(), self._moves.next_move_at())
                 queue.waiters[waiter] = None
-            until = ends_at if change_at is None else min(ends_at, change_at)
+            until = min([ends_at, *(change_at for change_at in changes if change_at is not None)])
             timer = loop.call_later(until - now, _wake, waiter)
             try:
                 await waiter
@@ -321,47 +308,70 @@ class MemorySqs:
             return [queue.delete(receipt.handle, caller) for receipt in receipts]
 
     def start_message_move_task(
-        self, source_url: str, *, destination_url: str | None = None, max_per_second: int = _MOST_MOVES_PER_SECOND
-    ) -> MoveTask:
-        """Redrive: move what is visible in a dead-letter queue, each message as a new one with another id.
+        self, source_url: str, *, destination_url: str | None = None, max_per_second: int | None = None
+    ) -> str:
+        """Redrive: start to move what is visible in a dead-letter queue, and return the task's handle.
 
-        All of it leaves the dead-letter queue at once, and is delayed where it comes to until it is its turn.
+        The first message is moved at once. The task fails at a message that was sent to the dead-letter queue
+        directly, if it has no destination: that message has no queue to go back to.
 
         Args:
             source_url: The dead-letter queue.
             destination_url: Where to; by default each message goes back to the queue that it was moved from.
-            max_per_second: How many messages are moved in a second, 1 to 500.
-
-        Returns:
-            How far it gets. It fails at a message that was sent to the dead-letter queue directly: that one has no
-            queue to go back to.
+            max_per_second: How many messages are moved in a second, 1 to 500, which is also the default here.
 
         Raises:
             MemorySqsError: The service would refuse it.
         """
         with self._lock:
             source, destination = self._checked_move(source_url, destination_url, max_per_second)
-            now = source.catch_up()
-            if now < self._moving_until.get(source_url, now):
-                raise MemorySqsError(errors.MOVE_TASK_RUNNING)
-            by_arn = {queue.settings.arn: queue for queue in self._queues.values()}
-            moved = 0
-            failure = ""
-            for message in source.messages():
-                if message.state is not MessageState.VISIBLE:
-                    continue
-                target = by_arn.get(message.source_arn or "") if destination is None else destination
-                if target is None:
-                    failure = "CouldNotDetermineMessageSource"
-                    break
-                source.give_up(message)
-                again = self._new_message(
+            self._moves.advance()
+
+            def target_of(message: StoredMessage) -> MemoryQueue | None:
+                if destination is not None:
+                    return destination
+                return next((q for q in self._queues.values() if q.settings.arn == message.source_arn), None)
+
+            def copy_of(message: StoredMessage) -> StoredMessage:
+                return self._new_message(
                     message.body, message.message_attributes, message.message_group_id, message.deduplication_id
                 )
-                target.put(again, delay_seconds=moved / max_per_second)
-                moved += 1
-            self._moving_until[source_url] = now + moved / max_per_second
-            return MoveTask(moved, failure)
+
+            handle = self._moves.start(source, target_of, copy_of, max_per_second or MAX_MOVES_PER_SECOND)
+            self._moves.advance()
+            return handle
+
+    def move_tasks(self, source_url: str) -> Sequence[MoveTask]:
+        """The last ten move tasks of a queue, the newest first.
+
+        Raises:
+            MemorySqsError: There is no such queue.
+        """
+        with self._lock:
+            if source_url not in self._queues:
+                raise MemorySqsError(errors.NO_SUCH_SOURCE)
+            self._moves.advance()
+            return self._moves.of(self._queues[source_url])
+
+    def cancel_message_move_task(self, handle: str) -> None:
+        """End a running move task: it moves no more messages, and is cancelled a second later.
+
+        Raises:
+            MemorySqsError: No running task has this handle.
+        """
+        with self._lock:
+            self._moves.advance()
+            self._moves.cancel(handle)
+
+    def dead_letter_sources(self, queue_url: str) -> Sequence[str]:
+        """The URLs of the queues whose dead-letter queue this is.
+
+        Raises:
+            MemorySqsError: There is no such queue.
+        """
+        with self._lock:
+            dead_letters = self._queue(queue_url)
+            return [url for url, queue in self._queues.items() if queue.dead_letter is dead_letters]
 
     def attributes(self, queue_url: str) -> QueueAttributes:
         """What the queue says of itself; the counts are exact here.
@@ -409,6 +419,7 @@ class MemorySqs:
     def trail(self) -> AuditTrail:
         """What happened to each message up to now."""
         with self._lock:
+            self._moves.advance()
             for queue in self._queues.values():
                 queue.catch_up()
             return self._trail
@@ -417,19 +428,20 @@ class MemorySqs:
         queue = self._queues.get(queue_url)
         if queue is None:
             raise MemorySqsError(errors.NO_SUCH_QUEUE)
+        self._moves.advance()
         return queue
 
     def _checked_move(
-        self, source_url: str, destination_url: str | None, max_per_second: int
+        self, source_url: str, destination_url: str | None, max_per_second: int | None
     ) -> tuple[MemoryQueue, MemoryQueue | None]:
         source = self._queues.get(source_url)
         if source is None:
             raise MemorySqsError(errors.NO_SUCH_SOURCE)
         if all(queue.dead_letter is not source for queue in self._queues.values()):
             raise MemorySqsError(errors.NO_DEAD_LETTER_QUEUE)
-        if not 1 <= max_per_second <= _MOST_MOVES_PER_SECOND:
+        if max_per_second is not None and not 1 <= max_per_second <= MAX_MOVES_PER_SECOND:
             parameter = "MaxNumberOfMessagesPerSecond"
-            raise MemorySqsError(errors.out_of_range(parameter, max_per_second, 1, _MOST_MOVES_PER_SECOND))
+            raise MemorySqsError(errors.out_of_range(parameter, max_per_second, 1, MAX_MOVES_PER_SECOND))
         if destination_url is None:
             return source, None
         destination = self._queues.get(destination_url)

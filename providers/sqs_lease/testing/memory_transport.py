@@ -13,6 +13,7 @@ from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.sqs import validation
 from sqs_lease.sqs.classification import error_from_code, error_from_exception
 from sqs_lease.sqs.errors import SqsError, TransientError
+from sqs_lease.sqs.move_tasks import MoveTask
 from sqs_lease.sqs.requests import entry_answers, failed_call
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.testing.faults import Fault, FaultRule, Operation, TransportCall, no_faults
@@ -23,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class MemoryTransport:
-    """A :class:`sqs_lease.sqs.transport.Transport` to a :class:`MemorySqs`.
+    """A :class:`sqs_lease.sqs.move_tasks.RedriveTransport` to a :class:`MemorySqs`.
 
     Errors have the codes and texts of the real service, or are the exceptions that botocore raises, and go
     through the same classification as those of the real transports. A call that is cancelled before the
@@ -149,6 +150,43 @@ class MemoryTransport:
 
         return await self._call(Operation.SEND, queue_url, act)
 
+    async def start_move_task(
+        self, source_arn: str, *, destination_arn: str | None = None, max_per_second: int | None = None
+    ) -> str:
+        """As the protocol says."""
+
+        async def act() -> str:
+            destination_url = None if destination_arn is None else _url_of(destination_arn)
+            return self._sqs.start_message_move_task(
+                _url_of(source_arn), destination_url=destination_url, max_per_second=max_per_second
+            )
+
+        return await self._call(Operation.START_MOVE_TASK, source_arn, act)
+
+    async def move_tasks(self, source_arn: str) -> Sequence[MoveTask]:
+        """As the protocol says."""
+
+        async def act() -> Sequence[MoveTask]:
+            return self._sqs.move_tasks(_url_of(source_arn))
+
+        return await self._call(Operation.LIST_MOVE_TASKS, source_arn, act)
+
+    async def cancel_move_task(self, source_arn: str, handle: str) -> None:
+        """As the protocol says."""
+
+        async def act() -> None:
+            self._sqs.cancel_message_move_task(handle)
+
+        await self._call(Operation.CANCEL_MOVE_TASK, source_arn, act)
+
+    async def dead_letter_sources(self, queue_url: str) -> Sequence[str]:
+        """As the protocol says."""
+
+        async def act() -> Sequence[str]:
+            return self._sqs.dead_letter_sources(queue_url)
+
+        return await self._call(Operation.DEAD_LETTER_SOURCES, queue_url, act)
+
     async def aclose(self) -> None:
         """Calls made from now on fail."""
         self._closed = True
@@ -229,6 +267,11 @@ class MemoryTransport:
                 status=refusal.status,
             )
         return results[0]
+
+
+def _url_of(arn: str) -> str:
+    queue = validation.queue_reference(arn)
+    return f"https://sqs.{queue.region}.amazonaws.com/{queue.account}/{queue.name}"
 
 
 async def _wait(seconds: float) -> None:

@@ -86,6 +86,8 @@ MOVE_TASK_RUNNING = ServiceError(
     "InvalidParameterValue",
     "There is already a task running. Only one active task is allowed for a source queue arn at a given time.",
 )
+INVALID_TASK_HANDLE = ServiceError("InvalidParameterValue", "Value for parameter TaskHandle is invalid.")
+NO_SUCH_TASK = ServiceError("ResourceNotFoundException", "Task does not exist.", 404)
 
 
 def empty_batch(operation: str) -> ServiceError:
