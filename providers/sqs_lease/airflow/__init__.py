@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sqs_lease.airflow.handover.payload import read_messages
     from sqs_lease.airflow.held_guard import require_held, still_held
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
+    from sqs_lease.airflow.redrive import SqsMoveMessagesOperator
     from sqs_lease.airflow.sensor import SqsLeaseSensor
     from sqs_lease.airflow.spark_operator import SqsToSparkOperator
     from sqs_lease.core.failure_rules import MessageFailed
@@ -25,6 +26,7 @@ __all__ = [
     "SqsLeaseKeeperOperator",
     "SqsLeaseSensor",
     "SqsLeaseTrigger",
+    "SqsMoveMessagesOperator",
     "SqsToSparkOperator",
     "read_messages",
     "require_held",
@@ -38,6 +40,7 @@ _MODULES: Final = {
     "SqsLeaseKeeperOperator": "sqs_lease.airflow.keeper_operator",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
     "SqsLeaseTrigger": "sqs_lease.airflow.events.trigger",
+    "SqsMoveMessagesOperator": "sqs_lease.airflow.redrive",
     "SqsToSparkOperator": "sqs_lease.airflow.spark_operator",
     "read_messages": "sqs_lease.airflow.handover.payload",
     "require_held": "sqs_lease.airflow.held_guard",

@@ -64,6 +64,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "sqs_lease.airflow.events.operator",
                     "sqs_lease.airflow.keeper_operator",
+                    "sqs_lease.airflow.redrive",
                     "sqs_lease.airflow.spark_operator",
                 ],
             }
@@ -77,6 +78,7 @@ def get_provider_info() -> dict[str, Any]:
                     "sqs_lease.airflow.events.trigger",
                     "sqs_lease.airflow.keeping.trigger",
                     "sqs_lease.airflow.receiving.trigger",
+                    "sqs_lease.airflow.redrive",
                 ],
             }
         ],

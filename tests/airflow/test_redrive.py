@@ -1,0 +1,674 @@
+"""What was dead-lettered goes back: by a move task of SQS, or message by message where only some are wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout, TaskDeferred
+
+from sqs_lease.airflow import SqsMoveMessagesOperator, move_orders
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
+from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.move_orders import MoveError, MoveOrder, StartedMove, move_filtered, start
+from sqs_lease.airflow.redrive import MOVED, SqsFilteredMoveTrigger, SqsMoveTaskTrigger
+from sqs_lease.keeper.driver import REASON_ATTRIBUTE
+from sqs_lease.keeper.keeper import Keeper
+from sqs_lease.sqs.move_tasks import CANCELLED, RUNNING
+from sqs_lease.testing import (
+    Fault,
+    LeasedQueues,
+    MemorySqs,
+    MemoryTransport,
+    MessageState,
+    Operation,
+    ScriptedFaults,
+    TransportCall,
+    VirtualClock,
+    run_virtual,
+)
+from sqs_lease.testing.service_errors import ACCESS_DENIED, INTERNAL_ERROR, MESSAGE_TOO_LONG, UNAVAILABLE
+from tests.airflow.scripted_comms import ScriptedComms
+from tests.airflow.virtual_triggerer import DAG_ID, RUN_ID, USER_ACTION, VirtualTriggerer
+
+_T = TypeVar("_T")
+
+REDRIVE = RunOfTask(DAG_ID, RUN_ID, "redrive")
+
+
+class Ground:
+    """A queue with a dead-letter queue, on virtual time."""
+
+    def __init__(self, kind: str = "") -> None:
+        self.clock = VirtualClock(start=1000)
+        self.sqs = MemorySqs(self.clock)
+        self.kind = kind
+        self.dead = self.sqs.create_queue(f"dead{kind}")
+        self.orders = self.create("orders")
+        self.transport = MemoryTransport(self.sqs)
+
+    def create(self, name: str) -> str:
+        return self.sqs.create_queue(f"{name}{self.kind}", dead_letter_queue_url=self.dead, max_receive_count=1)
+
+    def dead_letter(self, *bodies: str, reason: str | None = None, group: str = "a", **attributes: Any) -> None:
+        """Put messages into the dead-letter queue as ``dead_letter()`` does."""
+        if reason is not None:
+            attributes[REASON_ATTRIBUTE] = {"DataType": "String", "StringValue": reason}
+        for body in bodies:
+            self.sqs.send(
+                self.dead,
+                body,
+                message_attributes=attributes,
+                message_group_id=group if self.kind else None,
+                deduplication_id=f"id-of-{body}" if self.kind else None,
+            )
+
+    def fail(self, *bodies: str, url: str | None = None) -> None:
+        """Have SQS move messages to the dead-letter queue."""
+        source = url or self.orders
+        for body in bodies:
+            self.sqs.send(source, body)
+            self.sqs.receive(source, visibility_seconds=0)
+            self.sqs.receive(source)
+
+    def bodies(self, url: str) -> list[str]:
+        return list(self.sqs.bodies(url).values())
+
+    def run(self, scenario: Callable[[], Awaitable[_T]]) -> _T:
+        async def main() -> _T:
+            return await scenario()
+
+        return run_virtual(main, clock=self.clock)
+
+    def move(self, **order: Any) -> dict[str, Any]:
+        """Move with a filter, without a trigger."""
+
+        async def scenario() -> dict[str, Any]:
+            async with Keeper(self.transport, clock=self.clock) as keeper:
+                return await move_filtered(self.transport, keeper, MoveOrder(queue="dead" + self.kind, **order), None)
+
+        return self.run(scenario)
+
+
+@pytest.fixture
+def ground() -> Ground:
+    return Ground()
+
+
+def task_trigger(ground: Ground, started: StartedMove, *, ends_at: float | None = None) -> SqsMoveTaskTrigger:
+    return SqsMoveTaskTrigger(
+        connection=AwsConnection().encode(),
+        deferred_at=ground.clock.wall(),
+        ends_at=ends_at,
+        source_arn=started.source_arn,
+        task_handle=started.handle,
+        asked_at=started.asked_at,
+    )
+
+
+def filtered_trigger(ground: Ground, *, ends_at: float | None = None, **order: Any) -> SqsFilteredMoveTrigger:
+    return SqsFilteredMoveTrigger(
+        connection=AwsConnection().encode(),
+        deferred_at=ground.clock.wall(),
+        ends_at=ends_at,
+        order={"queue": "dead", **order},
+    )
+
+
+async def started(ground: Ground, **order: Any) -> StartedMove:
+    return await start(ground.transport, MoveOrder(queue="dead", **order), ground.clock)
+
+
+# By a move task
+
+
+def test_a_move_task_is_followed_to_its_end(
+    ground: Ground, supervisor: ScriptedComms, caplog: pytest.LogCaptureFixture
+) -> None:
+    ground.fail(*(f"order {number}" for number in range(50)))
+    caplog.set_level(logging.INFO, "sqs_lease")
+
+    async def scenario() -> None:
+        trigger = task_trigger(ground, await started(ground, max_per_second=1))
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        (event,) = await triggerer.start(trigger, REDRIVE).ended()
+        assert event.payload == {"status": MOVED, "report": {"status": "COMPLETED", "moved": 50, "to_move": 50}}
+        assert triggerer.open_transports == 0
+
+    ground.run(scenario)
+    assert len(ground.bodies(ground.orders)) == 50
+    assert "31 of 50 messages moved" in caplog.text
+
+
+def test_another_triggerer_follows_it_where_the_first_one_stopped(ground: Ground, supervisor: ScriptedComms) -> None:
+    ground.fail("a", "b", "c")
+
+    async def scenario() -> None:
+        trigger = task_trigger(ground, await started(ground, max_per_second=1))
+        first = VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE)
+        await asyncio.sleep(1)
+        await first.cancel()
+        assert ground.sqs.move_tasks(ground.dead)[0].status == RUNNING
+        await asyncio.sleep(10)
+        second = VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE)
+        (event,) = await second.ended()
+        assert event.payload["report"]["moved"] == 3
+
+    ground.run(scenario)
+
+
+@pytest.mark.parametrize("state", [None, "success", "failed", "running"])
+def test_a_task_that_is_marked_or_cleared_cancels_its_move_task(
+    ground: Ground, supervisor: ScriptedComms, state: str | None
+) -> None:
+    ground.fail("a", "b", "c")
+    supervisor.states[RUN_ID] = {"redrive": state}
+
+    async def scenario() -> None:
+        trigger = task_trigger(ground, await started(ground, max_per_second=1))
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        running = triggerer.start(trigger, REDRIVE)
+        await asyncio.sleep(1.5)
+        await running.cancel(USER_ACTION)
+        await asyncio.sleep(2)
+        (task,) = ground.sqs.move_tasks(ground.dead)
+        assert (task.status, task.moved) == (CANCELLED, 2)
+        assert triggerer.open_transports == 0
+
+    ground.run(scenario)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_triggerer_that_stood_still_leaves_the_move_task_alone(
+    ground: Ground, supervisor: ScriptedComms, *, answers: bool
+) -> None:
+    ground.fail("a", "b", "c")
+    supervisor.states[RUN_ID] = {"redrive": "deferred"}
+    supervisor.refusing = not answers
+
+    async def scenario() -> None:
+        trigger = task_trigger(ground, await started(ground, max_per_second=1))
+        running = VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE)
+        await asyncio.sleep(0.5)
+        await running.cancel(USER_ACTION)
+        assert ground.sqs.move_tasks(ground.dead)[0].status == RUNNING
+
+    ground.run(scenario)
+
+
+def test_a_move_task_whose_time_is_up_is_cancelled(ground: Ground, supervisor: ScriptedComms) -> None:
+    ground.fail(*"abcdefghij")
+
+    async def scenario() -> None:
+        begun = await started(ground, max_per_second=1)
+        trigger = task_trigger(ground, begun, ends_at=ground.clock.wall() + 4.5)
+        (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
+        assert event.payload["status"] == "timed out"
+        assert (event.payload["report"]["moved"], event.payload["report"]["to_move"]) == (5, 10)
+        assert "execution_timeout was over: 5 of 10 messages moved" in event.payload["error"]
+
+    ground.run(scenario)
+    assert len(ground.bodies(ground.dead)) == 5
+
+
+def test_answers_that_are_lost_meanwhile_are_asked_for_again(ground: Ground, supervisor: ScriptedComms) -> None:
+    ground.fail("a")
+
+    async def scenario() -> None:
+        trigger = task_trigger(ground, await started(ground))
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        triggerer.faults = ScriptedFaults(
+            Fault(error=INTERNAL_ERROR), Fault(error=UNAVAILABLE), operation=Operation.LIST_MOVE_TASKS
+        )
+        (event,) = await triggerer.start(trigger, REDRIVE).ended()
+        assert event.payload["status"] == MOVED
+
+    ground.run(scenario)
+
+
+def test_a_move_task_that_sqs_does_not_list_is_given_up(ground: Ground, supervisor: ScriptedComms) -> None:
+    async def scenario() -> None:
+        arn = ground.sqs.attributes(ground.dead).arn
+        trigger = task_trigger(ground, StartedMove(arn, "handle", ground.clock.wall()))
+        (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
+        assert event.payload["error"] == f"SQS does not list the move task of {arn}"
+
+    ground.run(scenario)
+
+
+def test_what_dead_letter_put_there_goes_back_to_the_only_source_queue(ground: Ground) -> None:
+    ground.fail("by SQS")
+    ground.dead_letter("by dead_letter()")
+
+    async def scenario() -> None:
+        await started(ground)
+        await asyncio.sleep(1)
+
+    ground.run(scenario)
+    assert ground.bodies(ground.orders) == ["by SQS", "by dead_letter()"]
+
+
+def test_with_several_source_queues_the_error_asks_for_the_destination(
+    ground: Ground, supervisor: ScriptedComms
+) -> None:
+    ground.create("bookings")
+    ground.fail("by SQS")
+    ground.dead_letter("by dead_letter()")
+
+    async def scenario() -> None:
+        trigger = task_trigger(ground, await started(ground))
+        (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
+        assert event.payload["status"] == "failed for good"
+        assert event.payload["report"] == {"status": "FAILED", "moved": 1, "to_move": 2}
+        assert "name the destination" in event.payload["error"]
+
+    ground.run(scenario)
+
+
+def test_messages_go_to_a_named_queue(ground: Ground) -> None:
+    other = ground.sqs.create_queue("other")
+    ground.dead_letter("a")
+
+    async def scenario() -> None:
+        await started(ground, destination="other")
+
+    ground.run(scenario)
+    assert ground.bodies(other) == ["a"]
+
+
+@pytest.mark.parametrize("may_list", [True, False])
+def test_a_queue_that_is_no_dead_letter_queue_is_refused(ground: Ground, *, may_list: bool) -> None:
+    if not may_list:
+        ground.transport.faults = denied(Operation.DEAD_LETTER_SOURCES)
+
+    async def scenario() -> None:
+        await start(ground.transport, MoveOrder(queue="orders"), ground.clock)
+
+    with pytest.raises(MoveError, match=r"orders: it is not the dead-letter queue of any queue. Name the") as raised:
+        ground.run(scenario)
+    assert raised.value.status == "failed for good"
+
+
+def test_a_second_move_task_waits_a_little_and_then_says_what_runs(ground: Ground) -> None:
+    ground.fail(*"abcdefghijklmnopqrstuvwxyz")
+
+    async def scenario() -> None:
+        begun = await started(ground, max_per_second=1)
+        with pytest.raises(MoveError, match=r"runs already .*\(16 of 26 messages moved\). Wait for its end") as raised:
+            await started(ground)
+        assert raised.value.status == "failed"
+        assert begun.handle not in str(raised.value)
+        # A task that was cleared starts while its first move task is being cancelled.
+        ground.sqs.cancel_message_move_task(begun.handle)
+        await started(ground)
+
+    ground.run(scenario)
+
+
+def test_a_missing_permission_is_named_with_all_that_a_move_task_needs(ground: Ground) -> None:
+    ground.transport.faults = denied(Operation.START_MOVE_TASK)
+    with pytest.raises(MoveError, match=r"Allow sqs:StartMessageMoveTask .*sqs:SendMessage on each destination"):
+        ground.run(lambda: started(ground))
+
+
+def denied(operation: Operation) -> Callable[[TransportCall], Fault]:
+    return lambda call: Fault(error=ACCESS_DENIED) if call.operation is operation else Fault()
+
+
+# With a filter
+
+
+def test_messages_with_a_reason_are_moved_whole_and_the_others_are_given_back(ground: Ground) -> None:
+    raw = {"DataType": "Binary", "BinaryValue": b"\x00\xff"}
+    ground.dead_letter("a", "b", reason="ValueError: no total", raw=raw)
+    ground.dead_letter("c", reason="KeyError: customer")
+    ground.fail("d")
+    report = ground.move(reason=r"^ValueError")
+    assert (report["moved"], report["to_move"], report["looked_at"]) == (2, 2, 4)
+    assert sorted(ground.bodies(ground.orders)) == ["a", "b"]
+    assert sorted(ground.bodies(ground.dead)) == ["c", "d"]
+    assert set(ground.sqs.contents(ground.dead).values()) == {MessageState.VISIBLE}
+    moved = ground.sqs.receive(ground.orders)[0]
+    assert moved.message_attributes["raw"] == raw
+    assert moved.message_attributes[REASON_ATTRIBUTE]["StringValue"] == "ValueError: no total"
+
+
+def test_messages_are_moved_by_their_age(ground: Ground) -> None:
+    ground.dead_letter("old")
+    ground.clock.advance(3600)
+    ground.dead_letter("middle")
+    ground.clock.advance(3600)
+    ground.dead_letter("new")
+    ground.move(older_than_seconds=1800.0, newer_than_seconds=5400.0)
+    assert ground.bodies(ground.orders) == ["middle"]
+
+
+def test_each_goes_back_to_the_queue_that_it_came_from(ground: Ground) -> None:
+    bookings = ground.create("bookings")
+    ground.fail("order")
+    ground.fail("booking", url=bookings)
+    ground.move(older_than_seconds=0.0)
+    assert (ground.bodies(ground.orders), ground.bodies(bookings)) == (["order"], ["booking"])
+
+
+def test_a_message_that_nothing_says_the_origin_of_stays(ground: Ground) -> None:
+    ground.create("bookings")
+    ground.fail("order")
+    ground.dead_letter("from where")
+    with pytest.raises(MoveError, match=r"of 2 messages .* 1 were not moved, .* name the destination") as raised:
+        ground.move(older_than_seconds=0.0)
+    assert (raised.value.report["moved"], raised.value.report["not_moved"]) == (1, 1)
+    assert ground.bodies(ground.dead) == ["from where"]
+
+
+def test_more_messages_than_one_receive_are_moved_and_none_is_seen_twice(ground: Ground) -> None:
+    ground.dead_letter(*(f"wanted {number}" for number in range(700)), reason="x")
+    ground.dead_letter(*(f"other {number}" for number in range(700)))
+    report = ground.move(reason="x")
+    assert (report["looked_at"], report["moved"]) == (1400, 700)
+    assert len(ground.bodies(ground.orders)) == len(ground.bodies(ground.dead)) == 700
+
+
+def test_no_more_messages_are_looked_at_than_allowed(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
+    ground.dead_letter(*(f"order {number}" for number in range(30)))
+    report = ground.move(older_than_seconds=0.0, max_messages=12)
+    assert (report["looked_at"], report["moved"]) == (12, 12)
+    assert "raise max_messages" in caplog.text
+
+
+def test_what_fails_again_meanwhile_is_not_moved_again(ground: Ground) -> None:
+    ground.dead_letter("a")
+    ground.clock.advance(10)
+
+    async def scenario() -> None:
+        async def failing_work() -> None:
+            while True:
+                for message in await ground.sqs.poll(ground.orders):
+                    ground.sqs.delete(ground.orders, [message.receipt])
+                    ground.dead_letter(message.body)
+
+        work = asyncio.get_running_loop().create_task(failing_work())
+        async with Keeper(ground.transport, clock=ground.clock) as keeper:
+            order = MoveOrder(queue="dead", older_than_seconds=0.0)
+            report = await move_filtered(ground.transport, keeper, order, None)
+        work.cancel()
+        assert (report["looked_at"], report["moved"]) == (2, 1)
+
+    ground.run(scenario)
+
+
+@pytest.mark.parametrize("fault", [Fault(answer_lost=True), Fault(error=UNAVAILABLE)])
+def test_a_message_is_deleted_only_after_its_send_was_confirmed(ground: Ground, fault: Fault) -> None:
+    ground.dead_letter("a")
+    ground.transport.faults = ScriptedFaults(fault, operation=Operation.SEND)
+    report = ground.move(older_than_seconds=0.0)
+    assert report["moved"] == 1
+    operations = [call.operation for call in ground.transport.calls]
+    sends = [place for place, operation in enumerate(operations) if operation is Operation.SEND]
+    assert operations.index(Operation.DELETE) > max(sends)
+    assert set(ground.bodies(ground.orders)) == {"a"}
+    assert ground.bodies(ground.dead) == []
+
+
+def test_a_destination_that_may_not_be_sent_to_ends_it_and_gives_all_back(ground: Ground) -> None:
+    ground.dead_letter(*"abcdefghijklmnop")
+    ground.transport.faults = denied(Operation.SEND)
+    with pytest.raises(MoveError, match=r"Allow sqs:SendMessage .*0 of 16 messages moved until then"):
+        ground.move(older_than_seconds=0.0)
+    assert set(ground.sqs.contents(ground.dead).values()) == {MessageState.VISIBLE}
+    assert len(ground.sqs.contents(ground.dead)) == 16
+
+
+def test_a_message_that_the_destination_refuses_stays_and_the_others_go(ground: Ground) -> None:
+    ground.dead_letter("a", "b", "c")
+    ground.transport.faults = ScriptedFaults(Fault(error=MESSAGE_TOO_LONG), operation=Operation.SEND)
+    with pytest.raises(MoveError, match=r"1 were not moved, .*must be shorter"):
+        ground.move(older_than_seconds=0.0)
+    assert len(ground.bodies(ground.orders)) == 2
+    assert len(ground.bodies(ground.dead)) == 1
+
+
+def test_a_message_that_cannot_be_deleted_is_told_of(ground: Ground) -> None:
+    ground.dead_letter("a")
+    ground.transport.faults = denied(Operation.DELETE)
+    with pytest.raises(MoveError, match="1 were sent but could not be deleted, and are in both queues"):
+        ground.move(older_than_seconds=0.0)
+
+
+def test_no_more_messages_are_sent_in_a_second_than_allowed(ground: Ground) -> None:
+    ground.dead_letter(*"abcdefghij")
+    ground.move(older_than_seconds=0.0, max_per_second=2)
+    sent = [call.at for call in ground.transport.calls if call.operation is Operation.SEND]
+    assert sent[-1] - sent[0] == pytest.approx(4.5)
+
+
+def test_groups_keep_their_order_ids_and_deduplication_ids() -> None:
+    ground = Ground(".fifo")
+    for number in range(12):
+        ground.dead_letter(f"a{number}", group="a", reason="x")
+        ground.dead_letter(f"b{number}", group="b", reason="x")
+    report = ground.move(reason="x")
+    assert (report["moved"], report["hidden"]) == (24, 0)
+    for group in "ab":
+        assert [body for body in ground.bodies(ground.orders) if body[0] == group] == [f"{group}{n}" for n in range(12)]
+    first = ground.sqs.receive(ground.orders)[0]
+    assert first.message_group_id == "a"
+    assert first.attributes["MessageDeduplicationId"] == "id-of-a0"
+
+
+def test_a_lost_answer_puts_no_second_copy_into_a_fifo_queue() -> None:
+    ground = Ground(".fifo")
+    ground.dead_letter("a", "b")
+    ground.transport.faults = ScriptedFaults(Fault(answer_lost=True), operation=Operation.SEND)
+    ground.move(older_than_seconds=0.0)
+    assert ground.bodies(ground.orders) == ["a", "b"]
+
+
+def test_messages_behind_one_that_stays_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    ground = Ground(".fifo")
+    ground.dead_letter("stays")
+    ground.dead_letter(*(f"behind-{number}" for number in range(15)), reason="x")
+    report = ground.move(reason="x")
+    # One receive brings ten of the group; then SQS holds the others back.
+    assert (report["looked_at"], report["moved"], report["hidden"]) == (10, 9, 6)
+    assert "About 6 messages" in caplog.text
+
+
+def test_behind_a_message_that_cannot_be_sent_nothing_of_its_group_is() -> None:
+    ground = Ground(".fifo")
+    ground.dead_letter("a", "b", "c")
+    ground.transport.faults = ScriptedFaults(Fault(error=MESSAGE_TOO_LONG), operation=Operation.SEND)
+    with pytest.raises(MoveError, match="3 were not moved"):
+        ground.move(older_than_seconds=0.0)
+    assert ground.bodies(ground.orders) == []
+
+
+def test_queues_of_the_other_kind_and_the_same_queue_are_refused(ground: Ground) -> None:
+    ground.sqs.create_queue("other.fifo")
+    with pytest.raises(MoveError, match="one is a FIFO queue and the other is not"):
+        ground.move(older_than_seconds=0.0, destination="other.fifo")
+    with pytest.raises(MoveError, match="to the same queue"):
+        ground.move(older_than_seconds=0.0, destination="dead")
+
+
+def test_the_trigger_moves_what_matches(ground: Ground, supervisor: ScriptedComms) -> None:
+    ground.dead_letter("a", reason="x")
+    ground.dead_letter("b")
+
+    async def scenario() -> None:
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        (event,) = await triggerer.start(filtered_trigger(ground, reason="x"), REDRIVE).ended()
+        assert event.payload["status"] == MOVED
+        assert event.payload["report"]["moved"] == 1
+        assert triggerer.open_transports == 0
+
+    ground.run(scenario)
+
+
+@pytest.mark.parametrize("message", [None, USER_ACTION])
+def test_a_trigger_that_is_cancelled_gives_back_what_it_holds(
+    ground: Ground, supervisor: ScriptedComms, message: str | None
+) -> None:
+    ground.dead_letter(*(f"wanted {number}" for number in range(20)), reason="x")
+    ground.dead_letter("other")
+
+    async def scenario() -> None:
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        running = triggerer.start(filtered_trigger(ground, reason="x", max_per_second=2), REDRIVE)
+        await asyncio.sleep(5)
+        await running.cancel(message)
+        assert set(ground.sqs.contents(ground.dead).values()) == {MessageState.VISIBLE}
+        assert triggerer.open_transports == 0
+
+    ground.run(scenario)
+    bodies = ground.bodies(ground.orders) + ground.bodies(ground.dead)
+    assert len(bodies) == len(set(bodies)) == 21
+    assert 0 < len(ground.bodies(ground.orders)) < 20
+
+
+def test_a_move_with_a_filter_ends_when_its_time_is_up(ground: Ground, supervisor: ScriptedComms) -> None:
+    ground.dead_letter(*(f"order {number}" for number in range(20)))
+
+    async def scenario() -> None:
+        trigger = filtered_trigger(ground, older_than_seconds=0.0, max_per_second=1, ends_at=ground.clock.wall() + 10)
+        (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
+        assert event.payload["status"] == "timed out"
+        assert event.payload["report"]["moved"] == len(ground.bodies(ground.orders)) > 0
+
+    ground.run(scenario)
+    assert set(ground.sqs.contents(ground.dead).values()) == {MessageState.VISIBLE}
+
+
+# The operator
+
+
+class TaskInstance(SimpleNamespace):
+    def __init__(self) -> None:
+        super().__init__(map_index=-1, try_number=1)
+        self.pushed: dict[str, Any] = {}
+
+    def xcom_push(self, *, key: str, value: Any) -> None:
+        self.pushed[key] = value
+
+
+def operator(**options: Any) -> SqsMoveMessagesOperator:
+    with DAG("shop", schedule=None):
+        return SqsMoveMessagesOperator(task_id="redrive", queue_url="orders-dead-letters", **options)
+
+
+def execute(made: SqsMoveMessagesOperator, task_instance: TaskInstance | None = None) -> Any:
+    body = SqsMoveMessagesOperator.execute
+    return getattr(body, "__wrapped__", body)(made, {"ti": task_instance or TaskInstance()})
+
+
+def test_the_operator_starts_the_move_task_and_defers_with_plain_values(
+    leased_queues: LeasedQueues, supervisor: ScriptedComms
+) -> None:
+    queue = leased_queues.create("orders")
+    leased_queues.sqs.send(queue.dead_letter_url, "an order")
+    with pytest.raises(TaskDeferred) as deferred:
+        execute(operator(execution_timeout=timedelta(minutes=10)))
+    assert isinstance(deferred.value.trigger, SqsMoveTaskTrigger)
+    assert queue.visible == ["an order"]
+    _, arguments = deferred.value.trigger.serialize()
+    assert json.loads(json.dumps(arguments)) == arguments
+    assert arguments["ends_at"] - arguments["deferred_at"] == pytest.approx(600, abs=60)
+    assert deferred.value.timeout == timedelta(minutes=11)
+
+
+def test_with_a_filter_the_operator_defers_at_once(leased_queues: LeasedQueues, supervisor: ScriptedComms) -> None:
+    with pytest.raises(TaskDeferred) as deferred:
+        execute(operator(reason="ValueError", older_than=timedelta(hours=1)))
+    assert isinstance(deferred.value.trigger, SqsFilteredMoveTrigger)
+    _, arguments = deferred.value.trigger.serialize()
+    assert json.loads(json.dumps(arguments)) == arguments
+    assert (arguments["order"]["reason"], arguments["order"]["older_than_seconds"]) == ("ValueError", 3600)
+
+
+def test_an_operator_that_does_not_defer_moves_in_its_own_process(
+    leased_queues: LeasedQueues, supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(move_orders, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("sqs_lease.keeper.moving.LAST_LOOK_SECONDS", 0.0)
+    queue = leased_queues.create("orders")
+    leased_queues.sqs.send(queue.dead_letter_url, "an order")
+    assert execute(operator(deferrable=False)) == {"status": "COMPLETED", "moved": 1, "to_move": 1}
+    leased_queues.sqs.send(queue.dead_letter_url, "another order")
+    report = execute(operator(deferrable=False, older_than=0))
+    assert (report["moved"], report["looked_at"]) == (1, 1)
+    assert queue.visible == ["an order", "another order"]
+
+
+def test_a_task_that_is_killed_cancels_what_its_process_began(
+    leased_queues: LeasedQueues, supervisor: ScriptedComms
+) -> None:
+    queue = leased_queues.create("orders")
+    for number in range(5):
+        leased_queues.sqs.send(queue.dead_letter_url, f"order {number}")
+    made = operator(deferrable=False, max_per_second=1)
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            execute(made)
+        except Exception as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    while not leased_queues.sqs.move_tasks(queue.dead_letter_url):
+        thread.join(0.01)
+    made.on_kill()
+    thread.join()
+    (task,) = leased_queues.sqs.move_tasks(queue.dead_letter_url)
+    assert task.status != RUNNING
+    assert "killed" in str(errors[0])
+
+
+def test_the_operator_fails_with_task_queue_and_remedy(leased_queues: LeasedQueues, supervisor: ScriptedComms) -> None:
+    leased_queues.sqs.create_queue("orders-dead-letters")
+    with pytest.raises(AirflowFailException, match=r"task 'redrive' of DAG 'shop': queue .*RedrivePolicy"):
+        execute(operator())
+    with pytest.raises(AirflowFailException, match=r"task 'redrive' of DAG 'shop'.*there is no such queue"):
+        execute(operator(destination="nowhere", deferrable=False, reason="x"))
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [("timed out", AirflowTaskTimeout), ("failed", AirflowException), ("failed for good", AirflowFailException)],
+)
+def test_the_resumed_task_fails_as_the_trigger_says_and_leaves_its_report(status: str, error: type[Exception]) -> None:
+    task_instance = TaskInstance()
+    report = {"status": "CANCELLED", "moved": 1, "to_move": 2}
+    with pytest.raises(error, match="task 'redrive' of DAG 'shop': why") as raised:
+        operator().execute_complete({"ti": task_instance}, {"status": status, "error": "why", "report": report})
+    assert type(raised.value) is error
+    assert task_instance.pushed == {"return_value": report}
+
+
+def test_the_resumed_task_returns_the_report() -> None:
+    report = {"status": "COMPLETED", "moved": 2, "to_move": 2}
+    assert operator().execute_complete({"ti": TaskInstance()}, {"status": MOVED, "report": report}) == report
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_per_second": 501}, "max_per_second must be a whole number from 1 to 500"),
+        ({"max_messages": 0}, "max_messages must be a whole number from 1"),
+        ({"reason": "("}, "reason is not a regular expression"),
+        ({"destination": "no queue"}, "'no queue' is not a queue name"),
+        ({"older_than": -1}, "older_than"),
+    ],
+)
+def test_mistakes_are_found_when_the_dag_is_parsed(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        operator(**options)
