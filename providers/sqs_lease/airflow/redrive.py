@@ -24,8 +24,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from sqs_lease.airflow.airflow_api.instances import state_key
-from sqs_lease.airflow.airflow_api.requests import CommsError, run_of, task_states, triggers_are_supported
+from sqs_lease.airflow.airflow_api.requests import CommsError, run_of, state_key, task_states, triggers_are_supported
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
 from sqs_lease.airflow.endings import DEFERRAL_SECONDS, cancelled_once, carried_out
 from sqs_lease.airflow.links import SqsQueueLink
