@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sqs_lease.airflow.handover.payload import read_messages
     from sqs_lease.airflow.held_guard import require_held, still_held
     from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
+    from sqs_lease.airflow.queue_depth import SqsQueueDepthSensor
     from sqs_lease.airflow.redrive import SqsMoveMessagesOperator
     from sqs_lease.airflow.sensor import SqsLeaseSensor
     from sqs_lease.airflow.spark_operator import SqsToSparkOperator
@@ -27,6 +28,7 @@ __all__ = [
     "SqsLeaseSensor",
     "SqsLeaseTrigger",
     "SqsMoveMessagesOperator",
+    "SqsQueueDepthSensor",
     "SqsToSparkOperator",
     "read_messages",
     "require_held",
@@ -41,6 +43,7 @@ _MODULES: Final = {
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
     "SqsLeaseTrigger": "sqs_lease.airflow.events.trigger",
     "SqsMoveMessagesOperator": "sqs_lease.airflow.redrive",
+    "SqsQueueDepthSensor": "sqs_lease.airflow.queue_depth",
     "SqsToSparkOperator": "sqs_lease.airflow.spark_operator",
     "read_messages": "sqs_lease.airflow.handover.payload",
     "require_held": "sqs_lease.airflow.held_guard",

@@ -70,13 +70,19 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "queues": ["sqs_lease.airflow.events.message_queue.SqsLeaseMessageQueueProvider"],
-        "sensors": [{"integration-name": integration, "python-modules": ["sqs_lease.airflow.sensor"]}],
+        "sensors": [
+            {
+                "integration-name": integration,
+                "python-modules": ["sqs_lease.airflow.queue_depth", "sqs_lease.airflow.sensor"],
+            }
+        ],
         "triggers": [
             {
                 "integration-name": integration,
                 "python-modules": [
                     "sqs_lease.airflow.events.trigger",
                     "sqs_lease.airflow.keeping.trigger",
+                    "sqs_lease.airflow.queue_depth",
                     "sqs_lease.airflow.receiving.trigger",
                     "sqs_lease.airflow.redrive",
                 ],
