@@ -231,3 +231,26 @@ def test_past_present_and_future_runs_that_are_cleared_together_each_begin_again
 
     world.run(scenario)
     assert not world.events(AuditKind.EXPIRED)
+
+
+def test_a_keeper_whose_trigger_airflow_does_not_end_gives_its_batch_back_when_the_run_is_cleared(
+    supervisor: ScriptedComms,
+) -> None:
+    """Airflow 3.3 ends the trigger of a cleared task only when the task is scheduled again: after the sensor's end."""
+    world = LeasedMessages(supervisor)
+
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(60)
+        assert world.message_states() == ALL_HELD
+        world.states.update({RECEIVE.task_id: None, KEEP.task_id: None, LOAD.task_id: None})
+        await asyncio.sleep(10)
+        assert world.message_states() == ALL_VISIBLE
+        # The new try's work is not about them.
+        world.states.update({RECEIVE.task_id: "success", LOAD.task_id: "success"})
+        await asyncio.sleep(10)
+        assert world.message_states() == ALL_VISIBLE
+        await running.cancel(USER_ACTION)
+
+    world.run(scenario)
+    assert not world.events(AuditKind.DELETED)

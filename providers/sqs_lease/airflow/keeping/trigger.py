@@ -17,7 +17,7 @@ import asyncio
 import contextvars
 import logging
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from functools import partial
@@ -38,7 +38,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     triggerer_deletes_variables,
 )
 from sqs_lease.airflow.airflow_api.signals import FailureSignals
-from sqs_lease.airflow.endings import DEFERRAL_SECONDS, carried_out
+from sqs_lease.airflow.endings import DEFERRAL_SECONDS, cancelled_once, carried_out
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import ENDED, TAKEOVER_SECONDS, HandOff, was_cleared
 from sqs_lease.airflow.handover.parts import gather_parts
@@ -161,7 +161,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return
         listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
         with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
-            await settler.run(watch)
+            if not await self._settled_before_it_was_cleared(settler.run(watch), task, keepers):
+                # Airflow ends this trigger when the task is scheduled again, which may be days later.
+                await asyncio.Event().wait()
         await losses.told()
         self._lease_log.flush()
         report = settler.report()
@@ -182,6 +184,47 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             yield TaskSuccessEvent()
         else:
             yield TriggerEvent({"error": problem})  # type: ignore[no-untyped-call]
+
+    async def _settled_before_it_was_cleared(
+        self, settling: Coroutine[Any, Any, None], task: RunOfTask, keepers: TriggererKeepers
+    ) -> bool:
+        """Settle, unless the receiving task is cleared: it receives again, and its new work is not about this batch.
+
+        Airflow does not end the trigger of a cleared task before that task is scheduled again. So this looks itself,
+        and releases the batch at once: for the new try, and before the end of new work could delete its messages.
+
+        Returns:
+            Whether everything was settled.
+        """
+        work = asyncio.create_task(settling)
+        cleared = asyncio.create_task(self._until_cleared(task, keepers))
+        try:
+            await asyncio.wait([work, cleared], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+                return True
+        finally:
+            await cancelled_once(cleared)
+            await cancelled_once(work)
+        batch = self._batch
+        if batch is not None and batch.owner is self:
+            logger.info("The run was cleared: releasing what was held for it")
+            keepers.batches.pop(self.lease["batch_id"], None)
+            self._batch = None
+            await batch.batch.release_all()
+            batch.drop()
+            await remove_files(self.lease)
+        return False
+
+    async def _until_cleared(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
+        receiving = self._receiving(task)
+        with keepers.poller.watch(task.dag_id, task.run_id, [receiving.task_id]) as watch:
+            seen = 0
+            # Two answers: one may have been on its way while the task's success was written down.
+            while seen < 2:
+                states = await watch.next()
+                begins_again = was_cleared(receiving, states) or states.get(receiving.task_id) == "deferred"
+                seen = seen + 1 if begins_again else 0
 
     @carried_out
     async def cleanup(self) -> None:
