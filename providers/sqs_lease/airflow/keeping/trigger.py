@@ -38,7 +38,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     triggerer_deletes_variables,
 )
 from sqs_lease.airflow.airflow_api.signals import FailureSignals
-from sqs_lease.airflow.endings import DEFERRAL_SECONDS, cancelled_once, carried_out
+from sqs_lease.airflow.endings import DEFERRAL_SECONDS, cancelled_once, carried_out, end_of
 from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.handover.handoff import ENDED, TAKEOVER_SECONDS, HandOff, was_cleared
 from sqs_lease.airflow.handover.parts import gather_parts
@@ -206,21 +206,26 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         finally:
             await cancelled_once(cleared)
             await cancelled_once(work)
-        batch = self._batch
+        cleared.result()
+        batch, self._batch = self._batch, None
         if batch is not None and batch.owner is self:
             logger.info("The run was cleared: releasing what was held for it")
-            keepers.batches.pop(self.lease["batch_id"], None)
-            self._batch = None
-            await batch.batch.release_all()
+            # To its end, also when Airflow ends this trigger meanwhile: nobody else would release the rest.
+            await end_of(asyncio.create_task(self._release(keepers, batch)))
             batch.drop()
-            await remove_files(self.lease)
         return False
+
+    async def _release(self, keepers: TriggererKeepers, batch: SharedBatch) -> None:
+        """Give back what is held: nobody will keep it any more."""
+        keepers.batches.pop(self.lease["batch_id"], None)
+        await batch.batch.release_all()
+        await remove_files(self.lease)
 
     async def _until_cleared(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
         receiving = self._receiving(task)
         with keepers.poller.watch(task.dag_id, task.run_id, [receiving.task_id]) as watch:
             seen = 0
-            # Two answers: one may have been on its way while the task's success was written down.
+            # Twice: an answer that lacks the task for any other reason must not give messages away.
             while seen < 2:
                 states = await watch.next()
                 begins_again = was_cleared(receiving, states) or states.get(receiving.task_id) == "deferred"
@@ -265,9 +270,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return  # The next try began in this process meanwhile, and claimed the batch.
         if kept is _Kept.NOBODY:
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
-            keepers.batches.pop(self.lease["batch_id"], None)
-            await batch.batch.release_all()
-            await remove_files(self.lease)
+            await self._release(keepers, batch)
         elif kept is _Kept.ELSEWHERE:
             keepers.remove(self.lease["batch_id"], batch)
             self._batch = None
