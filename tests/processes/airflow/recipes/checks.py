@@ -1,0 +1,140 @@
+"""What the recipes do, each run by `dag.test()` on queues in memory. test_recipes.py runs this file beside them."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.models.asset import AssetEvent, AssetModel
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from sqs_lease.airflow import SqsLeaseSensor
+from sqs_lease.testing import LeasedQueues
+
+
+def tried_once(module: str, name: str) -> Any:
+    """A DAG without retries, and without the waits for more messages: those that are there come at once."""
+    # By name: the files are beside this one only where it is run.
+    made = getattr(import_module(module), name)()
+    for task in made.tasks:
+        if isinstance(task, SqsLeaseSensor):
+            task.timeout, task.linger_seconds = 2.0, 0.5
+        elif task.is_mapped:
+            task.partial_kwargs["retries"] = 0
+        else:
+            task.retries = 0
+    return made
+
+
+def states(run: Any) -> dict[str, str | None]:
+    with create_session() as session:
+        instances = run.get_task_instances(session=session)
+        return {one.task_id if one.map_index < 0 else f"{one.task_id}[{one.map_index}]": one.state for one in instances}
+
+
+def returned(run: Any, task_id: str) -> Any:
+    with create_session() as session:
+        (instance,) = [one for one in run.get_task_instances(session=session) if one.task_id == task_id]
+        return instance.xcom_pull(task_ids=task_id, session=session)
+
+
+def order(total: float) -> str:
+    return json.dumps({"total": total})
+
+
+def test_each_queue_settles_its_own_messages_and_an_empty_one_is_skipped(leased_queues: LeasedQueues) -> None:
+    good, bad = leased_queues.create("orders-eu", order(1), order(2)), leased_queues.create("orders-us", "{}")
+    leased_queues.create("orders-asia")
+    made = tried_once("fan_in", "orders_of_all_regions")
+    failed = made.test()
+    assert failed.state == "failed"
+    assert states(failed)["load_asia"] == "skipped"
+    assert (good.deleted, bad.deleted, bad.visible) == (2, 0, ["{}"])
+
+
+def test_what_all_queues_brought_is_added_up(leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders-eu", order(1), order(2))
+    leased_queues.create("orders-us", order(4))
+    leased_queues.create("orders-asia")
+    run = tried_once("fan_in", "orders_of_all_regions").test()
+    assert run.state == "success"
+    assert returned(run, "add_up") == 7
+
+
+def test_each_kind_updates_its_asset_and_what_no_task_is_for_goes_back(
+    leased_queues: LeasedQueues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_VAR_EVENTS_DIRECTORY", f"file://{tmp_path}")
+    queue = leased_queues.create("events-of-all-kinds")
+    for kind, body in (("order", "1"), ("order", "2"), ("complaint", "not JSON"), ("invoice", "4")):
+        attributes = {"kind": {"DataType": "String", "StringValue": kind}}
+        leased_queues.sqs.send(queue.url, body, message_attributes=attributes)
+    run = tried_once("one_queue_to_many_assets", "events_to_assets").test()
+    assert run.state == "failed"
+    assert states(run) == {
+        "events": "success",
+        "store_order": "success",
+        "store_refund": "skipped",
+        "store_complaint": "failed",
+        "refuse_others": "success",
+        "events_keeper": "success",
+    }
+    (file,) = tmp_path.rglob("*.jsonl")
+    assert (file.parent.name, file.read_text()) == ("order", "1\n2\n")
+    assert (queue.deleted, sorted(queue.visible)) == (2, ["4", "not JSON"])
+    with create_session() as session:
+        updated = session.scalars(select(AssetModel.name).join(AssetEvent, AssetEvent.asset_id == AssetModel.id))
+        assert list(updated) == ["orders"]
+
+
+def test_work_from_the_own_store_goes_on_when_the_messages_are_deleted(
+    leased_queues: LeasedQueues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_VAR_MODELS_DIRECTORY", f"file://{tmp_path}")
+    queue = leased_queues.create("models-to-train", '{"model": "a"}', '{"no": "model"}')
+    run = tried_once("long_work_from_own_store", "train_models").test()
+    assert run.state == "failed"
+    assert sorted(str(state) for task, state in states(run).items() if task.startswith("train[")) == [
+        "failed",
+        "success",
+    ]
+    assert (queue.deleted, queue.visible) == (2, [])
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".finished", ".json", ".json"]
+
+
+def test_work_that_stops_in_time_goes_on_at_its_checkpoint(
+    leased_queues: LeasedQueues,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AIRFLOW_VAR_SIMULATIONS_DIRECTORY", f"file://{tmp_path}")
+    queue = leased_queues.create("simulations", '{"steps": 3}')
+    simulations = tried_once("long_work_by_checkpoints", "simulations")
+    assert simulations.test(run_conf={"hours": 0}).state == "success"
+    assert (queue.deleted, queue.visible) == (0, ['{"steps": 3}'])
+    assert json.loads(next(tmp_path.iterdir()).read_text()) == {"step": 1}
+    assert simulations.test(run_conf={"hours": 11}).state == "success"
+    assert queue.deleted == 1
+    assert json.loads(next(tmp_path.iterdir()).read_text()) == {"step": 3}
+
+
+def test_a_large_batch_is_taken_whole(
+    leased_queues: LeasedQueues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_VAR_PAYLOAD_DIRECTORY", str(tmp_path))
+    queue = leased_queues.create("readings", *('{"value": 1}' for _ in range(2_500)))
+    run = tried_once("large_batches", "many_readings").test()
+    assert run.state == "success"
+    assert returned(run, "load") == 2_500
+    assert queue.deleted == 2_500
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_deferrable_operator_settles_its_own_message(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("jobs", "good", "bad")
+    assert tried_once("jobs", "jobs_elsewhere").test().state == "failed"
+    assert (queue.deleted, queue.visible) == (1, ["bad"])
