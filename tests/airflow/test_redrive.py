@@ -534,6 +534,24 @@ def test_a_trigger_that_is_cancelled_gives_back_what_it_holds(
     assert 0 < len(ground.bodies(ground.orders)) < 20
 
 
+def test_sends_under_way_come_to_their_end_however_often_airflow_cancels(
+    ground: Ground, supervisor: ScriptedComms
+) -> None:
+    ground.dead_letter(*(f"order {number}" for number in range(20)))
+
+    async def scenario() -> None:
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        triggerer.faults = lambda call: Fault(after_seconds=4.0 if call.operation is Operation.SEND else 0.0)
+        running = triggerer.start(filtered_trigger(ground, older_than_seconds=0.0), REDRIVE)
+        await ground.sqs.poll(ground.orders, visibility_seconds=0)
+        await running.cancel(USER_ACTION)
+
+    ground.run(scenario)
+    bodies = ground.bodies(ground.orders) + ground.bodies(ground.dead)
+    assert len(bodies) == len(set(bodies)) == 20
+    assert set(ground.sqs.contents(ground.dead).values()) == {MessageState.VISIBLE}
+
+
 def test_a_move_with_a_filter_ends_when_its_time_is_up(ground: Ground, supervisor: ScriptedComms) -> None:
     ground.dead_letter(*(f"order {number}" for number in range(20)))
 
