@@ -220,9 +220,9 @@ class Bench:
 
     def _keeper_trigger(self, dag_id: str) -> tuple[str, dict[str, Any]]:
         from sqs_lease.airflow.aws_connection import AwsConnection
-        from sqs_lease.airflow.handover.handed_lease import HandedLease
-        from sqs_lease.airflow.keeping.settling import WorkTask
-        from sqs_lease.airflow.keeping.trigger import SqsLeaseKeeperTrigger, plain_work
+        from sqs_lease.airflow.settlement.rules import WorkTask
+        from sqs_lease.airflow.transfer.lease import HandedLease
+        from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
         from sqs_lease.core.failure_rules import release
         from sqs_lease.core.messages import Lease, Receipt
         from sqs_lease.core.policies import Growing

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from sqs_lease.airflow.keeping.settling import WorkTask
-from sqs_lease.airflow.keeping.trigger import REPORT_KEY
+from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.triggers.keep import REPORT_KEY
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.testing import AuditEntry, AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms

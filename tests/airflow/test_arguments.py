@@ -13,8 +13,8 @@ from airflow.sdk import DAG, Asset, AssetWatcher, BaseOperator, BaseSensorOperat
 from mypy import api
 
 from sqs_lease.airflow import SqsLeaseSensor, SqsLeaseTrigger, sqs_lease
-from sqs_lease.airflow.arguments import ReceiveArguments, TaskArguments
-from sqs_lease.airflow.keeper_operator import KEEPER_PRIORITY
+from sqs_lease.airflow.context import ReceiveArguments, TaskArguments
+from sqs_lease.airflow.operators import KEEPER_PRIORITY
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 REPOSITORY = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseEventTrigger
 
 from sqs_lease.airflow.airflow_api.assets import AssetState, TaskAssetState
 from sqs_lease.airflow.airflow_api.requests import CommsError, watched_assets
-from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
+from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.testing import run_virtual
 from tests.airflow.scripted_assets import ScriptedAssets
 from tests.airflow.scripted_comms import supervised_by

@@ -8,10 +8,10 @@ import logging
 import pytest
 
 from sqs_lease.airflow.airflow_api.assets import TaskAssetState
-from sqs_lease.airflow.events.claiming import PATIENCE_SECONDS, Claiming, NotAnsweredError
-from sqs_lease.airflow.events.desk import BatchEvent, Claim, Desk, DeskEntry, Place, Stage
-from sqs_lease.airflow.handover.handed_lease import HandedLease
-from sqs_lease.airflow.handover.payload import read_messages
+from sqs_lease.airflow.batches.claim import PATIENCE_SECONDS, Claiming, NotAnsweredError
+from sqs_lease.airflow.batches.protocol import BatchEvent, Claim, Desk, DeskEntry, Place, Stage
+from sqs_lease.airflow.transfer.lease import HandedLease
+from sqs_lease.airflow.transfer.payload import read_messages
 from sqs_lease.testing import MessageState
 from tests.airflow.virtual_triggerer import KEEP, LOAD
 from tests.airflow.watched_queue import OTHER_RUN, RUN, VISIBILITY_SECONDS, WatchedQueue
@@ -25,7 +25,7 @@ def test_a_batch_that_belongs_to_another_run_is_left_out_with_its_owners_name(
         watcher = queue.watch()
         events = await queue.fired(watcher)
         assert len(await queue.claim(events, OTHER_RUN)) == 1
-        with caplog.at_level(logging.WARNING, "sqs_lease.airflow.events.claiming"):
+        with caplog.at_level(logging.WARNING, "sqs_lease.airflow.batches.claim"):
             assert await queue.claim(events) == []
         await watcher.cancel()
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from airflow.triggers.base import TaskSuccessEvent
 
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
-from sqs_lease.airflow.handover.progress import PROGRESS_KEY, TAKEOVER_KEY, Progress, Takeover
-from sqs_lease.airflow.keeping.trigger import SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.transfer.lease import LEASE_KEY
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, TAKEOVER_KEY, Progress, Takeover
+from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import release
 from sqs_lease.core.specs import encode_failure_rule

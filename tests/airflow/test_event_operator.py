@@ -25,10 +25,10 @@ from demo.processes import ROOT
 from sqs_lease.airflow import SqsLeaseFromEventOperator, SqsLeaseKeeperOperator, SqsLeaseTrigger, sqs_lease
 from sqs_lease.airflow.airflow_api.assets import TaskAssetState
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.events import claiming as claiming_module
-from sqs_lease.airflow.events.desk import BatchEvent, Claimant, Desk, DeskEntry, Place, Stage
-from sqs_lease.airflow.events.operator import queue_triggers
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.batches import claim as claiming_module
+from sqs_lease.airflow.batches.protocol import BatchEvent, Claimant, Desk, DeskEntry, Place, Stage
+from sqs_lease.airflow.operators import queue_triggers
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.core.failure_rules import dead_letter, expire, release
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Growing
@@ -249,10 +249,10 @@ def test_message_queue_trigger_knows_the_scheme() -> None:
 
 
 def test_without_the_messaging_provider_only_the_scheme_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "sqs_lease.airflow.events.message_queue", raising=False)
+    monkeypatch.delitem(sys.modules, "sqs_lease.airflow.triggers.message_queue", raising=False)
     monkeypatch.setitem(sys.modules, "airflow.providers.common.messaging.providers.base_provider", None)
     with pytest.raises(AirflowOptionalProviderFeatureException, match="common-messaging"):
-        __import__("sqs_lease.airflow.events.message_queue")
+        __import__("sqs_lease.airflow.triggers.message_queue")
 
 
 def test_the_example_is_a_dag_that_messages_start() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from airflow.sdk.execution_time.comms import GetAssetStateStoreByName
 
-from sqs_lease.airflow.events.desk import Stage
-from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
+from sqs_lease.airflow.batches.protocol import Stage
+from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.virtual_triggerer import KEEP, LOAD, USER_ACTION
 from tests.airflow.watched_queue import RUN, VISIBILITY_SECONDS, WatchedQueue, bodies_of, events_of

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from sqs_lease.airflow.events.desk import Stage
-from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
+from sqs_lease.airflow.batches.protocol import Stage
+from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.testing import AuditKind, Fault, MessageState, TransportCall, no_faults
 from tests.airflow.virtual_triggerer import KEEP, LOAD
 from tests.airflow.watched_queue import OTHER_RUN, RUN, VISIBILITY_SECONDS, WatchedQueue, bodies_of

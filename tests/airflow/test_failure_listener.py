@@ -17,7 +17,7 @@ from airflow.sdk.execution_time.comms import GetTaskStates, PutVariable, SetXCom
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, sqs_lease
-from sqs_lease.airflow.airflow_api.signals import FailureSignals
+from sqs_lease.airflow.airflow_api.polling import FailureSignals
 from sqs_lease.airflow.failures import listener as failure_listener
 from sqs_lease.airflow.failures.report import FAILURE_KEY
 from sqs_lease.airflow.plugin import SqsLeasePlugin
@@ -161,10 +161,10 @@ def test_one_setting_switches_it_off(comms: WorkerComms, dag: DAG, monkeypatch: 
 def test_nothing_is_imported_for_a_dag_without_a_lease(
     comms: WorkerComms, dag: DAG, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "sqs_lease.airflow.keeper_operator")
+    monkeypatch.delitem(sys.modules, "sqs_lease.airflow.operators")
     tell(failed(dag, "load"), ValueError())
     assert comms.sent == []
-    assert "sqs_lease.airflow.keeper_operator" not in sys.modules
+    assert "sqs_lease.airflow.operators" not in sys.modules
 
 
 def test_an_error_while_reporting_is_logged_and_goes_no_further(

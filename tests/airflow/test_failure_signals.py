@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import DeleteVariable, GetVariableKeys, GetXCom
 
-from sqs_lease.airflow.airflow_api.polling import ORPHANED_SECONDS
-from sqs_lease.airflow.airflow_api.signals import FailureSignals
+from sqs_lease.airflow.airflow_api.polling import ORPHANED_SECONDS, FailureSignals
 from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
-from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.core.failure_rules import MessageFailed, by_exception, dead_letter, expire
 from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.testing import AuditKind, MessageState

@@ -20,8 +20,8 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow import SqsLeaseSensor, SqsLeaseTrigger
-from sqs_lease.airflow.receiving.filtering import MessageFilter, UnmatchedRule, decode_unmatched, encode_unmatched
-from sqs_lease.airflow.receiving.trigger import FAILED_FOR_GOOD, TIMED_OUT
+from sqs_lease.airflow.receiving.filters import MessageFilter, UnmatchedRule, decode_unmatched, encode_unmatched
+from sqs_lease.airflow.triggers.receive import FAILED_FOR_GOOD, TIMED_OUT
 from sqs_lease.core.failure_rules import backoff, dead_letter, discard, expire, release
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.specs import encode_failure_rule

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import GetXCom
 
-from sqs_lease.airflow.handover.handoff import ADOPTION_SECONDS, LONGEST_PAUSE_SECONDS, TAKEOVER_SECONDS
-from sqs_lease.airflow.handover.progress import TAKEOVER_KEY, Takeover, read_progress
+from sqs_lease.airflow.transfer.handoff import ADOPTION_SECONDS, LONGEST_PAUSE_SECONDS, TAKEOVER_SECONDS
+from sqs_lease.airflow.transfer.progress import TAKEOVER_KEY, Takeover, read_progress
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import KEEP, RECEIVE, RUN_ID, VirtualTriggerer, receive_trigger

@@ -6,7 +6,7 @@ import asyncio
 
 from airflow.sdk.execution_time.comms import GetTaskStates
 
-from sqs_lease.airflow.handover.handoff import ADOPTION_SECONDS, HandOff
+from sqs_lease.airflow.transfer.handoff import ADOPTION_SECONDS, HandOff
 from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

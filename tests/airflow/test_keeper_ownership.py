@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
-from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
-from sqs_lease.airflow.handover.progress import PROGRESS_KEY
-from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
 from sqs_lease.core.policies import Threshold
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages

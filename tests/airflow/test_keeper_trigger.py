@@ -9,8 +9,8 @@ import pytest
 from airflow.sdk.execution_time.comms import GetTaskStates
 from airflow.triggers.base import TaskSuccessEvent
 
-from sqs_lease.airflow.keeping.settling import WorkTask
-from sqs_lease.airflow.keeping.trigger import REPORT_KEY
+from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.triggers.keep import REPORT_KEY
 from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.core.failure_rules import dead_letter, release
 from sqs_lease.core.policies import Never

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease, merge
-from sqs_lease.airflow.handover.payload import merge_messages, read_leases
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease, merge
+from sqs_lease.airflow.transfer.payload import merge_messages, read_leases
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed, Growing, RenewalPolicy
 from sqs_lease.testing import AuditKind

@@ -21,11 +21,11 @@ from airflow.sdk.exceptions import (
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
-from sqs_lease.airflow.handover.progress import PROGRESS_KEY
-from sqs_lease.airflow.keeping.trigger import SqsLeaseKeeperTrigger
 from sqs_lease.airflow.provider_info import get_provider_info
-from sqs_lease.airflow.receiving.trigger import FAILED, FAILED_FOR_GOOD, TIMED_OUT, SqsLeaseReceiveTrigger
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
+from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger
+from sqs_lease.airflow.triggers.receive import FAILED, FAILED_FOR_GOOD, TIMED_OUT, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.failure_rules import backoff
 from sqs_lease.core.messages import Lease, Receipt
@@ -223,7 +223,7 @@ def test_the_keeper_defers_with_the_lease_the_work_and_the_failure_rule(dag: DAG
     assert isinstance(deferred.trigger, SqsLeaseKeeperTrigger)
     assert deferred.timeout is None
     classpath, arguments = deferred.trigger.serialize()
-    assert classpath == "sqs_lease.airflow.keeping.trigger.SqsLeaseKeeperTrigger"
+    assert classpath == "sqs_lease.airflow.triggers.keep.SqsLeaseKeeperTrigger"
     assert arguments["work"] == [
         {"task_id": "check", "mapped": True, "per_message": True, "chained": False, "returns": False}
     ]

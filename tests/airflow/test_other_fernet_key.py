@@ -14,9 +14,9 @@ from cryptography.fernet import Fernet
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.airflow_api import requests as sdk
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
-from sqs_lease.airflow.handover.payload import PayloadError, load_lease
-from sqs_lease.airflow.receiving.worker_lease import give_back_handed
+from sqs_lease.airflow.receiving.worker import give_back_handed
+from sqs_lease.airflow.transfer.lease import LEASE_KEY
+from sqs_lease.airflow.transfer.payload import PayloadError, load_lease
 from sqs_lease.testing import LeasedQueue, LeasedQueues, VirtualClock, run_virtual
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

@@ -19,9 +19,9 @@ from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[impor
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, read_messages, sqs_lease
 from sqs_lease.airflow.airflow_api.requests import CommsError
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
-from sqs_lease.airflow.handover.payload import PayloadError, merge_messages
-from sqs_lease.airflow.receiving.trigger import FAILED
+from sqs_lease.airflow.transfer.lease import LEASE_KEY
+from sqs_lease.airflow.transfer.payload import PayloadError, merge_messages
+from sqs_lease.airflow.triggers.receive import FAILED
 from sqs_lease.batch_files.manifest import write_manifest
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.messages import Message, Receipt

@@ -12,8 +12,8 @@ import pytest
 from demo.sqs_server import REGION, SqsServer
 from sqs_lease.airflow import read_messages
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.handover.handed_lease import HandedLease
-from sqs_lease.airflow.handover.payload import PayloadError, load_lease, publishable, remove_files
+from sqs_lease.airflow.transfer.lease import HandedLease
+from sqs_lease.airflow.transfer.payload import PayloadError, load_lease, publishable, remove_files
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.testing import VirtualClock, run_virtual

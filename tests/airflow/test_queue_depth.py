@@ -20,10 +20,11 @@ from airflow.sdk.exceptions import (
 )
 from botocore.exceptions import ClientError
 
-from sqs_lease.airflow import SqsQueueDepthSensor, queue_depth
+from sqs_lease.airflow import SqsQueueDepthSensor
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.queue_depth import MET, SqsQueueDepthTrigger, cloudwatch_client
+from sqs_lease.airflow.queues import depth
+from sqs_lease.airflow.queues.depth import MET, SqsQueueDepthTrigger, cloudwatch_client
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import Fault, LeasedQueues, MemorySqs, Operation, ScriptedFaults, VirtualClock, run_virtual
 from sqs_lease.testing.service_errors import ACCESS_DENIED, UNAVAILABLE
@@ -167,7 +168,7 @@ class CloudWatch:
 def test_the_newest_age_of_the_oldest_message_counts(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, client: CloudWatch, status: str
 ) -> None:
-    monkeypatch.setattr(queue_depth, "cloudwatch_client", lambda connection, arn: client)
+    monkeypatch.setattr(depth, "cloudwatch_client", lambda connection, arn: client)
     payload = ground.payload(oldest_at_least_seconds=300.0)
     assert payload["status"] == status
     if status == MET:
@@ -175,13 +176,13 @@ def test_the_newest_age_of_the_oldest_message_counts(
 
 
 def test_without_a_bound_for_the_age_cloudwatch_is_not_asked(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(queue_depth, "cloudwatch_client")
+    monkeypatch.delattr(depth, "cloudwatch_client")
     assert ground.payload(at_most=0)["status"] == MET
 
 
 def test_a_missing_permission_for_the_metric_is_named(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     denied = CloudWatch(error="AccessDeniedException")
-    monkeypatch.setattr(queue_depth, "cloudwatch_client", lambda connection, arn: denied)
+    monkeypatch.setattr(depth, "cloudwatch_client", lambda connection, arn: denied)
     payload = ground.payload(oldest_at_most_seconds=300.0)
     assert payload["status"] == "failed for good"
     assert f"oldest message of {ARN}" in payload["error"]
@@ -191,7 +192,7 @@ def test_a_missing_permission_for_the_metric_is_named(ground: Ground, monkeypatc
 
 def test_a_throttled_metric_is_waited_out(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = [CloudWatch(error="Throttling"), CloudWatch(10.0)]
-    monkeypatch.setattr(queue_depth, "cloudwatch_client", lambda connection, arn: clients.pop(0))
+    monkeypatch.setattr(depth, "cloudwatch_client", lambda connection, arn: clients.pop(0))
     assert ground.payload(oldest_at_most_seconds=300.0)["status"] == MET
 
 
@@ -207,7 +208,7 @@ def cloudwatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
 def oldest_age_over_http() -> float | None:
     clock = VirtualClock(wall_start=datetime(2026, 1, 1, tzinfo=UTC).timestamp())
     making = cloudwatch_client(AwsConnection(), ARN)
-    return asyncio.run(queue_depth._oldest_age(making, ARN, clock))
+    return asyncio.run(depth._oldest_age(making, ARN, clock))
 
 
 def test_the_client_of_the_connection_asks_for_the_metric_of_the_queue(cloudwatch: ScriptedServer) -> None:
@@ -262,7 +263,7 @@ def test_a_sensor_that_does_not_defer_looks_itself(
     found = sensor(at_least=1, deferrable=False).poke(context())
     assert isinstance(found, PokeReturnValue)
     assert found.xcom_value == {"visible": 1, "in_flight": 0, "delayed": 0, "oldest_seconds": None}
-    monkeypatch.setattr(queue_depth, "cloudwatch_client", lambda connection, arn: CloudWatch(7.0))
+    monkeypatch.setattr(depth, "cloudwatch_client", lambda connection, arn: CloudWatch(7.0))
     aged = sensor(oldest_at_most=10, deferrable=False).poke(context())
     assert isinstance(aged, PokeReturnValue)
     assert aged.xcom_value == {"visible": 1, "in_flight": 0, "delayed": 0, "oldest_seconds": 7.0}

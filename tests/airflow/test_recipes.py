@@ -15,7 +15,7 @@ import pytest
 from airflow.triggers.base import BaseEventTrigger
 
 from sqs_lease.airflow import SqsLeaseTrigger
-from sqs_lease.airflow.keeping.work import work_tasks
+from sqs_lease.airflow.settlement.dag_work import work_tasks
 from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

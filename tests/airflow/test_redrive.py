@@ -15,11 +15,12 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout, TaskDeferred
 
-from sqs_lease.airflow import SqsMoveMessagesOperator, move_orders
+from sqs_lease.airflow import SqsMoveMessagesOperator
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.move_orders import MoveError, MoveOrder, StartedMove, move_filtered, start
-from sqs_lease.airflow.redrive import MOVED, SqsFilteredMoveTrigger, SqsMoveTaskTrigger
+from sqs_lease.airflow.queues import move_orders
+from sqs_lease.airflow.queues.move_orders import MoveError, MoveOrder, StartedMove, move_filtered, start
+from sqs_lease.airflow.queues.redrive import MOVED, SqsFilteredMoveTrigger, SqsMoveTaskTrigger
 from sqs_lease.keeper.driver import REASON_ATTRIBUTE
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.sqs.move_tasks import CANCELLED, RUNNING

@@ -10,8 +10,8 @@ import pytest
 from airflow.sdk.execution_time.comms import GetXCom, SetXCom
 
 from sqs_lease.airflow.airflow_api.polling import READERS_AT_ONCE
-from sqs_lease.airflow.keeping.settling import Decision, Judgement, WorkTask
-from sqs_lease.airflow.keeping.work_reports import WorkReports
+from sqs_lease.airflow.settlement.rules import Decision, Judgement, WorkTask
+from sqs_lease.airflow.settlement.settler import WorkReports
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.turns import LEASES_IN_A_ROUND
 from sqs_lease.testing import MessageState
@@ -35,7 +35,7 @@ def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             decided_on.append(len(positions))
             return super().on(positions)
 
-    monkeypatch.setattr("sqs_lease.airflow.keeping.settler.Judgement", Counting)
+    monkeypatch.setattr("sqs_lease.airflow.settlement.settler.Judgement", Counting)
     return decided_on
 
 

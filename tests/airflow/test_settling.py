@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from sqs_lease.airflow.airflow_api.requests import UNMAPPED, InstanceKey
-from sqs_lease.airflow.keeping.settling import (
+from sqs_lease.airflow.settlement.rules import (
     Decision,
     Failure,
     InstanceReport,

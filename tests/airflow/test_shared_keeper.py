@@ -13,9 +13,9 @@ import pytest
 from airflow.providers.amazon.aws.hooks import base_aws
 from botocore.loaders import JSONFileLoader
 
-from sqs_lease.airflow import shared_keeper
+from sqs_lease.airflow import runtime
 from sqs_lease.airflow.aws_connection import AwsConnection, open_transport
-from sqs_lease.airflow.shared_keeper import TriggererKeepers, install, triggerer_keepers
+from sqs_lease.airflow.runtime import TriggererKeepers, install, triggerer_keepers
 from sqs_lease.sqs.errors import EndpointUnreachableError
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
 from tests.airflow.virtual_triggerer import VirtualTriggerer
@@ -126,8 +126,8 @@ def test_the_garbage_collector_of_the_triggerer_which_others_use_too_is_left_alo
     async def scenario() -> None:
         await triggerer_keepers().ready()
 
-    monkeypatch.setattr(shared_keeper, "load_client_code", lambda: None)
-    monkeypatch.setattr(shared_keeper, "_keepers", None)
+    monkeypatch.setattr(runtime, "load_client_code", lambda: None)
+    monkeypatch.setattr(runtime, "_keepers", None)
     before = gc.get_freeze_count()
     asyncio.run(scenario())
     assert gc.get_freeze_count() <= before
@@ -183,9 +183,9 @@ def test_airflow_imports_triggers_without_what_takes_long_to_import() -> None:
     # It does so in the event loop. A process of its own, because others here have imported it all.
     program = """
 import sys
-import sqs_lease.airflow.events.trigger
-import sqs_lease.airflow.keeping.trigger
-import sqs_lease.airflow.receiving.trigger
+import sqs_lease.airflow.triggers.watch
+import sqs_lease.airflow.triggers.keep
+import sqs_lease.airflow.triggers.receive
 print(sorted({"boto3", "aiobotocore", "aiohttp", "airflow.providers.amazon.aws.hooks.base_aws"} & sys.modules.keys()))
 """
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

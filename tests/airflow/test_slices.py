@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.airflow.handover import handed_lease
-from sqs_lease.airflow.handover.payload import read_leases, read_messages
-from sqs_lease.airflow.handover.slices import adopt, held_by
+from sqs_lease.airflow.transfer import lease
+from sqs_lease.airflow.transfer.handoff import adopt, held_by
+from sqs_lease.airflow.transfer.payload import read_leases, read_messages
 from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.batch import Batch
@@ -48,7 +48,7 @@ class Rounds:
             return rounds._encode(leases)
 
         monkeypatch.setattr(Batch, "adopt", counting)
-        monkeypatch.setattr(handed_lease, "encode_leases", encoding)
+        monkeypatch.setattr(lease, "encode_leases", encoding)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from airflow.sdk.execution_time.comms import GetTaskStates
 
 from sqs_lease.airflow.airflow_api.polling import MAX_RUNS_IN_REQUEST, QUESTIONS_AT_ONCE
 from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
-from sqs_lease.airflow.handover.handoff import TAKEOVER_SECONDS
-from sqs_lease.airflow.keeping.settling import WorkTask
+from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import RunningTrigger, VirtualTriggerer

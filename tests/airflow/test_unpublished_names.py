@@ -32,9 +32,9 @@ from sqs_lease.airflow.airflow_api.requests import (
     unseal,
     watched_assets,
 )
-from sqs_lease.airflow.keeping import lost_leases
-from sqs_lease.airflow.keeping.lost_leases import encode_on_lost
-from sqs_lease.airflow.keeping.work import work_tasks
+from sqs_lease.airflow.settlement import lost_leases
+from sqs_lease.airflow.settlement.dag_work import work_tasks
+from sqs_lease.airflow.settlement.lost_leases import encode_on_lost
 from sqs_lease.testing import LeasedQueues
 from tests.airflow.scripted_comms import ScriptedComms
 

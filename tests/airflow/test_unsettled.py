@@ -22,8 +22,8 @@ from airflow.sdk.execution_time.comms import TaskState
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor
-from sqs_lease.airflow.endings import DEFERRAL_SECONDS
-from sqs_lease.airflow.handover.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.runtime import DEFERRAL_SECONDS
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Progress
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.policies import Never
 from sqs_lease.testing import Fault, FaultRule, Operation, TransportCall

@@ -10,7 +10,7 @@ import pytest
 from airflow.sdk import DAG
 
 from sqs_lease.airflow import SqsLeaseSensor
-from sqs_lease.airflow.receiving.visibility import (
+from sqs_lease.airflow.receiving.collector import (
     ShortVisibilityWarning,
     default_visibility_seconds,
     takeover_risk,

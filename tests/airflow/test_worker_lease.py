@@ -24,10 +24,10 @@ from airflow.sdk.exceptions import (
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.local_run import give_back_what_is_left, receive_locally, settle_locally
-from sqs_lease.airflow.receiving import worker_lease
-from sqs_lease.airflow.receiving.worker_lease import GivenBackError
+from sqs_lease.airflow.receiving import worker
+from sqs_lease.airflow.receiving.worker import GivenBackError
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.core.failure_rules import discard, release
 from sqs_lease.core.policies import Fixed
 from sqs_lease.testing import AuditKind, LeasedQueue, LeasedQueues, MemoryTransport
@@ -168,7 +168,7 @@ def test_a_task_that_is_killed_gives_back_what_was_on_its_way_and_receives_no_mo
             await asyncio.to_thread(killed.wait, 600)
             return answer
 
-    monkeypatch.setattr(worker_lease, "make_transport", lambda connection: LateAnswers(leased_queues.sqs))
+    monkeypatch.setattr(worker, "make_transport", lambda connection: LateAnswers(leased_queues.sqs))
     queue.send("a")
     made = sensor(dag, queue.url, linger=120, max_messages=2)
     with ThreadPoolExecutor() as threads:

@@ -11,11 +11,11 @@ from airflow.sdk.execution_time.context import AssetStateStoreAccessors
 from airflow.triggers.base import BaseEventTrigger
 
 from sqs_lease.airflow.airflow_api.assets import TaskAssetState
-from sqs_lease.airflow.events.claiming import ClaimedBatch, Claiming
-from sqs_lease.airflow.events.desk import BatchEvent, Claimant, Desk
-from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, merge
-from sqs_lease.airflow.handover.payload import merge_messages, read_messages
+from sqs_lease.airflow.batches.claim import ClaimedBatch, Claiming
+from sqs_lease.airflow.batches.protocol import BatchEvent, Claimant, Desk
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, merge
+from sqs_lease.airflow.transfer.payload import merge_messages, read_messages
+from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.core.policies import Growing
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_assets import ScriptedAssets

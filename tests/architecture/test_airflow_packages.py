@@ -1,4 +1,4 @@
-"""Within the Airflow part too, imports point one way, from events down to airflow_api."""
+"""Within the Airflow part too, imports point one way, from the triggers down to airflow_api."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ AIRFLOW = SOURCE / "airflow"
 PREFIX = "sqs_lease.airflow."
 BELOW = {
     "airflow_api": set(),
-    "handover": {"airflow_api"},
+    "transfer": {"airflow_api"},
     "failures": {"airflow_api"},
-    "keeping": {"airflow_api", "handover", "failures"},
-    "receiving": {"airflow_api", "handover"},
-    "events": {"airflow_api", "handover", "receiving"},
-    "ingesting": {"handover"},
+    "settlement": {"airflow_api", "transfer", "failures"},
+    "receiving": {"airflow_api", "transfer"},
+    "batches": {"airflow_api", "transfer"},
+    "triggers": {"airflow_api", "transfer", "settlement", "receiving", "batches"},
+    "queues": {"airflow_api", "receiving"},
 }
 """What each package imports of the others; the modules beside them, which put everything together, are free."""
 

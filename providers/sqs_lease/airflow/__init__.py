@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from sqs_lease.airflow.context import sqs_lease
-    from sqs_lease.airflow.events.operator import SqsLeaseFromEventOperator
-    from sqs_lease.airflow.events.trigger import SqsLeaseTrigger
-    from sqs_lease.airflow.handover.payload import read_messages
     from sqs_lease.airflow.held_guard import require_held, still_held
-    from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
-    from sqs_lease.airflow.queue_depth import SqsQueueDepthSensor
-    from sqs_lease.airflow.redrive import SqsMoveMessagesOperator
+    from sqs_lease.airflow.operators import SqsLeaseFromEventOperator, SqsLeaseKeeperOperator
+    from sqs_lease.airflow.queues.depth import SqsQueueDepthSensor
+    from sqs_lease.airflow.queues.redrive import SqsMoveMessagesOperator
     from sqs_lease.airflow.sensor import SqsLeaseSensor
     from sqs_lease.airflow.spark_operator import SqsToSparkOperator
+    from sqs_lease.airflow.transfer.payload import read_messages
+    from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
     from sqs_lease.core.failure_rules import MessageFailed
 
 __all__ = [
@@ -38,14 +37,14 @@ __all__ = [
 
 _MODULES: Final = {
     "MessageFailed": "sqs_lease.core.failure_rules",
-    "SqsLeaseFromEventOperator": "sqs_lease.airflow.events.operator",
-    "SqsLeaseKeeperOperator": "sqs_lease.airflow.keeper_operator",
+    "SqsLeaseFromEventOperator": "sqs_lease.airflow.operators",
+    "SqsLeaseKeeperOperator": "sqs_lease.airflow.operators",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
-    "SqsLeaseTrigger": "sqs_lease.airflow.events.trigger",
-    "SqsMoveMessagesOperator": "sqs_lease.airflow.redrive",
-    "SqsQueueDepthSensor": "sqs_lease.airflow.queue_depth",
+    "SqsLeaseTrigger": "sqs_lease.airflow.triggers.watch",
+    "SqsMoveMessagesOperator": "sqs_lease.airflow.queues.redrive",
+    "SqsQueueDepthSensor": "sqs_lease.airflow.queues.depth",
     "SqsToSparkOperator": "sqs_lease.airflow.spark_operator",
-    "read_messages": "sqs_lease.airflow.handover.payload",
+    "read_messages": "sqs_lease.airflow.transfer.payload",
     "require_held": "sqs_lease.airflow.held_guard",
     "sqs_lease": "sqs_lease.airflow.context",
     "still_held": "sqs_lease.airflow.held_guard",

@@ -1,26 +1,113 @@
-"""The way to write a lease into a DAG: a context whose tasks are the work."""
+"""The way to write a lease into a DAG: a context whose tasks are the work.
+
+What the arguments mean is told by :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor` and, for those of every task and
+sensor, by Airflow's ``BaseOperator`` and ``BaseSensorOperator``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Unpack, cast
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
 
 from airflow.sdk import DAG, Asset, XComArg
 from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.airflow_api.requests import default_args_of_open_dag
-from sqs_lease.airflow.arguments import ReceiveArguments, TaskArguments
 from sqs_lease.airflow.dag_file import refuse_mapping, refuse_stock_options
-from sqs_lease.airflow.events.operator import SqsLeaseFromEventOperator
-from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
-from sqs_lease.airflow.keeping.lost_leases import OnLost
-from sqs_lease.airflow.keeping.work import work_tasks
+from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseFromEventOperator, SqsLeaseKeeperOperator
 from sqs_lease.airflow.sensor import PAYLOAD_IS_NOT_MAPPED, SqsLeaseSensor
+from sqs_lease.airflow.settlement.dag_work import work_tasks
+from sqs_lease.airflow.settlement.lost_leases import OnLost
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.failure_rules import FailureRule
 
 _OF_BOTH_TASKS: Final = ("queue", "pool", "executor", "retries", "priority_weight", "owner")
+
+
+class TaskArguments(TypedDict, total=False):
+    """What every task takes."""
+
+    owner: str
+    email: str | Sequence[str] | None
+    email_on_retry: bool
+    email_on_failure: bool
+    retries: int | None
+    retry_delay: timedelta | float
+    retry_exponential_backoff: float
+    max_retry_delay: timedelta | float | None
+    retry_policy: Any
+    start_date: datetime | None
+    end_date: datetime | None
+    depends_on_past: bool
+    ignore_first_depends_on_past: bool
+    wait_for_past_depends_before_skipping: bool
+    wait_for_downstream: bool
+    params: MutableMapping[str, Any] | None
+    default_args: dict[str, Any] | None
+    priority_weight: int
+    weight_rule: WeightRuleParam
+    queue: str
+    pool: str | None
+    pool_slots: int
+    execution_timeout: timedelta | None
+    on_execute_callback: Callback
+    on_failure_callback: Callback
+    on_success_callback: Callback
+    on_retry_callback: Callback
+    on_skipped_callback: Callback
+    pre_execute: Callable[[Any], None] | None
+    post_execute: Callable[[Any, Any], None] | None
+    trigger_rule: str
+    resources: dict[str, Any] | None
+    run_as_user: str | None
+    map_index_template: str | None
+    max_active_tis_per_dag: int | None
+    max_active_tis_per_dagrun: int | None
+    executor: str | None
+    executor_config: dict[str, Any] | None
+    do_xcom_push: bool
+    multiple_outputs: bool
+    inlets: Any
+    outlets: Any
+    doc: str | None
+    doc_md: str | None
+    doc_json: str | None
+    doc_yaml: str | None
+    doc_rst: str | None
+    task_display_name: str | None
+    logger_name: str | None
+    allow_nested_operators: bool
+    render_template_as_native_obj: bool | None
+
+
+class ReceiveArguments(TaskArguments, total=False):
+    """What the sensor of a lease takes beside its task id and ``handoff_timeout``."""
+
+    queue_url: str
+    max_messages: int | str
+    linger: Duration
+    policy: RenewalPolicy | str | None
+    visibility: Duration | None
+    payload: str | None
+    message_filtering: str | None
+    message_filtering_match_values: Iterable[Any] | None
+    message_filtering_config: str | None
+    unmatched: UnmatchedRule | None
+    deferrable: bool
+    poke_interval: timedelta | float
+    timeout: timedelta | float | None
+    soft_fail: bool
+    mode: Literal["poke", "reschedule"]
+    exponential_backoff: bool
+    max_wait: timedelta | float | None
+    silent_fail: bool
+    never_fail: bool
+    aws_conn_id: str | None
+    region_name: str | None
+    verify: bool | str | None
+    botocore_config: dict[str, Any] | None
 
 
 @contextmanager
@@ -52,7 +139,7 @@ def sqs_lease(
     returned (``load.expand(row=check.expand(message=orders))``). A task that succeeds may still name messages that
     failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}`` (a function that never
     returns a value, by its code or by its annotation, is not asked), and one that fails may
-    ``raise MessageFailed(message_ids)`` to fail no others. ``keeping/settling.py`` has the rules. Tasks that shall run
+    ``raise MessageFailed(message_ids)`` to fail no others. ``settlement/rules.py`` has the rules. Tasks that shall run
     whatever became of single messages (a summary, say) belong outside the body, or need a trigger rule of their own:
     ``upstream_failed`` counts as failed. In a chain of mapped tasks one failed message makes the next task
     ``upstream_failed`` for all; in a mapped task group it does so for itself alone.
@@ -69,12 +156,12 @@ def sqs_lease(
             ``sqs_lease.core.failure_rules``.
         on_lost: What happens when a lease is lost, lapses or nears its end: ``"warn"`` (the default), ``"fail"``,
             which fails the run as messages that cannot be settled always do, or an ``AsyncCallback``; see
-            :class:`~sqs_lease.airflow.keeper_operator.SqsLeaseKeeperOperator`.
+            :class:`~sqs_lease.airflow.operators.SqsLeaseKeeperOperator`.
         ordered: Keep the order of messages within the groups of a FIFO queue (the default), or settle each message
             for itself.
         handoff_timeout: How long the messages are held for ``name_keeper`` until a worker starts it.
         event: In a DAG that messages start: the asset that it is scheduled on. ``name`` is then a
-            :class:`~sqs_lease.airflow.events.operator.SqsLeaseFromEventOperator` and takes what started the run.
+            :class:`~sqs_lease.airflow.operators.SqsLeaseFromEventOperator` and takes what started the run.
         keeper_arguments: Arguments of ``name_keeper`` alone, of those that every task takes.
         arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`; with ``event`` those that every task
             takes. ``queue``, ``pool``, ``executor``, ``retries``, ``priority_weight`` and ``owner`` go to
@@ -145,3 +232,15 @@ def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor | Sqs
             f"{per_message[0]!r} is mapped over up to {sensor.max_messages} messages, but Airflow expands a task to "
             f"{longest} instances at most: lower max_messages of {sensor.task_id!r}, or raise [core] max_map_length"
         )
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow.sdk.types import WeightRuleParam
+
+    from sqs_lease.airflow.receiving.filters import UnmatchedRule
+    from sqs_lease.core.durations import Duration
+    from sqs_lease.core.policies import RenewalPolicy
+
+    Callback = Callable[[Any], None] | Sequence[Callable[[Any], None]] | None

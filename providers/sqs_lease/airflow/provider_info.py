@@ -1,11 +1,18 @@
-"""What Airflow shows of this package among its providers (``airflow providers list``)."""
+"""What Airflow shows of this package among its providers (``airflow providers list``), and its options.
+
+Airflow imports this while it reads its configuration, so it imports nothing of Airflow.
+"""
 
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
-from sqs_lease.airflow.options import CONFIG_SECTION, PAYLOAD_OPTION, REPORT_FAILURES_OPTION
+CONFIG_SECTION: Final = "sqs_lease"
+REPORT_FAILURES_OPTION: Final = "report_failures"
+
+PAYLOAD_OPTION: Final = "payload"
+"""Where batches are stored that are too large for XCom."""
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -62,29 +69,29 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": integration,
                 "python-modules": [
-                    "sqs_lease.airflow.events.operator",
-                    "sqs_lease.airflow.keeper_operator",
-                    "sqs_lease.airflow.redrive",
+                    "sqs_lease.airflow.operators",
+                    "sqs_lease.airflow.operators",
+                    "sqs_lease.airflow.queues.redrive",
                     "sqs_lease.airflow.spark_operator",
                 ],
             }
         ],
-        "queues": ["sqs_lease.airflow.events.message_queue.SqsLeaseMessageQueueProvider"],
+        "queues": ["sqs_lease.airflow.triggers.message_queue.SqsLeaseMessageQueueProvider"],
         "sensors": [
             {
                 "integration-name": integration,
-                "python-modules": ["sqs_lease.airflow.queue_depth", "sqs_lease.airflow.sensor"],
+                "python-modules": ["sqs_lease.airflow.queues.depth", "sqs_lease.airflow.sensor"],
             }
         ],
         "triggers": [
             {
                 "integration-name": integration,
                 "python-modules": [
-                    "sqs_lease.airflow.events.trigger",
-                    "sqs_lease.airflow.keeping.trigger",
-                    "sqs_lease.airflow.queue_depth",
-                    "sqs_lease.airflow.receiving.trigger",
-                    "sqs_lease.airflow.redrive",
+                    "sqs_lease.airflow.triggers.watch",
+                    "sqs_lease.airflow.triggers.keep",
+                    "sqs_lease.airflow.queues.depth",
+                    "sqs_lease.airflow.triggers.receive",
+                    "sqs_lease.airflow.queues.redrive",
                 ],
             }
         ],

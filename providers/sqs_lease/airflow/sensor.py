@@ -31,16 +31,15 @@ from sqs_lease.airflow.dag_file import (
     refuse_stock_options,
     warn_author,
 )
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY
-from sqs_lease.airflow.handover.payload import PayloadError, check_payload, default_payload
-from sqs_lease.airflow.keeper_operator import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import receive_locally
-from sqs_lease.airflow.receiving.filtering import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
-from sqs_lease.airflow.receiving.options import ReceiveOptions
-from sqs_lease.airflow.receiving.trigger import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
-from sqs_lease.airflow.receiving.visibility import ShortVisibilityWarning, takeover_risk, with_visibility
-from sqs_lease.airflow.receiving.worker_lease import WorkerLease
+from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
+from sqs_lease.airflow.receiving.collector import ReceiveOptions, ShortVisibilityWarning, takeover_risk, with_visibility
+from sqs_lease.airflow.receiving.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
+from sqs_lease.airflow.receiving.worker import WorkerLease
+from sqs_lease.airflow.transfer.lease import LEASE_KEY
+from sqs_lease.airflow.transfer.payload import PayloadError, check_payload, default_payload
+from sqs_lease.airflow.triggers.receive import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
@@ -81,7 +80,7 @@ class SqsLeaseSensor(BaseSensorOperator):
     The messages are its return value: a list of mappings with ``MessageId``, ``Body``, ``Attributes`` and
     ``MessageAttributes``, in the shape of the SQS API and without receipt handles. From the receive on they are kept
     invisible, first by the trigger of this task and then by the
-    :class:`~sqs_lease.airflow.keeper_operator.SqsLeaseKeeperOperator` that must be its teardown.
+    :class:`~sqs_lease.airflow.operators.SqsLeaseKeeperOperator` that must be its teardown.
     :func:`~sqs_lease.airflow.context.sqs_lease` makes both.
 
     Like the sensors of Airflow it waits for ``timeout``, then it fails without being retried, or is skipped (and with
@@ -101,11 +100,11 @@ class SqsLeaseSensor(BaseSensorOperator):
         payload: For large batches: a directory, as a URI (``s3://connection@bucket/prefix``) or an absolute path
             that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
             carry references only; work tasks read the messages with
-            :func:`~sqs_lease.airflow.handover.payload.read_messages`. No task can be mapped over them then. None takes
+            :func:`~sqs_lease.airflow.transfer.payload.read_messages`. No task can be mapped over them then. None takes
             ``[sqs_lease] payload`` of Airflow's configuration where ``max_messages`` is above 2 000.
         message_filtering: Take only messages that match: ``literal``, ``jsonpath`` or ``jsonpath-ext``, as the amazon
             provider's ``SqsSensor`` defines them, ``attribute`` or ``callable``
-            (``sqs_lease/airflow/receiving/filtering.py``). None takes all.
+            (``sqs_lease/airflow/receiving/filters.py``). None takes all.
         message_filtering_match_values: The bodies to match, or the values that the JSONPath expression must find or
             the message attribute must have; None, with one of these, for any value.
         message_filtering_config: The JSONPath expression, the attribute's name, or the dotted path of the function

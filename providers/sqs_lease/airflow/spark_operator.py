@@ -1,26 +1,42 @@
-"""The task that brings the messages of a lease into a table by Spark, each exactly once."""
+"""The task that brings the messages of a lease into a table by Spark, each exactly once.
+
+The job is a process of the task, or one that ``spark-submit`` starts through the hook of Airflow's own Spark provider.
+Task and job speak by files: manifests for the job, and the result that it leaves.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
+from shutil import copyfileobj
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook
-from airflow.sdk import BaseHook, BaseOperator, XComArg
+from airflow.sdk import BaseHook, BaseOperator, ObjectStoragePath, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from sqs_lease.airflow.handover.payload import MANIFEST_EXTRAS
 from sqs_lease.airflow.held_guard import any_held, keeper_of_work
-from sqs_lease.airflow.ingesting.files import local_manifests, shared_manifests, shared_path
-from sqs_lease.airflow.ingesting.submitted_job import SubmittedJob, require_waiting
+from sqs_lease.airflow.transfer.payload import MANIFEST_EXTRAS, MANIFESTS, BatchValue
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
+from sqs_lease.batch_files.manifests import temporary_manifest
+from sqs_lease.core.messages import Message
+from sqs_lease.ingestion.job import (
+    ERROR,
+    JobError,
+    JobProcess,
+    job_arguments,
+    job_command,
+    job_environment,
+    read_result,
+)
 from sqs_lease.ingestion.lost_watch import ending_when_lost
 from sqs_lease.ingestion.result import StoredResult
 from sqs_lease.ingestion.spec import IngestionSpec
@@ -240,3 +256,157 @@ def _aws_environment(conn_id: str) -> dict[str, str]:
         "AWS_ENDPOINT_URL": hook.conn_config.endpoint_url,
     }
     return {name: value for name, value in found.items() if value}
+
+
+def manifests_of(messages: BatchValue) -> list[str] | None:
+    """Where the messages of a batch are stored; None where they are values.
+
+    Raises:
+        TypeError: ``messages`` is not what a lease gives.
+    """
+    if isinstance(messages, Mapping):
+        if MANIFESTS not in messages:
+            raise TypeError("messages is a mapping that is not the value of a lease")
+        return list(messages[MANIFESTS])
+    if isinstance(messages, str | bytes) or not all(isinstance(message, Mapping) for message in messages):
+        raise TypeError("messages is not the value of a lease: a list of mappings with MessageId and Body")
+    return None
+
+
+def local_manifests(messages: BatchValue, directory: Path, name: str) -> list[Path]:
+    """Write the messages of a batch to files of this machine, whichever way they came.
+
+    Args:
+        messages: The value of the lease.
+        directory: Where the files go.
+        name: Names the batch in the manifest, where it has none yet.
+
+    Raises:
+        FileNotFoundError: The batch's files are gone.
+        OSError: Files cannot be read or written.
+        TypeError: ``messages`` is not what a lease gives.
+    """
+    stored = manifests_of(messages)
+    if stored is None:
+        path = directory / "messages.parquet"
+        # Not needed to parse a DAG, and it takes pyarrow.
+        from sqs_lease.batch_files.manifest import write_manifest
+
+        write_manifest(path, batch_id=name, queue_url="", messages=_messages(messages))
+        return [path]
+    paths = []
+    for number, uri in enumerate(stored):
+        paths.append(directory / f"messages-{number}.parquet")
+        stored_at: Any = ObjectStoragePath(uri)
+        with stored_at.open("rb") as source, paths[-1].open("wb") as copy:
+            copyfileobj(source, copy)
+    return paths
+
+
+@contextmanager
+def shared_manifests(messages: BatchValue, workspace: str, name: str) -> Iterator[list[str]]:
+    """Have the messages of a batch in files that other machines reach too, as long as the block lasts.
+
+    Args:
+        messages: The value of the lease.
+        workspace: A directory that those machines reach, as a path or URI.
+        name: Names the batch in the manifest, where it has none yet.
+
+    Yields:
+        The URIs of the manifests.
+
+    Raises:
+        OSError: The file cannot be written.
+        TypeError: ``messages`` is not what a lease gives.
+    """
+    stored = manifests_of(messages)
+    if stored is not None:
+        yield stored
+        return
+    uri = f"{workspace.rstrip('/')}/manifests/{uuid4().hex}.parquet"
+    with temporary_manifest(shared_path(uri), _messages(messages), batch_id=name):
+        yield [uri]
+
+
+def shared_path(uri: str) -> Any:
+    """The file at a URI, its directory made where it lies in a file system."""
+    path: Any = ObjectStoragePath(uri)
+    if path.protocol in ("", "file"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _messages(values: Any) -> list[Message]:
+    return [Message.from_api(value) for value in values]
+
+
+NOT_WAITING: Final = ("track_driver_via_k8s_api", "yarn_track_via_rm_api")
+"""Options by which the hook returns as soon as the job is submitted; only the provider's operator waits then."""
+
+
+def require_waiting(task_id: str, options: Mapping[str, Any]) -> None:
+    """Check that the hook will wait for the end of the job, as its messages are kept only that long.
+
+    Args:
+        task_id: The task that submits it.
+        options: Further arguments of the provider's ``SparkSubmitHook``.
+
+    Raises:
+        ValueError: It will not.
+    """
+    for name in NOT_WAITING:
+        if options.get(name):
+            raise ValueError(
+                f"submit_options of {task_id!r} has {name}, by which the hook does not wait for the end of the job: "
+                "its result would be missed. Leave it out, so that spark-submit waits"
+            )
+
+
+class SubmittedJob:
+    """A job for ``spark-submit``.
+
+    Args:
+        arguments: The job's arguments.
+        conn_id: The Spark connection.
+        options: Further arguments of the provider's ``SparkSubmitHook``.
+
+    Raises:
+        AirflowFailException: The provider is not installed.
+    """
+
+    def __init__(self, arguments: Sequence[str], conn_id: str, options: Mapping[str, Any]) -> None:
+        try:
+            hooks = import_module("airflow.providers.apache.spark.hooks.spark_submit")
+        except ImportError as error:
+            raise AirflowFailException(
+                "submit_conn_id needs Airflow's Spark provider: "
+                "pip install --no-deps apache-airflow-providers-apache-spark "
+                "(its dependency pyspark-client would overwrite files of pyspark)"
+            ) from error
+        self._hook = hooks.SparkSubmitHook(
+            **{"name": "sqs-lease", **options}, conn_id=conn_id, application_args=list(arguments)
+        )
+        self._is_ended = False
+
+    def run(self) -> None:
+        """Submit it and wait for its end; its output goes to the hook's log.
+
+        Raises:
+            JobError: It failed, and said why; or it was ended before.
+            Exception: It failed in another way; the hook says how.
+        """
+        if self._is_ended:
+            raise JobError("the task was ended before its job was submitted")
+        try:
+            self._hook.submit(str(files("sqs_lease") / "spark" / "job" / "__main__.py"))
+        except AirflowException as error:
+            # The hook tells of the whole command and the last lines of the output; in cluster mode, not of the job's.
+            said = [line for line in str(error).splitlines() if line.startswith(ERROR)]
+            if not said:
+                raise
+            raise JobError(said[-1].removeprefix(ERROR)) from error
+
+    def end(self) -> None:
+        """End it, in whatever way its cluster has."""
+        self._is_ended = True
+        self._hook.on_kill()

@@ -23,7 +23,7 @@ def leased_queues(monkeypatch: pytest.MonkeyPatch) -> LeasedQueues:
     monkeypatch.setattr("sqs_lease.blocking.open_transport", lambda client, queue: MemoryTransport(queues.sqs))
     # By name: only Airflow's part of the package makes transports for DAGs.
     if find_spec("airflow") is not None:
-        for module in ("receiving.worker_lease", "worker_calls"):
+        for module in ("receiving.worker", "queues.worker_calls"):
             monkeypatch.setattr(
                 f"sqs_lease.airflow.{module}.make_transport", lambda connection: MemoryTransport(queues.sqs)
             )

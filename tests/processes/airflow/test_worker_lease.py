@@ -15,8 +15,8 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from demo.sqs_server import SqsServer
 from sqs_lease.airflow import aws_connection
-from sqs_lease.airflow.handover.handed_lease import LEASE_KEY, HandedLease
-from sqs_lease.airflow.receiving.worker_lease import GivenBackError
+from sqs_lease.airflow.receiving.worker import GivenBackError
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 from tests.airflow.test_worker_lease import TaskInstance, dag, execute, sensor, wait_until

@@ -51,7 +51,7 @@ NEEDS = {
 """The packages that only an extra makes usable, and what they may miss without it. All else is the base."""
 
 NEEDED_FROM_USERS = {
-    "sqs_lease.airflow.events.message_queue": "apache-airflow-providers-common-messaging",
+    "sqs_lease.airflow.triggers.message_queue": "apache-airflow-providers-common-messaging",
     "sqs_lease.spark.sinks.postgres_catalog": "psycopg",
     "sqs_lease.spark.sinks.postgres_connection": "psycopg",
     "sqs_lease.spark.sinks.postgres_copy": "psycopg",

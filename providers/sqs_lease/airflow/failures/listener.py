@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.listeners import hookimpl
 from airflow.sdk.configuration import conf
 
-from sqs_lease.airflow.airflow_api.signals import SIGNAL_DESCRIPTION, FailureSignals
+from sqs_lease.airflow.airflow_api.polling import SIGNAL_DESCRIPTION, FailureSignals
 from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
-from sqs_lease.airflow.options import CONFIG_SECTION, REPORT_FAILURES_OPTION
+from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
 
 if TYPE_CHECKING:
-    from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
+    from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: obje
 
 def _wanted() -> bool:
     # Without that module the DAG of this task has no lease, and nothing more need be imported to know that.
-    return "sqs_lease.airflow.keeper_operator" in sys.modules and conf.getboolean(
+    return "sqs_lease.airflow.operators" in sys.modules and conf.getboolean(
         CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True
     )
 
@@ -66,7 +66,7 @@ def _report(task_instance: Any, error: object) -> None:
 
 
 def _keepers_of(task: Any) -> list[SqsLeaseKeeperOperator]:
-    from sqs_lease.airflow.keeper_operator import SqsLeaseKeeperOperator
+    from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
 
     return [
         other

@@ -1,1 +1,0 @@
-"""The keeper's trigger: watches the work, and settles each message as it ends."""

@@ -1,0 +1,292 @@
+"""The two tasks beside the sensor: the keeper of a lease, and the first task of a run that messages started.
+
+The keeper defers at once, and its trigger does everything. The other one takes the batches of the run's events, and
+publishes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from airflow.sdk import Asset, BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from sqs_lease.airflow.airflow_api.assets import TaskAssetState
+from sqs_lease.airflow.airflow_api.requests import CommsError, run_of, triggers_are_supported
+from sqs_lease.airflow.batches.claim import ClaimedBatch, Claiming, NotAnsweredError
+from sqs_lease.airflow.batches.protocol import BatchEvent, Claimant
+from sqs_lease.airflow.dag_file import refuse_late_readers
+from sqs_lease.airflow.links import SqsQueueLink
+from sqs_lease.airflow.local_run import settle_locally
+from sqs_lease.airflow.receiving.worker import give_back_handed
+from sqs_lease.airflow.settlement.dag_work import work_tasks
+from sqs_lease.airflow.settlement.lost_leases import OnLost, encode_on_lost
+from sqs_lease.airflow.settlement.rules import why_it_fails
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, merge
+from sqs_lease.airflow.transfer.payload import BatchValue, merge_messages
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
+from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
+from sqs_lease.clock import SystemClock
+from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.failure_rules import FailureRule, release
+from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
+
+DEFAULT_HANDOFF_TIMEOUT: Final = timedelta(minutes=10)
+"""How long a received batch is held for a keeper that was not started yet."""
+
+KEEPER_PRIORITY: Final = 1000
+"""The keeper's default priority weight: with few free slots it is started before the work that it keeps leases for."""
+
+
+class SqsLeaseKeeperOperator(BaseOperator):
+    """Extends the leases of a :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor` while the work runs, and settles them.
+
+    Make it a teardown of the sensor and let nothing else come before it, so that it starts together with the
+    work (:func:`~sqs_lease.airflow.context.sqs_lease` does)::
+
+        keep = SqsLeaseKeeperOperator(task_id="keep", receive_task_id="receive", work_task_ids=["load"])
+        keep.as_teardown(setups=receive)
+
+    Each message is deleted when the work tasks that concern it succeeded and settled by ``on_failure`` when one
+    of them failed for good; the rules are in ``sqs_lease/airflow/settlement/rules.py``. The task ends with the XCom
+    ``lease_report``: counts by outcome and, for up to 100 messages, their ids. It succeeds when everything was settled,
+    whether deleted or given back. When SQS refuses to settle messages, it fails and the run with it, with the queue,
+    the counts and the remedy in the error, and without a retry: there is nothing left to keep. Leases that were lost
+    are in its log and in its report, and do not fail it unless ``on_lost`` says so.
+
+    Args:
+        receive_task_id: The sensor's task id.
+        work_task_ids: The tasks that work on the messages.
+        on_failure: What becomes of a message whose work failed for good; visible again at once by default.
+        on_lost: What happens when a lease is *lost* (another consumer has the message, or it was deleted), when it
+            *lapsed* (it ended before an extension was confirmed, so others may have received the message) or is
+            *ending* (``max_lease``, or the service's 12 hours, let it be extended no more). Each is logged, and then:
+
+            - ``"warn"``, the default: nothing more.
+            - ``"fail"``: this task fails after everything else was settled, and the run with it, if a lease was lost
+              or has lapsed, without a retry. A lease that is ending fails it only if it lapses before its work is
+              done.
+            - an ``AsyncCallback`` of ``airflow.sdk``: it is called in the triggerer at once, see
+              ``sqs_lease/airflow/settlement/lost_leases.py``.
+        ordered: On a FIFO queue, keep the order within message groups: a message is not deleted while an earlier
+            one of its group is still worked on, and is given back, although its work succeeded, when an earlier one
+            is given back. False settles each message for itself.
+        handoff_timeout: How long a batch is held for this task when it was cleared and starts again.
+        priority_weight: As for any task, but 1000 by default and counted as it stands.
+        weight_rule: As for any task.
+    """
+
+    operator_extra_links = (SqsQueueLink(),)
+    ui_color = "#d6eaf8"
+
+    def __init__(
+        self,
+        *,
+        receive_task_id: str,
+        work_task_ids: Sequence[str],
+        on_failure: FailureRule | None = None,
+        on_lost: OnLost = "warn",
+        ordered: bool = True,
+        handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
+        priority_weight: int = KEEPER_PRIORITY,
+        weight_rule: Any = "absolute",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(priority_weight=priority_weight, weight_rule=weight_rule, **kwargs)
+        if not work_task_ids:
+            raise ValueError(f"work_task_ids of {self.task_id!r} is empty: the messages would never be settled")
+        self.receive_task_id = receive_task_id
+        self.work_task_ids = list(work_task_ids)
+        self.on_failure = encode_failure_rule(release() if on_failure is None else on_failure)
+        self.on_lost = encode_on_lost(on_lost)
+        self.ordered = ordered
+        self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
+
+    def execute(self, context: Any) -> None:
+        """Take the leases from the sensor's XCom and hand them to the trigger."""
+        task_instance = context["ti"]
+        lease = task_instance.xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)
+        if lease is None:
+            raise AirflowFailException(
+                f"task {self.receive_task_id!r} left no lease for {self.task_id!r}: receive_task_id must name an "
+                "SqsLeaseSensor that succeeded in the same run. Clear it with its downstream tasks to receive again"
+            )
+        work = work_tasks(self.dag, self.work_task_ids, self.receive_task_id)
+        if not triggers_are_supported():
+            on_failure = decode_failure_rule(self.on_failure)
+            report = settle_locally(run_of(task_instance), lease["batch_id"], work, on_failure, ordered=self.ordered)
+            task_instance.xcom_push(key=REPORT_KEY, value=report)
+            if (error := why_it_fails(report, self.on_lost, lease["queue_url"])) is not None:
+                raise AirflowFailException(f"{run_of(task_instance)}: {error}")
+            return
+        # There from the start, so that a trigger which takes over finds it in any case.
+        task_instance.xcom_push(key=PROGRESS_KEY, value={})
+        self.queue_url = lease["queue_url"]  # for the link
+        self.log.info("Keeping %d messages of %s", lease["messages"], lease["queue_url"])
+        self.defer(
+            trigger=SqsLeaseKeeperTrigger(
+                lease=lease,
+                receive_task_id=self.receive_task_id,
+                work=plain_work(work),
+                on_failure=self.on_failure,
+                on_lost=self.on_lost,
+                ordered=self.ordered,
+                handoff_timeout_seconds=self.handoff_timeout_seconds,
+                tried_before=task_instance.try_number > 1,
+            ),
+            method_name="execute_complete",
+        )
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> None:
+        """Fail, as the trigger says: a task that succeeds is ended by the trigger itself.
+
+        Raises:
+            AirflowFailException: Always. No retry follows, because there is nothing left to keep.
+        """
+        error = event["error"]
+        if "give_back" in event:
+            lease = context["ti"].xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)
+            if lease is not None and lease["batch_id"] == event["give_back"]:
+                error = f"{error}. {give_back_handed(lease)}"
+        raise AirflowFailException(f"task {self.task_id!r} of DAG {self.dag_id!r}: {error}")
+
+    def as_teardown(self, *, setups: Any = None, on_failure_fail_dagrun: bool | None = True) -> Any:
+        """Make it a teardown, as any operator; but its failure fails the run unless it is told otherwise."""
+        return super().as_teardown(setups=setups, on_failure_fail_dagrun=on_failure_fail_dagrun)
+
+
+HANDED_OVER: Final = (
+    "No message of the events is left for this run (%d events): they belong to another run, or they were settled or "
+    "given back already; the lines above say which. What was given back comes with another event"
+)
+
+
+class SqsLeaseFromEventOperator(BaseOperator):
+    """Takes the messages that started the run, from a :class:`~sqs_lease.airflow.triggers.watch.SqsLeaseTrigger`.
+
+    It stands where :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor` stands in other DAGs, with a
+    :class:`~sqs_lease.airflow.operators.SqsLeaseKeeperOperator` as its teardown; ``sqs_lease(..., event=asset)``
+    makes both. Its return value is the messages of all batches whose events Airflow gave to this run, in the order of
+    the events.
+
+    A batch belongs to the first run that asks for it: with two DAGs on one asset, or an event that came twice,
+    the other run's task is skipped, and so is its work; its log names the run that has the messages. It is also
+    skipped when the run was started by hand, and when it is cleared after the keeper took the messages: what was not
+    settled by then comes back to the queue, and with another event.
+
+    Args:
+        event: The asset that the DAG is scheduled on, with the trigger in one of its watchers.
+        priority_weight: As for any task, but 1000 by default and counted as it stands.
+        weight_rule: As for any task.
+
+    Raises:
+        ValueError: The asset is watched by several queues, which one keeper cannot keep.
+    """
+
+    ui_color = "#d6eaf8"
+
+    def __init__(
+        self,
+        *,
+        event: Asset,
+        priority_weight: int = KEEPER_PRIORITY,
+        weight_rule: Any = "absolute",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(priority_weight=priority_weight, weight_rule=weight_rule, **kwargs)
+        if not isinstance(event, Asset):
+            raise TypeError(f"event of {self.task_id!r} must be the Asset that the DAG is scheduled on, not {event!r}")
+        triggers = queue_triggers(event)
+        if len(triggers) > 1:
+            raise ValueError(
+                f"asset {event.name!r} is watched by several queues: give each an asset and a lease of its own"
+            )
+        self.event = event
+        # As a sensor has them, for what is checked while the DAG is parsed. The asset may also be a mere reference to
+        # one whose watchers are defined in another file: then there is nothing to check.
+        self.max_messages = sum(trigger.max_messages * trigger.max_unsettled_batches for trigger in triggers)
+        self.payload = next((trigger.payload for trigger in triggers), None)
+
+    def resolve_template_files(self) -> None:
+        """Check the finished DAG too: Airflow calls this when it has parsed the DAG's file."""
+        super().resolve_template_files()
+        for task in self.downstream_list:
+            if isinstance(task, SqsLeaseKeeperOperator) and task.receive_task_id == self.task_id:
+                refuse_late_readers(self, task.work_task_ids)
+
+    def execute(self, context: Any) -> BatchValue:
+        """Claim the run's batches, and publish them.
+
+        Returns:
+            The messages, or with ``payload`` what stands for them.
+
+        Raises:
+            AirflowSkipException: None is left for this run.
+            AirflowException: The trigger, or Airflow, does not answer; trying again may help.
+        """
+        events = self._events(context)
+        if not events:
+            raise AirflowSkipException(
+                f"no event of asset {self.event.name!r} started this run, so there are no messages for it"
+            )
+        claimant = Claimant(self.dag_id, context["run_id"], self._keeper_task_id())
+        claiming = Claiming(TaskAssetState(events[0].place.asset), events, claimant, clock=SystemClock())
+        try:
+            for seconds in claiming.steps():
+                time.sleep(seconds)
+        except (CommsError, NotAnsweredError) as error:
+            raise AirflowException(f"task {self.task_id!r} of DAG {self.dag_id!r}: {error}") from error
+        taken = self._of_one_kind(claiming.taken())
+        if not taken:
+            self.log.warning(HANDED_OVER, len(events))
+            raise AirflowSkipException("no message of the events is left for this run")
+        return self._publish(context, taken)
+
+    def _publish(self, context: Any, taken: list[ClaimedBatch]) -> BatchValue:
+        # Batches that were received before and after the trigger was changed are kept as the last one is.
+        shared = {name: taken[-1].lease[name] for name in ("policy", "connection")}
+        lease = merge([{**batch.lease, **shared} for batch in taken])
+        self.log.info("Taking %d messages of %s in %d batches", lease["messages"], lease["queue_url"], len(taken))
+        context["ti"].xcom_push(key=LEASE_KEY, value=lease)
+        return merge_messages([batch.messages for batch in taken])
+
+    def _events(self, context: Any) -> list[BatchEvent]:
+        given = context["triggering_asset_events"]
+        decoded = [BatchEvent.decode(event.extra) for event in given.get(self.event, ())]
+        events = [event for event in decoded if event is not None]
+        if len(events) < len(decoded):
+            self.log.info("%d events of asset %r are not of a queue", len(decoded) - len(events), self.event.name)
+        # One queue, unless the asset's watcher was changed to another one while events waited.
+        return [event for event in events if event.place == events[-1].place]
+
+    def _of_one_kind(self, taken: list[ClaimedBatch]) -> list[ClaimedBatch]:
+        """Those of the batches that are stored as the last one is: messages and references do not mix in a value."""
+        kept = [
+            batch for batch in taken if isinstance(batch.messages, Mapping) == isinstance(taken[-1].messages, Mapping)
+        ]
+        if len(kept) < len(taken):
+            self.log.warning(
+                "Leaving out %d batches from before payload was changed in the trigger: their messages come back when "
+                "their visibility timeout ends",
+                len(taken) - len(kept),
+            )
+        return kept
+
+    def _keeper_task_id(self) -> str:
+        for task in self.downstream_list:
+            if isinstance(task, SqsLeaseKeeperOperator) and task.receive_task_id == self.task_id:
+                return task.task_id
+        raise AirflowFailException(
+            f"{self.task_id!r} has no SqsLeaseKeeperOperator behind it, so its messages would neither be kept nor "
+            "settled: use sqs_lease(..., event=...), or make a keeper its teardown"
+        )
+
+
+def queue_triggers(event: Asset) -> list[SqsLeaseTrigger]:
+    """Return the triggers of an asset's watchers that receive from queues, also by ``MessageQueueTrigger``."""
+    triggers = [getattr(watcher.trigger, "trigger", watcher.trigger) for watcher in event.watchers]
+    return [trigger for trigger in triggers if isinstance(trigger, SqsLeaseTrigger)]

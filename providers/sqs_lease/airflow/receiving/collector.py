@@ -1,0 +1,456 @@
+"""Collects one batch of messages that pass the filter, wherever that is done: in a trigger or in a task's own process.
+
+What passes is put into the batch, and held, as it comes. What does not is settled by the ``unmatched`` rule as
+it comes; it never was part of the batch, so on a FIFO queue it holds nothing of its group back.
+
+A message that Airflow cannot publish would fail the whole batch, and one on which the filter raises an error may or may
+not match. Both are unusable: each is settled by itself, by the keeper's ``on_failure`` rule. It fails in the same way
+whenever it is received, so it is never released without a delay. On a FIFO queue it is a failed message: what is
+received behind it in its group is released and comes after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any, Final, TypeVar
+
+from airflow.sdk.configuration import conf
+
+from sqs_lease.airflow.receiving.filters import (
+    Matcher,
+    MessageFilter,
+    UnmatchedRule,
+    decode_unmatched,
+    encode_unmatched,
+)
+from sqs_lease.airflow.transfer.payload import INLINE_BYTES, published_bytes, why_unpublishable
+from sqs_lease.clock import Clock
+from sqs_lease.core import policies
+from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backoff, expire, release
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.policies import Growing, RenewalPolicy
+from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_failure_rule
+from sqs_lease.keeper.batch import Batch, KeeperClosedError
+from sqs_lease.keeper.keeper import Keeper
+from sqs_lease.keeper.receiver import Receiver, Reception
+from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.validation import FIFO_SUFFIX
+
+logger = logging.getLogger(__name__)
+
+LAST_SETTLEMENTS_SECONDS: Final = 10.0
+"""How long the end of a collection waits until what did not match is settled; what is not then comes back by itself."""
+
+_SLOW_RELEASE: Final = backoff()
+"""How unusable messages are given back at the earliest: after 10 s, 20 s, ... up to 15 minutes."""
+
+_CANNOT_BE_USED: Final = "cannot be used, or wait for one of those"
+
+_NAMED_IN_LOG: Final = 5
+"""How many messages one line of the log names."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectOptions:
+    """What a batch is to be, as plain values.
+
+    Attributes:
+        queue: The queue's URL, name or ARN.
+        policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
+        max_messages: Most messages to receive at once, those that do not match included.
+        linger_seconds: How long to wait for more after the first.
+        filter: The arguments of :class:`~sqs_lease.airflow.receiving.filters.MessageFilter`; None lets all through.
+        unmatched: The rule for the others, as :func:`~sqs_lease.airflow.receiving.filters.encode_unmatched` gives it.
+        stored: Whether the batch is stored in files, which take messages that Airflow itself does not.
+        on_failure: The rule for unusable messages, as :func:`~sqs_lease.core.specs.encode_failure_rule` gives it.
+    """
+
+    queue: str
+    policy: dict[str, Any]
+    max_messages: int
+    linger_seconds: float
+    filter: dict[str, Any] | None
+    unmatched: dict[str, Any]
+    stored: bool
+    on_failure: dict[str, Any]
+
+
+class Collector:
+    """Collects from one queue. Made by :meth:`open`.
+
+    Attributes:
+        queue_url: The queue.
+        policy: The renewal policy, with its visibility timeout.
+    """
+
+    def __init__(
+        self,
+        options: CollectOptions,
+        open_receiver: Callable[[], Receiver],
+        policy: RenewalPolicy,
+        matches: Matcher | None,
+        clock: Clock,
+    ) -> None:
+        self._receiver = open_receiver()
+        self.queue_url = self._receiver.queue_url
+        self.policy = policy
+        self._options = options
+        self._open_receiver = open_receiver
+        self._matches = matches
+        self._unmatched_rule: UnmatchedRule = decode_unmatched(options.unmatched)
+        self._failure_rule = decode_failure_rule(options.on_failure)
+        self._clock = clock
+        self._random = Random()
+        self._sorting: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
+        self._unusable: dict[str, list[str]] = {}  # message ids by the reason, since the last log line
+        self._bytes_left: int | None = None
+        self._stopped = False
+
+    @classmethod
+    async def open(cls, options: CollectOptions, transport: Transport, clock: Clock) -> Collector:
+        """Look the queue up, and find out how its messages are to be held.
+
+        Raises:
+            SqsError: The queue cannot be used.
+            ValueError: An option is out of range, or is no name of a queue.
+        """
+        queue_url = await transport.queue_url(options.queue)
+        attributes = await transport.queue_attributes(queue_url)
+        policy = with_visibility(decode_policy(options.policy), attributes.visibility_seconds)
+        if (risk := takeover_risk(policy)) is not None:
+            logger.warning("Leases of %s are at risk: %s", queue_url, risk)
+        # Rounded up: a lease that lasts longer than believed harms nobody.
+        visibility_seconds = math.ceil(policy.visibility_seconds)
+        open_receiver = partial(Receiver, transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
+        matches = None
+        if options.filter is not None:
+            matches = await asyncio.to_thread(MessageFilter(**options.filter).matcher)
+        return cls(options, open_receiver, policy, matches, clock)
+
+    async def collect(self, keeper: Keeper, batch: Batch, wait_until: float, *, most_bytes: int | None = None) -> bool:
+        """Receive until something is in the batch, or the time is up.
+
+        Nothing more is asked for once the batch has ``most_bytes``. Up to ten polls may be on their way then, and what
+        they bring is part of the batch too: to give it back would count as one more receive of those messages.
+
+        Args:
+            keeper: The keeper of the batch.
+            batch: The batch.
+            wait_until: Until when to wait for a first message that matches, in seconds since the epoch.
+            most_bytes: The size at which the batch ends, by ``published_bytes()``; None for no limit.
+
+        Returns:
+            Whether something is in the batch.
+
+        Raises:
+            SqsError: Nothing can be received.
+        """
+        aside = keeper.open_batch(self.queue_url, policy=self.policy)
+
+        def on_received(reception: Reception) -> None:
+            self._received(reception, batch, aside)
+
+        try:
+            while not self._stopped:
+                # A receiver that was stopped receives no more: the last batch, or one that was lost, ended by its size.
+                self._receiver = self._open_receiver()
+                self._bytes_left = most_bytes
+                collected = await self._receiver.collect(
+                    self._options.max_messages,
+                    wait=max(wait_until - self._clock.wall(), 0.0),
+                    linger=self._options.linger_seconds,
+                    on_received=on_received,
+                )
+                await self._sorted()
+                if collected.error is not None:
+                    logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
+                if batch.count_held():
+                    return True
+                if self._clock.wall() >= wait_until:
+                    return False
+            return False
+        finally:
+            # What was received before an error, or before the end, is held or settled like everything else.
+            await self._sorted()
+            if self._settling:
+                await asyncio.wait(self._settling, timeout=LAST_SETTLEMENTS_SECONDS)
+            keeper.drop(aside)
+            self._log_unusable()
+
+    async def settle_refused(self, batch: Batch, refused: Collection[str]) -> None:
+        """Settle messages of a batch that Airflow refused by themselves, as those that it is known to refuse.
+
+        Args:
+            batch: The batch.
+            refused: Their ids.
+        """
+        why = "Airflow refused it, and took others; its API server's log may say more"
+        settlements = self._settlements(batch.messages(), lambda one: why if one.message_id in refused else None)
+        self._log_unusable()
+        await self._settle(batch, settlements, _CANNOT_BE_USED)
+
+    def stop(self) -> None:
+        """Receive no more: a collection under way ends with what it has, once its polls were answered."""
+        self._stopped = True
+        self._receiver.stop()
+
+    def _received(self, reception: Reception, batch: Batch, aside: Batch) -> None:
+        if self._matches is None:
+            self._take(reception, reception.messages, batch, aside, {})
+        else:
+            sorting = asyncio.get_running_loop().create_task(self._sort(self._matches, reception, batch, aside))
+            self._sorting.add(sorting)
+            sorting.add_done_callback(self._sorting.discard)
+
+    async def _sort(self, matches: Matcher, reception: Reception, batch: Batch, aside: Batch) -> None:
+        # In a thread: going through large bodies takes long enough to make extensions late.
+        answers = await asyncio.to_thread(lambda: [_answer(matches, message) for message in reception.messages])
+        answered = list(zip(reception.messages, answers, strict=True))
+        undecided = {message.receipt: answer for message, answer in answered if isinstance(answer, str)}
+        passed = [message for message, answer in answered if answer is not False]
+        others = [message for message, answer in answered if answer is False]
+        self._take(reception, passed, batch, aside, undecided)
+        if others:
+            reason = "it does not match message_filtering of the task that received it"
+            settlements = {
+                message.receipt: self._settlement(self._unmatched_rule, message, reason) for message in others
+            }
+            self._settle_aside(reception, others, settlements, aside, "do not match")
+
+    def _take(
+        self,
+        reception: Reception,
+        messages: Sequence[Message],
+        batch: Batch,
+        aside: Batch,
+        undecided: Mapping[Receipt, str],
+    ) -> None:
+        """Hold the messages that can be used, and settle the others; the filter says why it cannot decide on some."""
+        settlements = self._settlements(
+            messages, lambda message: undecided.get(message.receipt) or self._why_unpublishable(message)
+        )
+        taken = [message for message in messages if message.receipt not in settlements]
+        self._hold(batch, reception, taken)
+        if self._bytes_left is not None:
+            self._bytes_left -= sum(map(published_bytes, taken))
+            if self._bytes_left <= 0:
+                self._receiver.stop()
+        if settlements:
+            others = [message for message in messages if message.receipt in settlements]
+            self._settle_aside(reception, others, settlements, aside, _CANNOT_BE_USED)
+
+    def _settlements(
+        self, messages: Sequence[Message], why_not: Callable[[Message], str | None]
+    ) -> dict[Receipt, Settlement]:
+        """What becomes of messages that cannot be used, and on a FIFO queue of those behind them."""
+        settlements: dict[Receipt, Settlement] = {}
+        waiting_groups: set[str | None] = set()
+        for message in messages:
+            settlement: Settlement
+            if (why := why_not(message)) is not None:
+                self._unusable.setdefault(why, []).append(message.message_id)
+                settlement = self._settlement(self._failure_rule, message, why)
+                if isinstance(settlement, Release):
+                    settlement = self._slowed(message, settlement)
+            elif message.message_group_id in waiting_groups:
+                settlement = self._slowed(message, Release())
+            else:
+                continue
+            settlements[message.receipt] = settlement
+            if self.queue_url.endswith(FIFO_SUFFIX) and not isinstance(settlement, DeadLetter):
+                waiting_groups.add(message.message_group_id)
+        return settlements
+
+    def _why_unpublishable(self, message: Message) -> str | None:
+        why = why_unpublishable(message, stored=self._options.stored)
+        return None if why is None else f"Airflow cannot publish it: {why}"
+
+    def _slowed(self, message: Message, settlement: Release) -> Release:
+        """A release that keeps the message away for a while, longer with each time that it was received."""
+        slow = self._settlement(_SLOW_RELEASE, message, "")
+        return slow if isinstance(slow, Release) and slow.delay_seconds > settlement.delay_seconds else settlement
+
+    def _settlement(self, rule: UnmatchedRule, message: Message, reason: str) -> Settlement:
+        return rule.settlement(receive_count=message.receive_count, reason=reason, random=self._random)
+
+    def _log_unusable(self) -> None:
+        unusable, self._unusable = self._unusable, {}
+        for why, message_ids in unusable.items():
+            logger.error(
+                "%d messages of %s cannot be used, and were settled by themselves: %s (%s)",
+                len(message_ids),
+                self.queue_url,
+                why,
+                ", ".join(message_ids[:_NAMED_IN_LOG]),
+            )
+
+    async def _sorted(self) -> None:
+        """Wait until everything that was received is held or being settled."""
+        while self._sorting:
+            await asyncio.wait(self._sorting)
+
+    @staticmethod
+    def _hold(batch: Batch, reception: Reception, messages: Sequence[Message]) -> None:
+        batch.add(messages, received_at=reception.received_at, sent_at=reception.sent_at)
+
+    def _settle_aside(
+        self,
+        reception: Reception,
+        messages: Sequence[Message],
+        settlements: Mapping[Receipt, Settlement],
+        aside: Batch,
+        what: str,
+    ) -> None:
+        """Begin to settle messages that are no part of the batch."""
+        self._hold(aside, reception, messages)
+        settling = asyncio.get_running_loop().create_task(self._settle(aside, settlements, what))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+
+    async def _settle(self, aside: Batch, settlements: Mapping[Receipt, Settlement], what: str) -> None:
+        # One that came once more meanwhile is settled by its newer receipt.
+        held = {receipt: settlement for receipt, settlement in settlements.items() if aside.holds(receipt)}
+        try:
+            # Nobody works on these, so nothing has to wait for another one.
+            outcomes = await aside.settle(held, in_order=False)
+        except KeeperClosedError:
+            return
+        counts = Counter(settled.outcome.value for settled in outcomes.values())
+        logger.info(
+            "%d messages of %s %s: %s",
+            len(settlements),
+            self.queue_url,
+            what,
+            ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
+        )
+
+
+def _answer(matches: Matcher, message: Message) -> bool | str:
+    """Whether a message matches, or why the filter does not say."""
+    try:
+        return matches(message)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function; a SystemExit would end the triggerer
+        # Its type only: the text may quote the body.
+        return f"message_filtering failed on it: {type(error).__name__}"
+
+
+TAKEOVER_MARGIN_SECONDS: Final = 30.0
+"""What a takeover needs beyond Airflow's threshold: heartbeats, the start of triggers, first answers."""
+
+_Policy = TypeVar("_Policy", bound=RenewalPolicy)
+
+
+class ShortVisibilityWarning(UserWarning):
+    """A lease can run out while another triggerer takes over: its visibility timeout is too short for that."""
+
+
+def takeover_seconds() -> float:
+    """How long nobody extends a lease when its triggerer dies, at this installation's settings.
+
+    Its triggers are given to another one after ``[triggerer] triggerer_health_check_threshold`` (30 s by default), and
+    then it takes until the next heartbeats, the start of the triggers and their first answers from Airflow before a
+    lease is extended again: 21 to 40 s altogether where that was measured, more on a slow machine.
+    """
+    threshold = conf.getfloat("triggerer", "triggerer_health_check_threshold", fallback=30.0)
+    return float(threshold) + TAKEOVER_MARGIN_SECONDS
+
+
+def default_visibility_seconds(policy: RenewalPolicy) -> int:
+    """The shortest visibility timeout of which the policy leaves enough for a takeover by another triggerer."""
+    return policies.default_visibility_seconds(policy, takeover_seconds())
+
+
+def with_visibility(policy: _Policy, queue_seconds: float = 0.0) -> _Policy:
+    """Return the policy with a visibility timeout, by default one that survives a takeover.
+
+    Args:
+        policy: The policy; one with a visibility timeout of its own is returned as it is.
+        queue_seconds: The queue's own visibility timeout, which is taken where it is longer than the default.
+    """
+    return policies.with_visibility(policy, takeover_seconds(), queue_seconds)
+
+
+def takeover_risk(policy: RenewalPolicy) -> str | None:
+    """Say why leases could run out during a takeover, for people; None where they outlive it, or are never extended.
+
+    Args:
+        policy: The policy, with its visibility timeout.
+    """
+    left, needed = policies.seconds_left_at_worst(policy), takeover_seconds()
+    if left is None or left >= needed - 1e-9:
+        return None
+    return (
+        f"a visibility timeout of {policy.visibility_seconds:g} s with {type(policy).__name__} leaves {left:g} s at "
+        f"worst when a triggerer dies, but another one needs up to {needed:g} s to take over ([triggerer] "
+        f"triggerer_health_check_threshold and {TAKEOVER_MARGIN_SECONDS:g} s): others could receive the messages while "
+        f"the DAG works on them. Leave visibility out, or use Growing with at least "
+        f"{default_visibility_seconds(Growing())} s"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveOptions:
+    """The options of one receive.
+
+    Attributes:
+        queue: The queue's URL, name or ARN.
+        batch_id: Names the batch for its keeper.
+        connection: How AWS is reached, as :meth:`AwsConnection.encode` gives it.
+        policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
+        max_messages: Most messages.
+        linger_seconds: How long to wait for more after the first.
+        deferred_at: When the task deferred, in seconds since the epoch.
+        expires_at: Until when to wait for a first message, in seconds since the epoch.
+        skip_when_expired: Whether the task is then skipped instead of failed.
+        keeper_task_id: The keeper's task in the same run.
+        handoff_timeout_seconds: How long the batch is held for the keeper.
+        mapped_over: Whether a task is expanded over the messages.
+        payload: Where messages and leases are stored; None publishes them as XComs.
+        filter: The arguments of a ``MessageFilter``; None lets every message through.
+        unmatched: What becomes of the others, as ``encode_unmatched()`` gives it.
+        on_failure: The keeper's rule for failed messages, as ``encode_failure_rule()`` gives it: what Airflow cannot
+            publish is settled by it.
+    """
+
+    queue: str
+    batch_id: str
+    connection: dict[str, Any]
+    policy: dict[str, Any]
+    max_messages: int
+    linger_seconds: float
+    deferred_at: float
+    expires_at: float
+    skip_when_expired: bool
+    keeper_task_id: str
+    handoff_timeout_seconds: float
+    mapped_over: bool
+    payload: str | None = None
+    filter: dict[str, Any] | None = None
+    unmatched: dict[str, Any] = field(default_factory=lambda: encode_unmatched(expire()))
+    on_failure: dict[str, Any] = field(default_factory=lambda: encode_failure_rule(release()))
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The size at which the batch ends, in bytes; None where it is stored."""
+        return INLINE_BYTES if self.payload is None else None
+
+    def collecting(self) -> CollectOptions:
+        """What concerns the collection alone."""
+        return CollectOptions(
+            self.queue,
+            self.policy,
+            self.max_messages,
+            self.linger_seconds,
+            self.filter,
+            self.unmatched,
+            stored=self.payload is not None,
+            on_failure=self.on_failure,
+        )

@@ -1,0 +1,243 @@
+"""Which of the received messages a DAG is for: by the options of the amazon provider's ``SqsSensor``, and by two more.
+
+- ``literal``: the body is one of the match values.
+- ``jsonpath``: the body is JSON, and the expression finds something in it: anything at all, or one of the match values
+  where there are any. ``jsonpath-ext`` is the same with the extended grammar of ``jsonpath_ng.ext``.
+- ``attribute``: the message has the message attribute of that name, with one of the match values where there are any.
+- ``callable``: the function of that dotted path returns True for the message.
+
+Unlike the stock sensor, a body that is not JSON does not match and fails no task. Match values may be of any JSON
+type, lists and objects included.
+
+A filter that raises an error leaves open whether the message matches. So the ``unmatched`` rule does not apply, which
+might delete the message: :class:`~sqs_lease.airflow.receiving.collector.Collector` settles it as a failed message.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any, Final, Self, TypeAlias
+
+from sqs_lease.airflow.airflow_api.requests import DAG_FILE_MODULE
+from sqs_lease.core.durations import seconds_of
+from sqs_lease.core.failure_rules import DiscardRule, FailureRule, ReleaseRule
+from sqs_lease.core.messages import Message
+from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
+
+LITERAL: Final = "literal"
+JSONPATH: Final = "jsonpath"
+JSONPATH_EXTENDED: Final = "jsonpath-ext"
+ATTRIBUTE: Final = "attribute"
+CALLABLE: Final = "callable"
+KINDS: Final = (LITERAL, JSONPATH, JSONPATH_EXTENDED, ATTRIBUTE, CALLABLE)
+
+_CONFIGS: Final[Mapping[str, str]] = {
+    JSONPATH: "a JSONPath expression",
+    JSONPATH_EXTENDED: "a JSONPath expression",
+    ATTRIBUTE: "the name of a message attribute",
+    CALLABLE: "the dotted path of a function",
+}
+"""What ``message_filtering_config`` is; ``literal`` has none."""
+
+_DISCARD: Final = "discard"
+
+UnmatchedRule: TypeAlias = FailureRule | DiscardRule
+"""What becomes of messages that do not match."""
+
+Matcher: TypeAlias = Callable[[Message], bool]
+"""Tells whether a message matches. It runs in threads, and may raise whatever a user's function raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """A filter as plain values.
+
+    Attributes:
+        kind: One of :data:`KINDS`.
+        match_values: The values to match, as JSON; None matches anything that the expression finds.
+        expression: The JSONPath expression, the attribute's name or the function's path; None for ``literal``.
+    """
+
+    kind: str
+    match_values: str | None
+    expression: str | None
+
+    @classmethod
+    def of(
+        cls, kind: str | None, match_values: Iterable[Any] | None, expression: str | None, *, checked: bool = False
+    ) -> Self | None:
+        """Build it from the sensor's options; None without filtering.
+
+        Args:
+            kind: ``message_filtering``.
+            match_values: ``message_filtering_match_values``.
+            expression: ``message_filtering_config``.
+            checked: Whether the expression was checked when the DAG was parsed. Then no function is imported here.
+
+        Raises:
+            ValueError: The kind does not exist, an option is missing or is not for this kind, the expression is not
+                JSONPath, or the function cannot be used.
+            TypeError: The match values are no collection of JSON values.
+        """
+        if kind is None:
+            if match_values is not None or expression is not None:
+                raise ValueError(f"message_filtering must be one of {', '.join(KINDS)} where its other options are set")
+            return None
+        if kind not in KINDS:
+            raise ValueError(f"message_filtering must be one of {', '.join(KINDS)}, not {kind!r}")
+        if kind == LITERAL and match_values is None:
+            raise ValueError("message_filtering='literal' needs message_filtering_match_values")
+        if kind != LITERAL and (not isinstance(expression, str) or not expression):
+            raise ValueError(f"message_filtering={kind!r} needs {_CONFIGS[kind]} as message_filtering_config")
+        if kind == CALLABLE and match_values is not None:
+            raise ValueError("message_filtering='callable' takes no message_filtering_match_values")
+        made = cls(kind, _encoded_values(match_values), None if kind == LITERAL else expression)
+        if not checked and (expression is None or "{{" not in expression):
+            made.matcher()
+        return made
+
+    def matcher(self) -> Matcher:
+        """Make the test for a message. Parsing an expression, or importing a function, takes tens of milliseconds.
+
+        Raises:
+            ValueError: The expression is not JSONPath, or the function cannot be used.
+        """
+        values = None if self.match_values is None else json.loads(self.match_values)
+        expression = self.expression or ""
+        if self.kind == LITERAL:
+            bodies = {value for value in values or () if isinstance(value, str)}
+            return lambda message: message.body in bodies
+        if self.kind == CALLABLE:
+            function = _function(expression)
+            return lambda message: bool(function(message.as_dict()))
+        find = _find_attribute(expression) if self.kind == ATTRIBUTE else _find_in_body(self.kind, expression)
+
+        def matches(message: Message) -> bool:
+            found = find(message)
+            return bool(found) if values is None else any(value in values for value in found)
+
+        return matches
+
+
+def _encoded_values(match_values: Iterable[Any] | None) -> str | None:
+    if match_values is None:
+        return None
+    if isinstance(match_values, str | bytes | Mapping) or not isinstance(match_values, Iterable):
+        raise TypeError(f"message_filtering_match_values must be a list or a set of values, not {match_values!r}")
+    values = list(match_values)
+    try:
+        return json.dumps(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"message_filtering_match_values must hold JSON values: {error}") from error
+
+
+def _find_in_body(kind: str, expression: str) -> Callable[[Message], list[Any]]:
+    # Imported where it is needed: it takes a while, and few sensors filter.
+    from jsonpath_ng.ext.parser import parse as parse_extended
+    from jsonpath_ng.parser import parse
+
+    try:
+        parsed = parse_extended(expression) if kind == JSONPATH_EXTENDED else parse(expression)
+    except Exception as error:
+        # The library raises bare exceptions besides its own.
+        raise ValueError(f"message_filtering_config is no JSONPath expression, {expression!r}: {error}") from error
+
+    def find(message: Message) -> list[Any]:
+        try:
+            body = json.loads(message.body)
+        except (ValueError, RecursionError):
+            return []
+        return [match.value for match in parsed.find(body)]
+
+    return find
+
+
+def _find_attribute(name: str) -> Callable[[Message], list[Any]]:
+    def find(message: Message) -> list[Any]:
+        attribute = message.message_attributes.get(name)
+        return [] if attribute is None else [_attribute_value(attribute)]
+
+    return find
+
+
+def _attribute_value(attribute: Mapping[str, Any]) -> str | int | float | None:
+    """The value as JSON has it; None for bytes. Senders may add their own label to a type (``Number.int``)."""
+    text: str | None = attribute.get("StringValue")
+    if text is None or attribute.get("DataType", "").partition(".")[0] != "Number":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _function(path: str) -> Callable[[dict[str, Any]], object]:
+    """Import the function of a filter.
+
+    Raises:
+        ValueError: It cannot be imported, is defined in a DAG file, or is not an ordinary function.
+    """
+    remedy = (
+        "give the path of a function (package.module.function) in a module that the triggerer can import too: an "
+        "installed package, or a module in Airflow's plugins folder, but not a DAG file"
+    )
+    try:
+        function: Any = resolve_name(path)
+    except Exception as error:
+        # The import runs a module of the user's, which may raise anything.
+        kind = type(error).__name__
+        raise ValueError(
+            f"message_filtering_config, {path!r}, cannot be imported ({kind}: {error}): {remedy}"
+        ) from error
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        raise ValueError(f"message_filtering_config, {path!r}, is not an ordinary function: {remedy}")
+    if _is_of_dag_file(function):
+        raise ValueError(f"message_filtering_config, {path!r}, is defined in a DAG file: {remedy}")
+    return function  # type: ignore[no-any-return]
+
+
+def _is_of_dag_file(function: Any) -> bool:
+    """Whether a DAG file defines a function, by whatever name the file was imported."""
+    dag_files = {
+        getattr(module, "__file__", None)
+        for name, module in tuple(sys.modules.items())
+        if name.startswith(DAG_FILE_MODULE)
+    }
+    module = str(getattr(function, "__module__", ""))
+    return module.startswith(DAG_FILE_MODULE) or getattr(sys.modules.get(module), "__file__", "") in dag_files
+
+
+def check_unmatched(rule: object) -> UnmatchedRule:
+    """Return the rule for messages that do not match, if it is one.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: It makes them visible at once, to be received again by the same sensor.
+    """
+    if not isinstance(rule, FailureRule | DiscardRule):
+        raise TypeError(f"unmatched must be expire(), release(delay), dead_letter() or discard(), not {rule!r}")
+    if isinstance(rule, ReleaseRule) and (rule.delay is None or seconds_of(rule.delay, name="delay") < 1):
+        raise ValueError(
+            "unmatched=release() would give messages back to be received by the same sensor again at once: "
+            "give it a delay, release(60), or use expire()"
+        )
+    return rule
+
+
+def encode_unmatched(rule: UnmatchedRule) -> dict[str, Any]:
+    """Return the rule as plain values.
+
+    Raises:
+        TypeError: It is none of the known rules.
+    """
+    return {"on_failure": _DISCARD} if isinstance(rule, DiscardRule) else encode_failure_rule(rule)
+
+
+def decode_unmatched(spec: Mapping[str, Any]) -> UnmatchedRule:
+    """Build the rule from what :func:`encode_unmatched` returned."""
+    return DiscardRule() if spec["on_failure"] == _DISCARD else decode_failure_rule(spec)

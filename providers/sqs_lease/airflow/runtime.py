@@ -1,0 +1,273 @@
+"""What the triggers of one triggerer process share: keepers, one for each AWS connection, and the state poller.
+
+It is the triggerer's one place for state of its own. A keeper is opened by its first user and closed after its last,
+so an Airflow connection that was changed is read again as soon as nothing uses the old client any more.
+
+And how triggers end (:func:`carried_out`). A trigger whose task a user acted on, or whose deferral timed out, is
+cancelled again with every round of the triggerer, once a second, until it has ended. What takes it longer (waiting for
+a long poll to come back, calls about thousands of messages, an answer of a busy supervisor) would be cut off in the
+middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from contextvars import Context
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Any, Final, TypeAlias, TypeVar
+
+from sqs_lease.airflow.airflow_api.polling import StatePoller
+from sqs_lease.airflow.airflow_api.requests import request_limiter
+from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
+from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
+from sqs_lease.clock import Clock, SystemClock
+from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
+from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
+from sqs_lease.keeper.turns import Turns
+from sqs_lease.sqs.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+LAST_CALL_SECONDS: Final = 4.0
+"""How long the last calls may take: a triggerer that stops is killed after 10 s."""
+
+QUIET_AFTER_STALL_SECONDS: Final = 3.0
+"""How long a triggerer that stood still calls nothing.
+
+Airflow tells it within about a second which of its triggers run elsewhere by now. To extend a lease that the new holder
+has released meanwhile would hide its message again.
+"""
+
+OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[Transport]]
+GetReady: TypeAlias = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True, eq=False)
+class SharedKeeper:
+    """A keeper and its transport, with the number of those who use it. Made by :meth:`TriggererKeepers.acquire`."""
+
+    connection: AwsConnection
+    keeper: Keeper
+    transport: Transport
+    users: int = 0
+
+    def open_batch(
+        self, queue_url: str, policy: RenewalPolicy, listener: EventListener, source: MessageSource
+    ) -> SharedBatch:
+        """Open a batch that triggers of this process can hand to one another."""
+        shared = SharedBatch(self, listener)
+        # In a context of its own: the keeper's calls serve many triggers, and what they log belongs to none.
+        opened = partial(
+            self.keeper.open_batch, queue_url, policy=policy, on_event=shared.happened, message_source=source
+        )
+        shared.batch = Context().run(opened)
+        return shared
+
+
+@dataclass(slots=True, eq=False)
+class SharedBatch:
+    """A held batch with the trigger that owns it; whoever is not the owner must leave it alone."""
+
+    shared_keeper: SharedKeeper
+    listener: EventListener
+    batch: Batch = field(init=False)
+    owner: object = None
+
+    def happened(self, event: LeaseEvent) -> None:
+        """Pass an event of one of the leases to the owner's listener."""
+        self.listener(event)
+
+    def drop(self) -> None:
+        """Hold nothing any more, without a call."""
+        self.shared_keeper.keeper.drop(self.batch)
+
+
+class TriggererKeepers:
+    """The keepers, the batches between two triggers and the poller of one triggerer process.
+
+    Args:
+        open_transport: How to reach AWS.
+        get_ready: What to do before the first trigger begins; nothing by default.
+        poller: Reads task states.
+        clock: Source of time; the machine's by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        open_transport: OpenTransport = open_transport,
+        get_ready: GetReady | None = None,
+        poller: StatePoller | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.poller = StatePoller(clock=self.clock) if poller is None else poller
+        self.batches: dict[str, SharedBatch] = {}
+        self.slices = Turns()
+        """Where triggers take their turns in looking through large batches."""
+        self._open_transport = open_transport
+        self._get_ready = get_ready
+        self._beginning = asyncio.Lock()
+        self._keepers: dict[AwsConnection, SharedKeeper] = {}
+        self._opening = asyncio.Lock()
+        self._meter = AirflowMeter()
+        self._measuring: asyncio.Task[None] | None = None
+
+    async def ready(self) -> None:
+        """Wait until there is time to begin; each trigger does this first."""
+        request_limiter().trigger_started()
+        # One after the other: hundreds that went on at once would block the event loop.
+        async with self._beginning:
+            if self._get_ready is not None:
+                await self._get_ready()
+                self._get_ready = None
+            await request_limiter().calm()
+
+    async def acquire(self, connection: AwsConnection) -> SharedKeeper:
+        """Use the keeper of a connection; each call must be followed by one of :meth:`release`."""
+        if connection not in self._keepers:
+            async with self._opening:
+                if connection not in self._keepers:
+                    transport = await self._open_transport(connection)
+                    keeper = Keeper(
+                        transport,
+                        clock=self.clock,
+                        meter=self._meter,
+                        quiet_after_stall_seconds=QUIET_AFTER_STALL_SECONDS,
+                    )
+                    self._keepers[connection] = SharedKeeper(connection, keeper, transport)
+                    if self._measuring is None or self._measuring.done():
+                        self._measuring = self.loop.create_task(
+                            self._measure(), name="sqs-lease metrics", context=Context()
+                        )
+        shared = self._keepers[connection]
+        shared.users += 1
+        return shared
+
+    async def release(self, shared: SharedKeeper) -> None:
+        """Use the keeper no longer; the last user closes it."""
+        shared.users -= 1
+        if shared.users == 0:
+            del self._keepers[shared.connection]
+            await shared.keeper.close(Leaving.NOTHING)
+            await shared.transport.aclose()
+
+    async def _measure(self) -> None:
+        gauges = Gauges()
+        while self._keepers:
+            gauges.show(self._holdings(), self.clock.now())
+            await asyncio.sleep(MEASURE_SECONDS)
+        gauges.show((), self.clock.now())
+
+    def _holdings(self) -> list[Holding]:
+        return [holding for shared in self._keepers.values() for holding in shared.keeper.holdings()]
+
+    def claim(self, batch_id: str, owner: object, listener: EventListener) -> SharedBatch | None:
+        """Become the owner of a batch that is held in this process; None where it is not."""
+        shared = self.batches.get(batch_id)
+        if shared is not None:
+            shared.owner = owner
+            shared.listener = listener
+        return shared
+
+    def enter(self, batch_id: str, shared: SharedBatch, owner: object) -> None:
+        """Make a batch known to the triggers of this process, owned by one of them."""
+        shared.owner = owner
+        self.batches[batch_id] = shared
+
+    def remove(self, batch_id: str, shared: SharedBatch) -> None:
+        """Know a batch no longer, and forget what it still holds."""
+        if self.batches.get(batch_id) is shared:
+            del self.batches[batch_id]
+        shared.drop()
+
+    async def leave(self, batch_id: str, shared: SharedBatch, leaving: Leaving) -> None:
+        """Extend or release once what a batch still holds, within a few seconds, and know it no longer.
+
+        Nothing can be written down then: the supervisor of a triggerer that stops answers its triggers no more.
+        """
+        try:
+            async with asyncio.timeout(LAST_CALL_SECONDS):
+                if leaving is Leaving.EXTEND:
+                    await shared.batch.extend_now()
+                else:
+                    await shared.batch.release_all()
+        except TimeoutError:
+            logger.warning("The last calls about a batch of %s got no answer in time", shared.batch.queue_url)
+        finally:
+            self.remove(batch_id, shared)
+
+
+_keepers: TriggererKeepers | None = None
+
+
+def triggerer_keepers() -> TriggererKeepers:
+    """Return what the triggers of this process share.
+
+    Raises:
+        RuntimeError: It belongs to another event loop that is still open: triggers run in one.
+    """
+    global _keepers  # noqa: PLW0603 - the one place that a process has for it
+    loop = asyncio.get_running_loop()
+    if _keepers is None or _keepers.loop.is_closed():
+        _keepers = TriggererKeepers(get_ready=_load_client_code)
+    if _keepers.loop is not loop:
+        raise RuntimeError("the shared keeper belongs to another event loop of this process; triggers run in one loop")
+    return _keepers
+
+
+async def _load_client_code() -> None:
+    await asyncio.to_thread(load_client_code)
+
+
+def install(keepers: TriggererKeepers) -> None:
+    """Use other keepers in this process from now on, as tests do."""
+    global _keepers  # noqa: PLW0603 - see above
+    _keepers = keepers
+
+
+DEFERRAL_SECONDS: Final = 6.0
+"""How long after its deferral a trigger has a worker resume the task at the earliest.
+
+A worker's supervisor notices up to 5 s late that the deferring process ended; if the task is queued again by then,
+the scheduler takes the old process's end for a failure of the new one.
+"""
+
+Trigger = TypeVar("Trigger")
+Ending: TypeAlias = Callable[[Trigger], Coroutine[Any, Any, None]]
+
+
+def carried_out(method: Ending[Trigger]) -> Ending[Trigger]:
+    """Carry a method of a trigger out to its end, however often who waits for it is cancelled.
+
+    An event loop that ends cancels the method itself as well, but only once.
+    """
+
+    @wraps(method)
+    async def carried_out_method(trigger: Trigger) -> None:
+        await end_of(task := asyncio.get_running_loop().create_task(method(trigger)))
+        if not task.cancelled():
+            task.result()
+
+    return carried_out_method
+
+
+async def cancelled_once(work: asyncio.Task[Any]) -> None:
+    """Cancel work, unless that was done already, and wait until it has come to its end."""
+    if not work.cancelling():
+        work.cancel()
+    await end_of(work)
+
+
+async def end_of(work: asyncio.Task[Any]) -> None:
+    """Wait for the end of work, however often the waiting is cancelled."""
+    while not work.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([work])

@@ -1,0 +1,1 @@
+"""Which messages are deleted and which go back, decided from the states of the work."""

@@ -1,0 +1,134 @@
+"""Finds out from a DAG which tasks work on the messages of a lease, and which messages each of them concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dis import get_instructions
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from types import CodeType
+from typing import Any
+
+from airflow.sdk import BranchMixIn
+from airflow.sdk.definitions.taskgroup import MappedTaskGroup
+
+from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, mapped_over
+from sqs_lease.airflow.settlement.rules import WorkTask, ambiguous_names
+
+
+def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str) -> list[WorkTask]:
+    """Describe the work tasks of a lease.
+
+    Args:
+        dag: The DAG, as parsed.
+        task_ids: The work tasks.
+        receive_task_id: The sensor whose messages they work on.
+
+    Raises:
+        ValueError: There are none, one is not in the DAG, or two could not be told apart by their states.
+    """
+    work = []
+    for task_id in task_ids:
+        if task_id not in dag.task_dict:
+            raise ValueError(f"work task {task_id!r} of the lease {receive_task_id!r} is not in DAG {dag.dag_id!r}")
+        work.append(_work_task(dag.task_dict[task_id], receive_task_id))
+    if not work:
+        raise ValueError(
+            f"the lease {receive_task_id!r} of DAG {dag.dag_id!r} has no work tasks: "
+            "its messages would never be settled"
+        )
+    if (pair := ambiguous_names(work)) is not None:
+        mapped, other = pair
+        raise ValueError(
+            f"in DAG {dag.dag_id!r} the task {other!r} is named like an instance of the mapped task {mapped!r}, "
+            "so Airflow does not tell their states apart: rename one of them"
+        )
+    return work
+
+
+def maps_over_messages(task: Any, receive_task_id: str) -> bool:
+    """Whether a task is expanded over the sensor's messages themselves, so that map index ``i`` gets message ``i``."""
+    source = _one_source(task)
+    return source is not None and source.task_id == receive_task_id
+
+
+def continues_messages(task: Any, receive_task_id: str) -> bool:
+    """Whether a task is expanded over the results of one that works on the messages one by one."""
+    source = _one_source(task)
+    return source is not None and (
+        maps_over_messages(source, receive_task_id) or continues_messages(source, receive_task_id)
+    )
+
+
+def _one_source(task: Any) -> Any:
+    """The task whose return value another one is expanded over, item by item; None where that is not so simple."""
+    # A mapped task in a mapped group does not exist (yet), so one of the two is all there is.
+    expanded = task if task.is_mapped else _mapped_group(task)
+    source = None if expanded is None else mapped_over(expanded)
+    if source is None:
+        return None
+    operator, key = source
+    return operator if key == RETURN_VALUE_KEY else None
+
+
+def _mapped_group(task: Any) -> MappedTaskGroup | None:
+    """The closest mapped group around a task."""
+    group = task.task_group
+    while group is not None and not isinstance(group, MappedTaskGroup):
+        group = group.parent_group
+    return group
+
+
+def _work_task(task: Any, receive_task_id: str) -> WorkTask:
+    chained = continues_messages(task, receive_task_id)
+    return WorkTask(
+        task.task_id,
+        mapped=task.is_mapped or _mapped_group(task) is not None,
+        per_message=chained or maps_over_messages(task, receive_task_id),
+        chained=chained,
+        returns=bool(_do_xcom_push(task)) and not (_is_branch(task) or _returns_nothing(task)),
+    )
+
+
+def _is_branch(task: Any) -> bool:
+    """Whether a task chooses a branch: what it returns are task ids."""
+    return issubclass(task.operator_class if task.is_mapped else type(task), BranchMixIn)
+
+
+def _returns_nothing(task: Any) -> bool:
+    """Whether a task's function never returns a value: by its annotation, or as its code shows.
+
+    What a decorator around it returns is not known by its annotation, so that counts by its own code.
+    """
+    function = getattr(task, "python_callable", None)
+    if function is None and task.is_mapped:
+        function = task.partial_kwargs.get("python_callable")
+    annotations = getattr(function, "__annotations__", {})
+    # As it stands in a module with postponed annotations, or as it is.
+    if annotations.get("return", "") in ("None", None) and not hasattr(function, "__wrapped__"):
+        return True
+    code = getattr(function, "__code__", None)
+    return isinstance(code, CodeType) and _never_returns_a_value(code)
+
+
+def _never_returns_a_value(code: CodeType) -> bool:
+    """Whether all that a function's code returns is the constant None; False where that is not certain."""
+    if code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+        return False
+    before = None
+    for instruction in get_instructions(code):
+        if instruction.opname == "RETURN_CONST":
+            if instruction.argval is not None:
+                return False
+        elif instruction.opname == "RETURN_VALUE":
+            # A jump may come here with another value.
+            is_none = before is not None and before.opname == "LOAD_CONST" and before.argval is None
+            if not is_none or instruction.is_jump_target:
+                return False
+        before = instruction
+    return True
+
+
+def _do_xcom_push(task: Any) -> Any:
+    if task.is_mapped:
+        return task.partial_kwargs.get("do_xcom_push", True)
+    return task.do_xcom_push

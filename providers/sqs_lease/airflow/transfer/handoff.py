@@ -1,0 +1,389 @@
+"""The time between two triggers: a received batch goes on being extended until the keeper's trigger takes it over.
+
+The keeper's task may take seconds (or, when no worker is free, minutes) to be started and deferred, and its trigger may
+run in another triggerer, which then takes over by itself and says so (:data:`TAKEOVER_KEY`). This process does about a
+batch that it still owns, by the state of the keeper's task:
+
+    not yet started, queued, running, to be retried   extends it up to the hand-off timeout, then releases it
+    deferred                                          extends it until a trigger takes it over, however long that takes
+    ended                                             releases it at once, unless a trigger took it over
+    running, when the timeout ends                    stops tracking it; its messages come back by themselves
+    unknown, when the timeout ends                    extends it until Airflow answers, for half a minute at most,
+                                                      and then stops tracking it
+
+A batch that a trigger took over is never released here: the leases may be another process's by then, and releasing
+them would give messages away that it holds.
+
+The task that received it says whether the batch is still wanted. When that task was cleared, it receives again, and no
+keeper will ever take this batch: it is released at once, so that the new try gets its messages.
+
+The keeper's trigger takes it over: from a trigger of its own process (the parts of a merged batch by
+:func:`gather_parts`), or from the plain leases in its arguments (:func:`adopt`). Large batches are looked through a
+slice at a time, because the event loop serves all triggers: Airflow warns when it stands still for 0.2 s, and 50 000
+leases that are taken over at once take several times as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Final
+
+from sqs_lease.airflow.airflow_api.polling import POLL_SECONDS, StateWatch
+from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, TaskStates, publish
+from sqs_lease.airflow.runtime import SharedBatch, TriggererKeepers
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Certainty, Progress, counts_of, read_takeover
+from sqs_lease.clock import Clock
+from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.messages import Lease, Message, Receipt
+from sqs_lease.keeper.batch import Batch
+from sqs_lease.keeper.keeper import Leaving
+from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.keeper.plain_leases import to_wall_time
+from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Turns
+
+logger = logging.getLogger(__name__)
+
+ADOPTION_SECONDS: Final = 2.0
+"""How long a deferred keeper's trigger is waited for in this process; a new trigger is started within about 2 s."""
+
+TAKEOVER_SECONDS: Final = 5.0
+"""How long a trigger that took a batch over from another process waits before it settles anything.
+
+By then the other process has read of the takeover, and extends no more what is released here.
+"""
+
+LONGEST_PAUSE_SECONDS: Final = 10.0
+"""Longest pause between two questions whether a trigger took the batch over.
+
+A triggerer without room may leave hundreds of keepers waiting, and each question takes the supervisor about 20 ms.
+"""
+
+_FRESH_SECONDS: Final = 5.0
+_ANSWER_SECONDS: Final = 30.0
+"""How long Airflow's answer is waited for at the end: on a busy machine one takes 15 s now and then."""
+
+ENDED: Final = frozenset({"success", "failed", "upstream_failed", "skipped", "removed"})
+"""The states in which a task, and its trigger with it, has come to its end."""
+
+_BEGINS_AGAIN: Final = frozenset({None, "scheduled", "queued", "running", "restarting", "up_for_retry"})
+
+
+def was_cleared(receiving: RunOfTask, states: TaskStates) -> bool:
+    """Whether a task that received a batch will receive another one instead; so it is too when its run was deleted."""
+    return states.get(receiving.task_id) in _BEGINS_AGAIN
+
+
+class HandOff:
+    """Holds one batch of this process until it is claimed, or until it is known that it will not be.
+
+    Args:
+        keepers: What the triggers of this process share.
+        batch_id: The name by which the keeper's trigger claims the batch.
+        shared: The batch; whoever made it gives it away by this.
+        keeper_task: The task whose trigger is to take the batch.
+        timeout_seconds: The hand-off timeout.
+        released: Called after the batch was released, when nobody needs anything that was stored with it.
+        receive_task: The task that received, where clearing it means that the batch is not wanted any more; None
+            also writes no notes.
+        progress: Gives what a keeper's trigger left to write down; by default nothing was settled yet.
+    """
+
+    def __init__(
+        self,
+        keepers: TriggererKeepers,
+        batch_id: str,
+        shared: SharedBatch,
+        keeper_task: RunOfTask,
+        timeout_seconds: float,
+        released: Callable[[], Awaitable[None]] | None = None,
+        receive_task: RunOfTask | None = None,
+        progress: Callable[[], Progress] | None = None,
+    ) -> None:
+        self._keepers = keepers
+        self._batch_id = batch_id
+        self._shared = shared
+        self._keeper_task = keeper_task
+        self._timeout_seconds = timeout_seconds
+        self._released = released
+        self._receive_task = receive_task
+        self._certainty = Certainty(shared.batch, keepers.clock)
+        self._progress = self._nothing_settled if progress is None else progress
+        self._first_notes_go_to = receive_task if progress is None else None
+        self._lease_log = LeaseLog(shared.batch.queue_url)
+        self._state: str | None = None
+        self._was_received = False
+        self._is_cleared = False
+        self._answered_at: float | None = None
+        self._deferred_at: float | None = None
+        self._ended_at: float | None = None
+        self._asks_at = 0.0
+        self._noted_for_trigger = False
+        self._warned = False
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin to hold the batch, from the event loop."""
+        self._shared.listener = self._lease_log.happened
+        self._keepers.enter(self._batch_id, self._shared, self)
+        # Counted before whoever received the batch gives up its own use of the keeper.
+        self._shared.shared_keeper.users += 1
+        return self._keepers.loop.create_task(
+            self._run(), name=f"sqs-lease hand-off to {self._keeper_task}", context=Context()
+        )
+
+    async def _run(self) -> None:
+        try:
+            await self._hold()
+        except asyncio.CancelledError:
+            # The triggerer stops. Whoever takes over needs time: this is the most that can be given.
+            if self._is_ours():
+                await self._keepers.leave(self._batch_id, self._shared, Leaving.EXTEND)
+            raise
+        finally:
+            await self._keepers.release(self._shared.shared_keeper)
+
+    async def _hold(self) -> None:
+        clock = self._keepers.clock
+        ends_at = clock.now() + self._timeout_seconds
+        task, receiving = self._keeper_task, self._receive_task
+        watched = [task.task_id] if receiving is None else [task.task_id, receiving.task_id]
+        with self._keepers.poller.watch(task.dag_id, task.run_id, watched) as watch:
+            while self._is_ours():
+                states = await _next_states(watch)
+                if not self._is_ours():
+                    return  # Claimed while the answer was on its way, so it says nothing about this process.
+                now = clock.now()
+                if states is not None:
+                    self._take_in(states, now)
+                if self._state == "deferred" or self._ended_at is not None:
+                    await self._wait_for_trigger(watch, now, ends_at)
+                elif now < ends_at:
+                    if self._certainty.is_news():
+                        await self._note(self._first_notes_go_to)
+                elif self._state == "running" or self._deferred_at is not None:
+                    self._forget("its keeper took it over, or is about to")
+                elif self._answered_at is not None and now - self._answered_at <= _FRESH_SECONDS:
+                    await self._release()
+                elif now >= ends_at + _ANSWER_SECONDS:
+                    self._forget("Airflow does not say what became of its keeper")
+
+    def _take_in(self, states: TaskStates, now: float) -> None:
+        before, self._state = self._state, states.get(self._keeper_task.task_id)
+        self._answered_at = now
+        if self._state == "deferred" != before:
+            self._deferred_at = now
+            self._asks_at = now + ADOPTION_SECONDS
+            # Airflow deleted what was written for an earlier try.
+            self._noted_for_trigger = False
+        self._is_cleared = self._receive_task is not None and self._is_received_again(self._receive_task, states)
+        if self._state not in ENDED and not self._is_cleared:
+            self._ended_at = None
+        elif self._ended_at is None:
+            self._ended_at = self._asks_at = now
+
+    def _is_received_again(self, receiving: RunOfTask, states: TaskStates) -> bool:
+        """Whether the receiving task was cleared. It is still deferred at first, until its success is written down."""
+        if states.get(receiving.task_id) == "success":
+            self._was_received = True
+        return was_cleared(receiving, states) or (self._was_received and states.get(receiving.task_id) == "deferred")
+
+    async def _wait_for_trigger(self, watch: StateWatch, now: float, ends_at: float) -> None:
+        """Hold a batch until it is known whether a trigger took it over: its keeper deferred, ended or was cleared."""
+        if now < self._asks_at:
+            return
+        waited = 0.0 if self._deferred_at is None or self._ended_at is not None else now - self._deferred_at
+        self._asks_at = now + min(max(POLL_SECONDS, waited / 4), LONGEST_PAUSE_SECONDS)
+        try:
+            async with watch.turn:
+                takeover = await read_takeover(self._keeper_task, self._batch_id)
+        except CommsError as error:
+            logger.warning("Whether %s took over its messages cannot be read: %s", self._keeper_task, error)
+            if self._is_ours() and self._ended_at is not None and now - self._ended_at >= _ANSWER_SECONDS:
+                self._forget("Airflow does not say whether its keeper took it over")
+            return
+        if not self._is_ours():
+            return
+        if takeover is not None:
+            self._forget("its keeper's trigger runs in another triggerer")
+        elif self._ended_at is None:
+            if self._certainty.is_news() or not self._noted_for_trigger:
+                self._noted_for_trigger = True
+                await self._note(None if self._receive_task is None else self._keeper_task)
+            if now >= ends_at and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "%s has been deferred for %.0f s, but no triggerer runs its trigger; its messages of %s are held "
+                    "here meanwhile. Check the capacity of the triggerers, and that one of them serves its queue",
+                    self._keeper_task,
+                    waited,
+                    self._shared.batch.queue_url,
+                )
+        elif self._deferred_at is None or now - self._ended_at >= TAKEOVER_SECONDS:
+            # A trigger that began just before the end may still say so within these seconds.
+            await self._release()
+
+    async def _note(self, task: RunOfTask | None) -> None:
+        """Write down how long the leases last: a keeper elsewhere may then release them."""
+        if task is None:
+            return
+        try:
+            await publish(task, PROGRESS_KEY, self._progress().encode(), patience_seconds=0)
+        except CommsError as error:
+            logger.warning("How long the leases of %s last cannot be written down: %s", self._keeper_task, error)
+
+    def _nothing_settled(self) -> Progress:
+        batch = self._shared.batch
+        return Progress(
+            certain_until=self._certainty.until(), batch_id=self._batch_id, counts=counts_of(batch, before={})
+        )
+
+    def _is_ours(self) -> bool:
+        return self._shared.owner is self
+
+    def _forget(self, why: str) -> None:
+        logger.info("Batch %s of %s is not held here any more: %s", self._batch_id, self._keeper_task, why)
+        self._keepers.remove(self._batch_id, self._shared)
+        self._shared.owner = None
+
+    async def _release(self) -> None:
+        queue_url = self._shared.batch.queue_url
+        if self._is_cleared:
+            logger.info("%s was cleared, so its messages of %s are released", self._receive_task, queue_url)
+        else:
+            logger.error(
+                "%s did not take over its messages of %s (its state is %s): they are released. "
+                "Check that workers and pool slots are free for it, or raise handoff_timeout",
+                self._keeper_task,
+                queue_url,
+                self._state,
+            )
+        # From here on nobody may claim what is being given back.
+        self._keepers.batches.pop(self._batch_id, None)
+        await self._shared.batch.release_all()
+        self._forget("it was released")
+        if self._released is not None:
+            await self._released()
+
+
+async def _next_states(watch: StateWatch) -> TaskStates | None:
+    """The next answer, or None after a while without one: time passes, and claims are made, meanwhile."""
+    try:
+        async with asyncio.timeout(POLL_SECONDS * 2):
+            return await watch.next()
+    except TimeoutError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredParts:
+    """What this process held of a merged batch.
+
+    Attributes:
+        leases: The leases still held, with the deadlines confirmed so far, in times of the keeper's clock.
+        messages: The messages still held, as far as their content is known.
+        ended: Leases that ended while the parts were held, lost most likely: nobody may hold them again.
+    """
+
+    leases: Mapping[Receipt, Lease]
+    messages: Sequence[Message]
+    ended: frozenset[Receipt]
+
+    def newest(self, leases: Iterable[Lease]) -> list[Lease]:
+        """The leases with the deadlines that this process knows, where it knows better; in the same order."""
+        return [self.leases.get(lease.receipt, lease) for lease in leases]
+
+
+async def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner: object) -> GatheredParts:
+    """Become the owner of the parts that are held in this process, and dissolve them.
+
+    Whoever held a part sees that it owns it no more. The leases are held by nobody afterwards: the caller must
+    put them into a batch of its own before it awaits anything but its turn.
+
+    Args:
+        keepers: What the triggers of this process share.
+        part_ids: The parts.
+        owner: The new owner.
+    """
+    leases: dict[Receipt, Lease] = {}
+    messages: list[Message] = []
+    ended: set[Receipt] = set()
+    for part_id in part_ids:
+        shared = keepers.claim(part_id, owner, _ignore)
+        if shared is None:
+            continue
+        await keepers.slices.take(shared.batch.count_held())
+        leases.update((lease.receipt, lease) for lease in shared.batch.leases())
+        messages += shared.batch.messages()
+        ended.update(shared.batch.outcomes())
+        keepers.remove(part_id, shared)
+    return GatheredParts(leases, messages, frozenset(ended))
+
+
+def _ignore(event: LeaseEvent) -> None:
+    """A part that is being dissolved has nobody to tell."""
+
+
+async def held_by(batch: Batch, turns: Turns, clock: Clock) -> tuple[list[Lease], list[Message]]:
+    """Return the leases that a batch still holds, in times since the epoch, and their messages in the same order.
+
+    Args:
+        batch: The batch; what ends meanwhile may be left out or not, but both lists are of the same messages.
+        turns: Where slices take their turns.
+        clock: The batch's clock.
+    """
+    leases = batch.leases()
+    await asyncio.sleep(0)
+    contents = await _by_receipt(batch.messages(), turns)
+    held: list[Lease] = []
+    messages: list[Message] = []
+    for start in range(0, len(leases), LEASES_IN_A_ROUND):
+        some = leases[start : start + LEASES_IN_A_ROUND]
+        await turns.take(len(some))
+        both = [(lease, contents[lease.receipt]) for lease in some if lease.receipt in contents]
+        held += to_wall_time([lease for lease, _ in both], clock)
+        messages += [message for _, message in both]
+    return held, messages
+
+
+async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Message], turns: Turns) -> None:
+    """Let a batch hold leases that were held elsewhere, see :meth:`Batch.adopt`.
+
+    Whoever is cancelled meanwhile finds all of them held.
+
+    Args:
+        batch: The batch.
+        leases: The leases, in times of the keeper's clock.
+        messages: Their messages, as far as their content is known.
+        turns: Where slices take their turns.
+
+    Raises:
+        KeeperClosedError: The keeper was closed, or the batch dropped: nobody would extend them.
+    """
+    contents: dict[Receipt, Message] = {}
+
+    def adopt_some(some: Sequence[Lease]) -> None:
+        batch.adopt(some, [contents[lease.receipt] for lease in some if lease.receipt in contents])
+
+    adopted = 0
+    try:
+        contents = await _by_receipt(messages, turns)
+        while adopted < len(leases):
+            some = leases[adopted : adopted + LEASES_IN_A_ROUND]
+            await turns.take(len(some))
+            adopted += len(some)
+            adopt_some(some)
+    except BaseException:
+        adopt_some(leases[adopted:])
+        raise
+
+
+async def _by_receipt(messages: Sequence[Message], turns: Turns) -> dict[Receipt, Message]:
+    contents: dict[Receipt, Message] = {}
+    for start in range(0, len(messages), LEASES_IN_A_ROUND):
+        some = messages[start : start + LEASES_IN_A_ROUND]
+        await turns.take(len(some))
+        contents.update((message.receipt, message) for message in some)
+    return contents

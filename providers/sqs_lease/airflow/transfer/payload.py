@@ -1,0 +1,457 @@
+"""The messages of a batch between tasks: through XCom or, when there are many, in files at a path of the user.
+
+Files hold the messages and the sealed leases, and Airflow is given references only. For a batch ``b`` of
+``payload="s3://aws_default@bucket/leases"`` the files are
+
+- ``s3://aws_default@bucket/leases/b.parquet``: the messages, a manifest (``sqs_lease/batch_files/manifest.py``);
+- ``s3://aws_default@bucket/leases/b.leases``: the leases, encrypted with Airflow's Fernet key.
+
+They are written before anything refers to them, and removed by the keeper once everything was settled. The
+path is a directory that all workers and triggerers reach: a local one only where all of them share a file system.
+
+All of it goes through Airflow's ``ObjectStoragePath``, which blocks; so it runs in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias, TypeVar
+
+from airflow.sdk import BaseXCom, ObjectStoragePath
+from airflow.sdk.configuration import conf
+
+from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, NoAnswerError, RunOfTask, pull
+from sqs_lease.airflow.provider_info import CONFIG_SECTION, PAYLOAD_OPTION
+from sqs_lease.airflow.transfer.lease import LEASES_URI, MANIFEST_URI, HandedLease, seal_leases
+from sqs_lease.batch_files.manifest_extra import require_manifests
+from sqs_lease.core.messages import Message, plain_attributes
+
+logger = logging.getLogger(__name__)
+
+STORAGE_SECONDS: Final = 120.0
+"""How long writing or reading a batch's files may take; 10 000 messages of 10 kB on an object store take seconds."""
+
+READ_TRIES: Final = 4
+READ_PAUSE_SECONDS: Final = 3.0
+"""Leases that cannot be read are not extended, so a store that is away for a moment is asked again soon."""
+
+INLINE_BYTES: Final = 16 * 1024 * 1024
+"""The size of a batch that goes through XCom without files, in bytes of bodies and message attributes.
+
+A triggerer's event loop stands still while a value is serialised and sent: so long for 200 MB that leases are extended
+late. What stops at this size is the receiving; what is on its way then still belongs to the batch.
+"""
+
+MANIFESTS: Final = "sqs_lease_manifests"
+"""The key by which a return value that refers to manifests is known."""
+
+RECEIVED_BY_WORKER: Final = "received_by_worker"
+"""The key of a lease as plain values that says that a worker received it, and that no triggerer has held it."""
+
+MANIFEST_EXTRAS: Final = "airflow,manifest"
+"""The package's extras that manifests need in Airflow."""
+
+BatchValue: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""What the receiving task returns: the messages, or ``{"sqs_lease_manifests": [uri, ...], "messages": number}``."""
+
+_T = TypeVar("_T")
+
+
+class PayloadError(RuntimeError):
+    """The files or the leases of a batch cannot be written or read; the text says which and what to do."""
+
+
+class OtherKeyError(PayloadError):
+    """The leases were encrypted with another Fernet key than this process has; no second try helps."""
+
+
+def check_payload(payload: object, task_id: str) -> None:
+    """Check the ``payload`` of a sensor while the DAG is parsed; what is templated is checked when it is known.
+
+    Raises:
+        TypeError: It is no text.
+        ValueError: It is neither a URI nor an absolute path.
+        ModuleNotFoundError: What manifests are written with is not installed.
+    """
+    if not isinstance(payload, str):
+        raise TypeError(f"payload of {task_id!r} must be a text, a URI or an absolute path, not {payload!r}")
+    if "{{" not in payload and not (payload.startswith("/") or "://" in payload):
+        raise ValueError(
+            f"payload of {task_id!r} must be a URI (s3://connection@bucket/prefix, file:///directory) or an absolute "
+            f"path that all workers and triggerers share, not {payload!r}"
+        )
+    require_manifests(f"payload of {task_id!r}", MANIFEST_EXTRAS, "leave payload out")
+
+
+def default_payload() -> str | None:
+    """Where this installation stores batches that are too large for XComs; None where it does not say.
+
+    Raises:
+        ValueError: It is neither a URI nor an absolute path.
+        ModuleNotFoundError: What manifests are written with is not installed.
+    """
+    location = conf.get(CONFIG_SECTION, PAYLOAD_OPTION, fallback=None) or None
+    if location is not None:
+        check_payload(location, f"the configuration, [{CONFIG_SECTION}] {PAYLOAD_OPTION}")
+    return location
+
+
+def published_bytes(message: Message) -> int:
+    """How many bytes a message adds to a batch that goes through XCom: its body and its own attributes."""
+    body = message.body
+    size = len(body) if body.isascii() else len(body.encode(errors="replace"))
+    return size + (len(json.dumps(plain_attributes(message.message_attributes))) if message.message_attributes else 0)
+
+
+def why_unpublishable(message: Message, *, stored: bool) -> str | None:
+    """Say why Airflow cannot take a message, without quoting it; None where it can.
+
+    One such message would otherwise fail the whole batch, now and each time it is received again.
+
+    Args:
+        message: The message.
+        stored: Whether the batch is stored in files (``payload``): they take what XComs and state stores do not.
+    """
+    try:
+        attributes = plain_attributes(message.message_attributes)
+    except TypeError as error:
+        return str(error)
+    if stored:
+        return None
+    remedy = "it can be stored in a file, with payload=, or sent without that"
+    if (size := published_bytes(message)) > INLINE_BYTES:
+        return f"it has {size} bytes, and more than {INLINE_BYTES} do not go through XCom; {remedy}"
+    parts = (part for value in attributes.values() for part in value.values() if isinstance(part, str))
+    if any("\0" in text or not _is_unicode(text) for text in (message.body, *attributes, *parts)):
+        return f"it has characters that a database refuses; {remedy}"
+    if attributes and not _comes_back(attributes):
+        return f"an attribute has a name that Airflow uses itself; {remedy}"
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _comes_back(attributes: dict[str, dict[str, Any]]) -> bool:
+    """Whether Airflow's serialisation takes the attributes, and gives them back unchanged."""
+    try:
+        serialised = BaseXCom.serialize_value(attributes)
+        return bool(BaseXCom.deserialize_value(SimpleNamespace(value=serialised)) == attributes)
+    except Exception:  # noqa: BLE001 - it raises whatever fits: AttributeError, TypeError, ImportError, ...
+        return False
+
+
+async def publishable(
+    payload: str | None, handed: HandedLease, messages: Sequence[Message]
+) -> tuple[dict[str, Any], BatchValue]:
+    """Return what the receiving task publishes: the lease as plain values, and what stands for the messages.
+
+    Args:
+        payload: Where to store them first; None for neither file nor reference.
+        handed: The leases.
+        messages: The messages, in the order of the leases.
+
+    Raises:
+        PayloadError: They cannot be stored.
+    """
+    if payload is None:
+        return handed.encode(), [message.as_dict() for message in messages]
+    return await in_thread(write_batch, payload, handed, messages)
+
+
+def write_batch(
+    payload: str, handed: HandedLease, messages: Sequence[Message]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write the files of a batch. It blocks.
+
+    Args:
+        payload: The directory, as a URI or an absolute path.
+        handed: The leases.
+        messages: The messages, in the order of the leases.
+
+    Returns:
+        The lease as plain values, and what stands for the messages: both refer to the files.
+
+    Raises:
+        PayloadError: They cannot be written; what was written of them is removed.
+    """
+    # Only with payload: without it nothing of this needs pyarrow.
+    from sqs_lease.batch_files.manifest import write_manifest
+
+    stem = f"{payload.rstrip('/')}/{handed.batch_id}"
+    lease = handed.encode_stored(manifest_uri=f"{stem}.parquet", leases_uri=f"{stem}.leases")
+    try:
+        manifest = _path(lease[MANIFEST_URI])
+        if manifest.protocol in ("", "file"):
+            # Object stores have no directories to make.
+            manifest.parent.mkdir(parents=True, exist_ok=True)
+        write_manifest(manifest, batch_id=handed.batch_id, queue_url=handed.queue_url, messages=messages)
+        with _path(lease[LEASES_URI]).open("wb") as file:
+            file.write(seal_leases(handed.leases).encode("ascii"))
+    except Exception as error:
+        remove_batch(lease)
+        raise PayloadError(
+            f"{len(messages)} messages of {handed.queue_url} cannot be stored at payload={payload!r} "
+            f"({_told(error)}). Check that the path exists, that its connection may write there and that what Airflow "
+            "needs for it is installed (apache-airflow-providers-amazon[s3fs] for s3://), or leave payload out"
+        ) from error
+    return lease, {MANIFESTS: [lease[MANIFEST_URI]], "messages": len(messages)}
+
+
+def remove_batch(lease: Mapping[str, Any]) -> None:
+    """Remove the files of a batch, where it has any; what cannot be removed is logged. It blocks.
+
+    Args:
+        lease: The lease as plain values.
+    """
+    for part in lease.get("parts", (lease,)):
+        for key in (MANIFEST_URI, LEASES_URI):
+            if key in part:
+                _remove(part[key])
+
+
+def _remove(uri: str) -> None:
+    try:
+        _path(uri).unlink(missing_ok=True)
+    except Exception as error:  # noqa: BLE001 - each store has errors of its own, and nothing depends on it any more
+        logger.warning("%s cannot be removed (%s); nothing needs it any more", uri, _told(error))
+
+
+def read_messages(messages: BatchValue) -> list[dict[str, Any]]:
+    """Return the messages of a batch in a work task, whether they came through XCom or by ``payload``.
+
+    For example::
+
+        @task
+        def load(orders):
+            for message in read_messages(orders):
+                store(message["Body"])
+
+    It blocks while it reads.
+
+    Args:
+        messages: What the work task was given: the value of the lease.
+
+    Returns:
+        A mapping for each message with ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``, in the
+        order of the batch.
+
+    Raises:
+        PayloadError: A manifest cannot be read, or is gone because all of its messages were settled.
+        TypeError: ``messages`` is not what a lease gives.
+    """
+    if isinstance(messages, Mapping):
+        return [message.as_dict() for message in _stored_messages(messages)]
+    if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
+        return [dict(message) for message in messages]
+    raise TypeError(f"read_messages() takes the value of a lease (sqs_lease(...) as value), not {type(messages)}")
+
+
+def _stored_messages(reference: Mapping[str, Any]) -> Iterator[Message]:
+    from sqs_lease.batch_files.manifest import ManifestError, read_manifest
+
+    if MANIFESTS not in reference:
+        raise TypeError("read_messages() takes the value of a lease (sqs_lease(...) as value), not another mapping")
+    for uri in reference[MANIFESTS]:
+        try:
+            yield from read_manifest(_path(uri)).messages
+        except FileNotFoundError as error:
+            raise PayloadError(
+                f"{uri} is gone: the keeper removes it when every message was settled. Clear the receiving task to "
+                "receive again what came back; if the run is under way, check that all workers reach that path"
+            ) from error
+        except ManifestError as error:
+            raise PayloadError(str(error)) from error
+        except Exception as error:
+            raise PayloadError(
+                f"{uri} cannot be read ({_told(error)}): check its connection and permissions"
+            ) from error
+
+
+def merge_messages(values: Sequence[BatchValue]) -> BatchValue:
+    """Return what stands for the messages of several batches, in order, that :func:`handed_lease.merge` merged.
+
+    Raises:
+        ValueError: Some are references and some are messages.
+    """
+    references = [value for value in values if isinstance(value, Mapping)]
+    if not references:
+        return [message for value in values if not isinstance(value, Mapping) for message in value]
+    if len(references) < len(values):
+        raise ValueError("batches with and without payload cannot be taken together")
+    return {
+        MANIFESTS: [uri for reference in references for uri in reference[MANIFESTS]],
+        "messages": sum(reference["messages"] for reference in references),
+    }
+
+
+def messages_of(published: BatchValue | None) -> list[Message]:
+    """Build the messages from what the receiving task published, None for nothing. It blocks.
+
+    Raises:
+        PayloadError: A manifest cannot be read.
+    """
+    return [Message.from_api(message) for message in read_messages(published or [])]
+
+
+def read_leases(lease: Mapping[str, Any]) -> HandedLease:
+    """Build a lease from its plain values, reading what was stored elsewhere. It blocks.
+
+    Raises:
+        OtherKeyError: The leases cannot be decrypted.
+        PayloadError: The leases cannot be read.
+    """
+    plain = _with_leases(lease)
+    if "parts" in lease:
+        plain = {**lease, "parts": [_with_leases(part) for part in lease["parts"]]}
+    try:
+        return HandedLease.decode(plain)
+    except Exception:  # noqa: BLE001 - cryptography's own, which is not among our dependencies, or what is no JSON
+        # Not the error itself: without a key what is decoded are receipt handles.
+        raise OtherKeyError(
+            f"the leases of {lease['messages']} messages of {lease['queue_url']} cannot be decrypted: they were "
+            "encrypted by a process with another Fernet key than this one, or without one. Set the same [core] "
+            "fernet_key (AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
+        ) from None
+
+
+def _with_leases(lease: Mapping[str, Any]) -> Mapping[str, Any]:
+    if LEASES_URI not in lease:
+        return lease
+    uri = lease[LEASES_URI]
+    try:
+        with _path(uri).open("rb") as file:
+            sealed = file.read().decode("ascii")
+    except FileNotFoundError as error:
+        raise PayloadError(
+            f"{uri}, the leases of {lease['messages']} messages of {lease['queue_url']}, is not there. If they were "
+            "settled before, it was removed then: clear the receiving task to receive again. Else check that all "
+            "triggerers reach that path: until then nobody extends those leases"
+        ) from error
+    except Exception as error:
+        raise PayloadError(
+            f"the leases of {lease['messages']} messages of {lease['queue_url']} cannot be read from {uri} "
+            f"({_told(error)}): check that triggerers reach that path. Until then nobody extends them"
+        ) from error
+    return {**{key: value for key, value in lease.items() if key != LEASES_URI}, "sealed_leases": sealed}
+
+
+async def remove_files(lease: Mapping[str, Any]) -> None:
+    """Remove the files of a batch, in a thread, where it has any; what cannot be removed is logged.
+
+    Args:
+        lease: The lease as plain values.
+    """
+    if any(MANIFEST_URI in part for part in lease.get("parts", (lease,))):
+        try:
+            await in_thread(remove_batch, lease)
+        except PayloadError as error:
+            logger.warning("The files of batch %s are left: %s", lease["batch_id"], error)
+
+
+async def in_thread(call: Callable[..., _T], *arguments: Any) -> _T:
+    """Do one of the above in a thread.
+
+    Raises:
+        PayloadError: It did, or it took too long.
+    """
+    try:
+        async with asyncio.timeout(STORAGE_SECONDS):
+            return await asyncio.to_thread(partial(call, *arguments))
+    except TimeoutError:
+        raise PayloadError(f"the store of the batch's files did not answer within {STORAGE_SECONDS:g} s") from None
+
+
+async def load_lease(lease: Mapping[str, Any]) -> HandedLease:
+    """Build a lease from its plain values, in a thread, because that may take reading, and again if that fails.
+
+    Raises:
+        OtherKeyError: The leases cannot be decrypted.
+        PayloadError: The leases cannot be read.
+    """
+    for _ in range(READ_TRIES - 1):
+        try:
+            return await in_thread(read_leases, lease)
+        except OtherKeyError:
+            raise
+        except PayloadError as error:
+            logger.warning("Trying again in %g s: %s", READ_PAUSE_SECONDS, error)
+            await asyncio.sleep(READ_PAUSE_SECONDS)
+    return await in_thread(read_leases, lease)
+
+
+def _path(uri: str) -> Any:
+    return ObjectStoragePath(uri)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+async def find_refused(messages: Sequence[Message], put: Callable[[BatchValue], Awaitable[None]]) -> frozenset[str]:
+    """Find the messages that Airflow refuses by themselves, after it refused all of them as one value.
+
+    It halves the value again and again, so one message among 1 000 takes 20 requests.
+
+    Args:
+        messages: All of them.
+        put: Publishes other messages in place of all. What it published last stands for nothing.
+
+    Returns:
+        Their ids; none where Airflow takes each of them.
+
+    Raises:
+        CommsError: Airflow takes nothing at all, or gave no answer.
+    """
+
+    async def search(some: Sequence[Message]) -> list[str]:
+        try:
+            await put([message.as_dict() for message in some])
+        except NoAnswerError:
+            raise
+        except Exception:  # noqa: BLE001 - a back end of the user's own raises whatever fits
+            if len(some) == 1:
+                return [some[0].message_id]
+            half = len(some) // 2
+            return [*await search(some[:half]), *await search(some[half:])]
+        return []
+
+    await put([])
+    return frozenset(await search(messages))
+
+
+class PublishedMessages:
+    """The messages of one batch, read when the first is asked for and kept from then on.
+
+    Args:
+        task: The receiving task in the run.
+    """
+
+    def __init__(self, task: RunOfTask) -> None:
+        self._task = task
+        self._messages: dict[str, Message] | None = None
+        # Many messages that failed together are asked for together; a large batch is a large file.
+        self._reading = asyncio.Lock()
+
+    async def __call__(self, message_ids: Sequence[str]) -> Mapping[str, Message]:
+        """Return messages by id; ids that are not of the batch are missing.
+
+        Raises:
+            CommsError: Airflow does not give what was published.
+            PayloadError: It was stored in files, which cannot be read.
+        """
+        async with self._reading:
+            if self._messages is None:
+                messages = await in_thread(messages_of, await pull(self._task, RETURN_VALUE_KEY))
+                self._messages = {message.message_id: message for message in messages}
+        return {name: self._messages[name] for name in message_ids if name in self._messages}

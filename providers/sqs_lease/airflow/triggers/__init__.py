@@ -1,0 +1,1 @@
+"""The triggers of the lease: they receive, keep and watch in the triggerer."""

@@ -1,0 +1,434 @@
+"""The trigger of the keeper's task: keeps the leases while the work runs, and settles them.
+
+It takes the batch from the trigger that received it when that ran in this process, and otherwise takes it over from
+its arguments: it holds the leases itself and extends them at once. How it ends:
+
+- Everything was settled (or lost): it publishes the report and ends its task as successful.
+- Something could not be settled, or leases were lost and ``on_lost`` says so: the same, and a worker fails the task,
+  without a retry (:mod:`sqs_lease.airflow.settlement.rules`).
+- The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. Nothing
+  is released, because the work goes on.
+- A user marks, clears or kills the task: see :meth:`SqsLeaseKeeperTrigger.on_kill`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import asdict, replace
+from enum import Enum
+from functools import partial
+from typing import Any, Final
+
+from airflow.sdk.configuration import conf
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+
+from sqs_lease.airflow.airflow_api.polling import POLL_SECONDS, FailureSignals
+from sqs_lease.airflow.airflow_api.requests import (
+    CommsError,
+    NoAnswerError,
+    RunOfTask,
+    publish,
+    pull,
+    run_of,
+    task_states,
+    triggerer_deletes_variables,
+)
+from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
+from sqs_lease.airflow.runtime import (
+    DEFERRAL_SECONDS,
+    SharedBatch,
+    SharedKeeper,
+    TriggererKeepers,
+    cancelled_once,
+    carried_out,
+    end_of,
+    triggerer_keepers,
+)
+from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
+from sqs_lease.airflow.settlement.rules import WorkTask, decide, why_it_fails
+from sqs_lease.airflow.settlement.settler import Settler
+from sqs_lease.airflow.transfer.handoff import ENDED, TAKEOVER_SECONDS, HandOff, adopt, gather_parts, was_cleared
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.transfer.payload import (
+    RECEIVED_BY_WORKER,
+    OtherKeyError,
+    PublishedMessages,
+    load_lease,
+    remove_files,
+)
+from sqs_lease.airflow.transfer.progress import TAKEOVER_KEY, Progress, Takeover, read_progress, read_takeover
+from sqs_lease.core.events import LeaseEvent, Outcome
+from sqs_lease.core.specs import decode_failure_rule
+from sqs_lease.keeper.keeper import Leaving
+from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.keeper.plain_leases import from_wall_time
+
+logger = logging.getLogger(__name__)
+
+REPORT_KEY: Final = "lease_report"
+"""The keeper's XCom key for how the batch ended."""
+
+PROGRESS_SECONDS: Final = 20.0
+"""How long a takeover asks for what was settled before it goes on without knowing.
+
+On a busy machine the first answer of a new triggerer takes 15 s: its supervisor loads the API server's code for it.
+Waiting costs little of what a lease has left when it is taken over at the default visibility timeout, a minute less
+Airflow's threshold; not knowing means extending messages that were given back, and holding deadlines to be over.
+"""
+
+
+class _Kept(Enum):
+    """Whose a batch is after a user acted on its keeper."""
+
+    NOBODY = "nobody's: it is released"
+    NEXT_TRY = "the next try's: it is held"
+    ELSEWHERE = "another triggerer's, or nobody knows: it is left alone"
+
+
+class SqsLeaseKeeperTrigger(BaseTrigger):
+    """Keeps and settles one batch.
+
+    Args:
+        lease: What the sensor published, see :class:`~sqs_lease.airflow.transfer.lease.HandedLease`.
+        receive_task_id: The sensor's task, whose return value has the messages.
+        work: The tasks that work on the messages, each as the arguments of a ``WorkTask``.
+        on_failure: What becomes of failed messages, see :func:`~sqs_lease.core.specs.encode_failure_rule`.
+        on_lost: What happens when leases are lost, see
+            :func:`~sqs_lease.airflow.settlement.lost_leases.encode_on_lost`.
+        ordered: Whether the messages of a FIFO group are settled in their order.
+        handoff_timeout_seconds: How long the batch is held for a keeper that was cleared and starts again.
+        tried_before: Whether the task was tried before: Airflow has then deleted what that try wrote down.
+    """
+
+    def __init__(
+        self,
+        lease: dict[str, Any],
+        receive_task_id: str,
+        work: list[dict[str, Any]],
+        on_failure: dict[str, Any],
+        handoff_timeout_seconds: float,
+        on_lost: str | dict[str, Any] = WARN,
+        ordered: bool = True,
+        tried_before: bool = False,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lease = lease
+        self.receive_task_id = receive_task_id
+        self.work = work
+        self.on_failure = on_failure
+        self.handoff_timeout_seconds = handoff_timeout_seconds
+        self.on_lost = on_lost
+        self.ordered = ordered
+        self.tried_before = tried_before
+        self._settler: Settler | None = None
+        self._losses: LostLeases | None = None
+        self._keepers: TriggererKeepers | None = None
+        self._shared_keeper: SharedKeeper | None = None
+        self._batch: SharedBatch | None = None
+        self._holder = uuid.uuid4().hex
+        self._lease_log = LeaseLog(lease["queue_url"])
+        self._log_context = contextvars.copy_context()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class and its arguments, for Airflow."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "lease": self.lease,
+                "receive_task_id": self.receive_task_id,
+                "work": self.work,
+                "on_failure": self.on_failure,
+                "handoff_timeout_seconds": self.handoff_timeout_seconds,
+                "on_lost": self.on_lost,
+                "ordered": self.ordered,
+                "tried_before": self.tried_before,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Keep the leases until each is settled, then end the task."""
+        task = run_of(self.task_instance)
+        self._log_context = contextvars.copy_context()
+        self._keepers = keepers = triggerer_keepers()
+        began_at = keepers.clock.now()
+        await keepers.ready()
+        signals = self._signals(task)
+        self._losses = losses = LostLeases(self.on_lost, task, self.lease["queue_url"])
+        try:
+            # Not kept in a variable: with many keepers, leases held twice are twice as much for the garbage collector.
+            self._settler = settler = await self._take(task, await load_lease(self.lease), keepers, signals)
+        except OtherKeyError as error:
+            if self.tried_before or RECEIVED_BY_WORKER not in self.lease:
+                raise
+            # A worker encrypted them, so a worker can release them; nobody holds them meanwhile.
+            logger.error("%s", error)  # noqa: TRY400 - the text says it all
+            await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
+            yield TriggerEvent({"error": str(error), "give_back": self.lease["batch_id"]})  # type: ignore[no-untyped-call]
+            return
+        listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
+        with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
+            if not await self._settled_before_it_was_cleared(settler.run(watch), task, keepers):
+                # Airflow ends this trigger when the task is scheduled again, which may be days later.
+                await asyncio.Event().wait()
+        await losses.told()
+        self._lease_log.flush()
+        report = settler.report()
+        logger.info("All leases ended: %s", {name: count for name, count in report.items() if name != "messages"})
+        try:
+            await publish(task, REPORT_KEY, report)
+        except CommsError as error:
+            logger.warning("Everything was settled, but the report cannot be published: %s", error)
+        problem = why_it_fails(report, self.on_lost, self.lease["queue_url"])
+        if problem is not None:
+            logger.error("%s", problem)
+            # The deferring process must have ended for Airflow, see DEFERRAL_SECONDS.
+            await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
+        await remove_files(self.lease)
+        # A TaskFailedEvent would be tried again while the task has retries, and then succeed with nothing to keep: a
+        # worker ends it by an exception that no retry follows.
+        if problem is None:
+            yield TaskSuccessEvent()
+        else:
+            yield TriggerEvent({"error": problem})  # type: ignore[no-untyped-call]
+
+    async def _settled_before_it_was_cleared(
+        self, settling: Coroutine[Any, Any, None], task: RunOfTask, keepers: TriggererKeepers
+    ) -> bool:
+        """Settle, unless the receiving task is cleared: it receives again, and its new work is not about this batch.
+
+        Airflow does not end the trigger of a cleared task before that task is scheduled again. So this looks itself,
+        and releases the batch at once: for the new try, and before the end of new work could delete its messages.
+
+        Returns:
+            Whether everything was settled.
+        """
+        work = asyncio.create_task(settling)
+        cleared = asyncio.create_task(self._until_cleared(task, keepers))
+        try:
+            await asyncio.wait([work, cleared], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+                return True
+        finally:
+            await cancelled_once(cleared)
+            await cancelled_once(work)
+        cleared.result()
+        batch, self._batch = self._batch, None
+        if batch is not None and batch.owner is self:
+            logger.info("The run was cleared: releasing what was held for it")
+            # To its end, also when Airflow ends this trigger meanwhile: nobody else would release the rest.
+            await end_of(asyncio.create_task(self._release(keepers, batch)))
+            batch.drop()
+        return False
+
+    async def _release(self, keepers: TriggererKeepers, batch: SharedBatch) -> None:
+        """Give back what is held: nobody will keep it any more."""
+        keepers.batches.pop(self.lease["batch_id"], None)
+        await batch.batch.release_all()
+        await remove_files(self.lease)
+
+    async def _until_cleared(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
+        receiving = self._receiving(task)
+        with keepers.poller.watch(task.dag_id, task.run_id, [receiving.task_id]) as watch:
+            seen = 0
+            # Twice: an answer that lacks the task for any other reason must not give messages away.
+            while seen < 2:
+                states = await watch.next()
+                begins_again = was_cleared(receiving, states) or states.get(receiving.task_id) == "deferred"
+                seen = seen + 1 if begins_again else 0
+
+    @carried_out
+    async def cleanup(self) -> None:
+        """Leave what is still held to whoever resumes the keeper: one last extension, nothing is released."""
+        keepers, batch = self._keepers, self._batch
+        self._lease_log.flush()
+        try:
+            if keepers is not None and batch is not None and batch.owner is self:
+                await keepers.leave(self.lease["batch_id"], batch, Leaving.EXTEND)
+            if keepers is not None and self._shared_keeper is not None:
+                await keepers.release(self._shared_keeper)
+        except Exception:
+            # Airflow drops what cleanup() raises.
+            logger.exception("The keeper's trigger could not be ended properly")
+        finally:
+            self._batch = self._shared_keeper = None
+
+    @carried_out
+    async def on_kill(self) -> None:
+        """A user acted on the task, or a triggerer that stood still came back; the states tell which.
+
+        The keeper was marked (success, failed, ...), or the sensor was cleared too, so that it receives again: nobody
+        will keep these leases, so they are released. The keeper alone was cleared: they are held for its next try.
+        The keeper is deferred: another triggerer has the leases, so they are left alone; and likewise when another
+        trigger took them over, or when Airflow gives no answer.
+        """
+        keepers, batch = self._keepers, self._batch
+        if keepers is None or batch is None or batch.owner is not self:
+            return
+        task = run_of(self.task_instance)
+        receiving = self._receiving(task)
+        try:
+            kept = await self._kept_by(task, receiving)
+        except CommsError as error:
+            logger.warning("Leaving the leases alone, their messages come back by themselves: %s", error)
+            kept = _Kept.ELSEWHERE
+        if batch.owner is not self:
+            return  # The next try began in this process meanwhile, and claimed the batch.
+        if kept is _Kept.NOBODY:
+            logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
+            await self._release(keepers, batch)
+        elif kept is _Kept.ELSEWHERE:
+            keepers.remove(self.lease["batch_id"], batch)
+            self._batch = None
+        else:
+            HandOff(
+                keepers,
+                self.lease["batch_id"],
+                batch,
+                task,
+                self.handoff_timeout_seconds,
+                released=partial(remove_files, self.lease),
+                receive_task=receiving,
+                progress=None if self._settler is None else self._settler.progress,
+            ).start()
+
+    async def _kept_by(self, task: RunOfTask, receiving: RunOfTask) -> _Kept:
+        takeover = await read_takeover(task, self.lease["batch_id"])
+        if takeover is not None and takeover.holder != self._holder:
+            return _Kept.ELSEWHERE
+        states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
+        state = states.get(task.task_id, "removed")
+        if state == "deferred":
+            return _Kept.ELSEWHERE
+        if state in ENDED or was_cleared(receiving, states) or not await self._is_still_the_runs(receiving):
+            return _Kept.NOBODY
+        return _Kept.NEXT_TRY
+
+    async def _is_still_the_runs(self, receiving: RunOfTask) -> bool:
+        """Whether the receiving task has not received another batch already, which the keeper will get instead."""
+        lease = await pull(receiving, LEASE_KEY)
+        return lease is not None and lease["batch_id"] == self.lease["batch_id"]
+
+    def _receiving(self, task: RunOfTask) -> RunOfTask:
+        return RunOfTask(task.dag_id, task.run_id, self.receive_task_id)
+
+    async def _take(
+        self,
+        task: RunOfTask,
+        handed: HandedLease,
+        keepers: TriggererKeepers,
+        signals: FailureSignals | None,
+    ) -> Settler:
+        self._shared_keeper = shared_keeper = await keepers.acquire(handed.connection)
+        leases = from_wall_time(handed.leases, keepers.clock)
+        progress = Progress(batch_id=handed.batch_id)
+        settle_after = keepers.clock.now()
+        batch = keepers.claim(handed.batch_id, self, self._happened)
+        if batch is not None:
+            logger.info("Keeping %d messages of %s", len(leases), handed.queue_url)
+            if self._losses is not None:
+                self._losses.learn(batch.batch)
+        else:
+            is_elsewhere = not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id])
+            if is_elsewhere:
+                progress = await self._progress(task, handed, keepers)
+            parts = await gather_parts(keepers, handed.part_ids, self)
+            leases = parts.newest(from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock))
+            logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
+            source = PublishedMessages(self._receiving(task))
+            batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
+            keepers.enter(handed.batch_id, batch, self)
+            self._batch = batch
+            to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
+            held = [lease for lease in to_hold if lease.receipt not in parts.ended]
+            await adopt(batch.batch, held, parts.messages, keepers.slices)
+            if is_elsewhere:
+                await self._tell_of_takeover(task, handed)
+                settle_after = keepers.clock.now() + TAKEOVER_SECONDS
+        self._batch = batch
+        return Settler(
+            task,
+            batch.batch,
+            leases,
+            self._work_tasks(),
+            decode_failure_rule(self.on_failure),
+            clock=keepers.clock,
+            inherited=progress,
+            settle_after=settle_after,
+            signals=signals,
+            ordered=self.ordered,
+        )
+
+    def _signals(self, task: RunOfTask) -> FailureSignals | None:
+        if not conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True):
+            return None
+        return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
+
+    async def _tell_of_takeover(self, task: RunOfTask, handed: HandedLease) -> None:
+        takeover = Takeover([handed.batch_id, *handed.part_ids], self._holder)
+        try:
+            await publish(task, TAKEOVER_KEY, takeover.encode())
+        except CommsError as error:
+            logger.warning("The triggerer that received the messages may go on extending them for a while: %s", error)
+
+    async def _progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
+        """What was settled before, and how long the leases last; nothing where Airflow does not say."""
+        ends_at = keepers.clock.now() + PROGRESS_SECONDS
+        while True:
+            try:
+                progress = await self._read_progress(task, handed, keepers)
+                return replace(progress, batch_id=handed.batch_id)
+            except CommsError as error:
+                if isinstance(error, NoAnswerError) and keepers.clock.now() < ends_at:
+                    continue
+                logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
+                return Progress(batch_id=handed.batch_id)
+
+    async def _read_progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
+        ends_at = keepers.clock.now() + TAKEOVER_SECONDS
+        progress = await read_progress(task, handed.batch_id)
+        while progress is None and self.tried_before and keepers.clock.now() < ends_at:
+            # The triggerer that holds the batch for this try writes it down soon after it sees that this one began.
+            await asyncio.sleep(POLL_SECONDS / 2)
+            progress = await read_progress(task, handed.batch_id)
+        if progress is not None:
+            return progress
+        if self.tried_before:
+            return await self._settled_by_its_work(task, handed)
+        # No trigger of this task has held it: the one that received it may have extended it for long.
+        return await read_progress(self._receiving(task), handed.batch_id) or Progress()
+
+    async def _settled_by_its_work(self, task: RunOfTask, handed: HandedLease) -> Progress:
+        """Without a note of the try before: messages whose work has ended were settled, or come back by themselves."""
+        work = self._work_tasks()
+        answer = await task_states(task.dag_id, [task.run_id], [one.task_id for one in work])
+        message_ids = [lease.receipt.message_id for lease in handed.leases]
+        positions = range(len(message_ids))
+        decision = decide(work, answer.get(task.run_id, {}), {}, message_ids, positions, read_failures=False)
+        ended = dict.fromkeys((*decision.delete, *decision.release, *decision.fail), Outcome.EXPIRED)
+        logger.warning(
+            "This task was tried before, and nothing is known of what that try settled: leaving %d messages alone, "
+            "because their work has ended",
+            len(ended),
+        )
+        return Progress(ended)
+
+    def _work_tasks(self) -> list[WorkTask]:
+        return [WorkTask(**arguments) for arguments in self.work]
+
+    def _happened(self, event: LeaseEvent) -> None:
+        # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.
+        self._log_context.run(self._lease_log.happened, event)
+        if self._settler is not None:
+            self._settler.happened(event)
+        if self._losses is not None:
+            self._log_context.run(self._losses.happened, event)
+
+
+def plain_work(work: Sequence[WorkTask]) -> list[dict[str, Any]]:
+    """Return the work tasks as the trigger takes them."""
+    return [asdict(task) for task in work]
