@@ -72,6 +72,31 @@ class TestCallRate:
         service.run_until(28)
         assert service.outcomes() == {Outcome.RELEASED: 1}
 
+    @pytest.mark.parametrize("urgent_calls", [1, 2, 3, 4, 5])
+    @pytest.mark.parametrize("first_urgent", range(8))
+    def test_a_settlement_waits_for_seven_calls_at_most_however_often_leases_become_urgent(
+        self, urgent_calls: int, first_urgent: int
+    ) -> None:
+        ledger = Ledger(Random(0))
+        ledger.hold(Lease(Receipt("held", "handle"), 0, 10_000), Fixed(visibility=10_000, every=1))
+        now, before, kinds = 0.0, 16, list[type[Call]]()
+        while len(kinds) < before + 40:
+            due_at = ledger.next_due()
+            assert due_at is not None
+            now = max(now, due_at)
+            if len(kinds) == before:
+                ledger.hold(Lease(Receipt("done", "handle"), now, now + 10_000), Never(visibility=10_000))
+                ledger.settle(Receipt("done", "handle"), Delete(), now)
+            # A lease that is about to end comes and goes: other leases are received and settled.
+            urgent = Receipt(f"urgent-{len(kinds)}", "handle")
+            if (len(kinds) - first_urgent) % 8 < urgent_calls:
+                ledger.hold(Lease(urgent, now - 29, now + 1), Fixed(visibility=30, every=1))
+            for call in ledger.due(now):
+                kinds.append(type(call))
+                ledger.report(call, answers(call, Verdict.THROTTLED), now + 0.01)
+            ledger.forget(urgent)
+        assert DeleteCall in kinds[before : before + 8]
+
     @pytest.mark.parametrize("lost", [200, 1_000])
     def test_live_leases_go_on_when_throttling_ends_20_s_before_their_deadlines_although_others_are_lost(
         self, lost: int

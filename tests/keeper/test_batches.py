@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,32 @@ class TestGroupOrder:
 
         setting.run(scenario)
         assert setting.transport.calls("delete") == []
+
+    @pytest.mark.parametrize("again", [(0, 1, 2), (0,), (1,), (2,)])
+    def test_messages_received_again_keep_their_places_and_return_nothing(
+        self, setting: Setting, again: tuple[int, ...]
+    ) -> None:
+        async def scenario(keeper: Keeper) -> None:
+            batch = keeper.open_batch(FIFO, policy=Never(visibility=30))
+            received = messages(3, group="a")
+            batch.add(received, received_at=setting.clock.now())
+            await asyncio.sleep(31)
+            for index in again:
+                newer = Receipt(received[index].receipt.message_id, f"newer handle {index}")
+                attributes = {**received[index].attributes, "ApproximateReceiveCount": "2"}
+                received[index] = replace(received[index], receipt=newer, attributes=attributes)
+                batch.add([received[index]], received_at=setting.clock.now())
+            await batch.succeed([received[2].receipt])
+            await asyncio.sleep(1)
+            assert setting.transport.calls("delete") == []
+            await batch.succeed([one.receipt for one in received[:2]])
+            await asyncio.sleep(1)
+            assert batch.outcomes().keys() >= {one.receipt for one in received}
+            ended = {batch.outcomes()[one.receipt].outcome for one in received}
+            assert ended <= {Outcome.DELETED, Outcome.UNCERTAIN}
+
+        setting.run(scenario)
+        assert [asked.entries[0][0] for asked in setting.transport.calls("delete")] == ["m0", "m1", "m2"]
 
     def test_one_settlement_whose_forward_fails_keeps_the_order(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:

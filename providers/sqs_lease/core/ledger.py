@@ -99,6 +99,9 @@ CAP_MARGIN_SECONDS: Final = 5.0
 URGENT_SECONDS: Final = 5.0
 """When a live lease that waits has less than this left, others get only every eighth call of a paced queue."""
 
+_PASSED_OVER: Final = 7
+"""After so many calls of a paced queue that were others', settlements and lapsed leases have their turn."""
+
 RIDE_ALONG_SHARE: Final = 0.25
 """A lease may be renewed early, by up to this share of its waiting time, to fill a batch of ten."""
 
@@ -258,7 +261,8 @@ class Ledger:
         self._pacing = CallPacing(random)
         self._forward_pacing = CallPacing(random)
         self._answer_time = AnswerTime()
-        self._turn = 0
+        self._calls_since_settlement = 0
+        self._calls_since_lapsed = 0  # since a lapsed lease was first in line
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -659,7 +663,9 @@ class Ledger:
         if self._pacing.admits(now):
             for make in self._next_kinds(now):
                 if (call := make(now)) is not None:
-                    self._turn += 1
+                    is_extension = isinstance(call, ExtendCall)
+                    self._calls_since_settlement = self._calls_since_settlement + 1 if is_extension else 0
+                    self._calls_since_lapsed = 0 if make == self._lapsed_call else self._calls_since_lapsed + 1
                     self._pacing.sent(now)
                     return call
         if self._forward_pacing.admits(now) and self._forward_slots():
@@ -670,14 +676,12 @@ class Ledger:
         """Whose turn it is, in order."""
         if not self._pacing.is_pacing:
             return (self._live_call, self._lapsed_call, self._settlement_call)
-        turn = self._turn % 8
-        if turn in (3, 7):
+        if self._calls_since_settlement >= _PASSED_OVER:
+            return (self._settlement_call, self._live_call, self._lapsed_call)
+        if self._calls_since_lapsed >= _PASSED_OVER:
             first = self._live.first()
             near = URGENT_SECONDS + 2 * self._answer_time.expected_seconds
-            is_urgent = first is not None and first[0] - now < near
-            if turn == (7 if is_urgent else 3):
-                return (self._settlement_call, self._live_call, self._lapsed_call)
-            if not is_urgent:
+            if first is None or first[0] - now >= near:
                 return (self._lapsed_call, self._live_call, self._settlement_call)
         return (self._live_call, self._settlement_call, self._lapsed_call)
 

@@ -215,7 +215,7 @@ class Batch:
             if held.receive_count > lease.receive_count:
                 self._outdated.append(lease.receipt)
                 return
-            self._driver.forget(older, self)
+            self._driver.supersede(older, self)
             if older in self._waits:
                 self._note_end(Settled(older, Outcome.LOST, "the message was received again"))
             self._messages.pop(older, None)

@@ -172,6 +172,11 @@ class QueueDriver:
             self._ledger.forget(receipt)
             self._drop(receipt)
 
+    def supersede(self, receipt: Receipt, owner: Owner) -> None:
+        """A newer receipt of the message is about to be taken, and has its place: the owner is told no more of this one."""
+        if self._owners.get(receipt) is owner:
+            self._drop(receipt)
+
     def leave(self, owner: Owner, receipts: Iterable[Receipt]) -> None:
         """Stop tracking all leases of an owner, without a call; it is told of nothing any more.
 
