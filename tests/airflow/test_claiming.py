@@ -9,7 +9,7 @@ import pytest
 
 from sqs_lease.airflow.airflow_api.assets import TaskAssetState
 from sqs_lease.airflow.batches.claim import PATIENCE_SECONDS, Claiming, NotAnsweredError
-from sqs_lease.airflow.batches.protocol import BatchEvent, Claim, Desk, DeskEntry, Place, Stage
+from sqs_lease.airflow.batches.protocol import BatchEvent, BatchRegistry, Claim, Place, RegisteredBatch, Stage
 from sqs_lease.airflow.transfer.lease import HandedLease
 from sqs_lease.airflow.transfer.payload import read_messages
 from sqs_lease.testing import MessageState
@@ -145,7 +145,7 @@ def test_a_run_waits_for_a_trigger_that_is_being_taken_over(queue: WatchedQueue)
 def test_a_run_asks_again_when_another_one_overwrote_its_claim(queue: WatchedQueue) -> None:
     place = Place.of_queue("asset", "orders")
     store = TaskAssetState("asset")
-    store.put(place.desk, Desk("owner", queue.url, {"b": DeskEntry("b", 1, 0.0)}).encode())
+    store.put(place.registry, BatchRegistry("owner", queue.url, {"b": RegisteredBatch("b", 1, 0.0)}).encode())
     steps = Claiming(store, [BatchEvent("b", queue.url, 1, place)], RUN, clock=queue.clock).steps()
     next(steps)
     store.put(place.claim, Claim(OTHER_RUN, ["c"]).encode())
@@ -156,8 +156,8 @@ def test_a_run_asks_again_when_another_one_overwrote_its_claim(queue: WatchedQue
 def test_a_batch_that_was_given_back_between_two_looks_is_left_out(queue: WatchedQueue) -> None:
     place = Place.of_queue("asset", "orders")
     store = TaskAssetState("asset")
-    entry = DeskEntry("b", 1, 0.0, Stage.CLAIMED, RUN)
-    store.put(place.desk, Desk("owner", queue.url, {"b": entry}).encode())
+    entry = RegisteredBatch("b", 1, 0.0, Stage.CLAIMED, RUN)
+    store.put(place.registry, BatchRegistry("owner", queue.url, {"b": entry}).encode())
     claiming = Claiming(store, [BatchEvent("b", queue.url, 1, place)], RUN, clock=queue.clock)
     assert list(claiming.steps()) == []
     assert claiming.taken() == []
@@ -171,5 +171,5 @@ def test_events_of_others_are_told_from_ours(extra: dict[str, object] | None) ->
 def test_queues_of_one_name_in_two_accounts_have_places_of_their_own() -> None:
     names = [f"https://sqs.eu-central-1.amazonaws.com/{account}/orders" for account in ("1" * 12, "2" * 12)]
     first, second = (Place.of_queue("asset", name) for name in names)
-    assert first.desk != second.desk
-    assert "/orders-" in first.desk
+    assert first.registry != second.registry
+    assert "/orders-" in first.registry

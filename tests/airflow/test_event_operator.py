@@ -26,7 +26,7 @@ from sqs_lease.airflow import SqsLeaseFromEventOperator, SqsLeaseKeeperOperator,
 from sqs_lease.airflow.airflow_api.assets import TaskAssetState
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.batches import claim as claiming_module
-from sqs_lease.airflow.batches.protocol import BatchEvent, Claimant, Desk, DeskEntry, Place, Stage
+from sqs_lease.airflow.batches.protocol import BatchEvent, BatchRegistry, Claimant, Place, RegisteredBatch, Stage
 from sqs_lease.airflow.operators import queue_triggers
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.core.failure_rules import dead_letter, expire, release
@@ -80,13 +80,13 @@ class Run:
         return getattr(body, "__wrapped__", body)(cast("Any", dag.task_dict["orders"]), self.context)
 
 
-def put_on_desk(batches: dict[str, Claimant | None], policies: dict[str, Growing] | None = None) -> None:
+def register(batches: dict[str, Claimant | None], policies: dict[str, Growing] | None = None) -> None:
     store = TaskAssetState(PLACE.asset)
     entries = {
-        name: DeskEntry(name, 1, 0.0, Stage.WAITING if claimant is None else Stage.CLAIMED, claimant)
+        name: RegisteredBatch(name, 1, 0.0, Stage.WAITING if claimant is None else Stage.CLAIMED, claimant)
         for name, claimant in batches.items()
     }
-    store.put(PLACE.desk, Desk("owner", QUEUE_URL, entries).encode())
+    store.put(PLACE.registry, BatchRegistry("owner", QUEUE_URL, entries).encode())
     for name in batches:
         policy = (policies or {}).get(name, Growing(visibility=60))
         lease = Lease(Receipt(f"message {name}", "AQEB" + "x" * 300), 0.0, 60.0)
@@ -112,7 +112,7 @@ def test_the_context_makes_the_operator_and_its_keeper() -> None:
 
 
 def test_the_messages_of_all_batches_are_published_in_order_with_one_lease(store: ScriptedAssets) -> None:
-    put_on_desk({"a": RUN, "b": RUN})
+    register({"a": RUN, "b": RUN})
     run = Run("a", "b")
     assert [message["Body"] for message in run.execute(dag_of(watched()))] == ["a", "b"]
     handed = HandedLease.decode(run.pushed[LEASE_KEY])
@@ -122,7 +122,7 @@ def test_the_messages_of_all_batches_are_published_in_order_with_one_lease(store
 
 
 def test_batches_from_before_and_after_a_change_of_the_policy_are_kept_by_the_newer_one(store: ScriptedAssets) -> None:
-    put_on_desk({"a": RUN, "b": RUN}, {"b": Growing(visibility=90)})
+    register({"a": RUN, "b": RUN}, {"b": Growing(visibility=90)})
     run = Run("a", "b")
     run.execute(dag_of(watched()))
     assert HandedLease.decode(run.pushed[LEASE_KEY]).policy.visibility_seconds == 90
@@ -135,7 +135,7 @@ def test_a_run_without_events_of_the_queue_is_skipped(store: ScriptedAssets) -> 
 
 
 def test_a_run_whose_batches_belong_to_another_one_is_skipped(store: ScriptedAssets) -> None:
-    put_on_desk({"a": Claimant("other", "run", "keeper")})
+    register({"a": Claimant("other", "run", "keeper")})
     with pytest.raises(AirflowSkipException, match="no message of the events is left"):
         Run("a").execute(dag_of(watched()))
 
@@ -143,7 +143,7 @@ def test_a_run_whose_batches_belong_to_another_one_is_skipped(store: ScriptedAss
 def test_a_trigger_that_does_not_answer_fails_the_task_so_that_it_is_tried_again(
     store: ScriptedAssets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_on_desk({"a": None})
+    register({"a": None})
     monkeypatch.setattr(claiming_module, "PATIENCE_SECONDS", 0.0)
     with pytest.raises(AirflowException, match="check that a triggerer runs") as raised:
         Run("a").execute(dag_of(watched()))
@@ -151,7 +151,7 @@ def test_a_trigger_that_does_not_answer_fails_the_task_so_that_it_is_tried_again
 
 
 def test_an_operator_without_a_keeper_says_what_to_do(store: ScriptedAssets) -> None:
-    put_on_desk({"a": RUN})
+    register({"a": RUN})
     with DAG("shop", schedule=None) as dag:
         SqsLeaseFromEventOperator(task_id="orders", event=watched())
     with pytest.raises(AirflowFailException, match=r"use sqs_lease\(\.\.\., event=\.\.\.\)"):
@@ -228,7 +228,7 @@ def test_with_payload_more_messages_are_allowed_but_no_task_is_mapped_over_them(
 
 
 def test_batches_from_before_and_after_payload_was_set_are_not_mixed(store: ScriptedAssets) -> None:
-    put_on_desk({"a": RUN, "b": RUN})
+    register({"a": RUN, "b": RUN})
     reference = {"sqs_lease_manifests": ["file:///b.parquet"], "messages": 1}
     TaskAssetState(PLACE.asset).put(PLACE.messages("b"), reference)
     run = Run("a", "b")

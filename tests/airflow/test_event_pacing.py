@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqs_lease.airflow.batches.registry import ReceivePause, Reminder
+from sqs_lease.airflow.batches.open_batches import ReceivePause, Reminder
 
 
 def test_each_batch_that_comes_back_unused_doubles_the_pause_up_to_a_quarter_of_an_hour() -> None:

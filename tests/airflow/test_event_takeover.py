@@ -97,7 +97,7 @@ def test_a_batch_that_its_keeper_claims_during_a_takeover_stays_the_keepers(queu
         await asyncio.sleep(30)
         assert shared.owner == "the keeper"
         assert len(shared.batch.leases()) == 1
-        assert [entry.stage for entry in queue.desk().entries.values()] == [Stage.AT_WORK]
+        assert [entry.stage for entry in queue.registry().entries.values()] == [Stage.AT_WORK]
         await former.cancel()
         await changed.cancel()
 
@@ -192,7 +192,7 @@ def test_when_the_watcher_is_removed_what_nobody_claimed_is_released(queue: Watc
         await queue.claim([first])
         await watcher.cancel(USER_ACTION)
         assert sorted(queue.message_states(), key=str) == sorted([IN_FLIGHT, VISIBLE], key=str)
-        assert [entry.claimant for entry in queue.desk().entries.values()] == [RUN]
+        assert [entry.claimant for entry in queue.registry().entries.values()] == [RUN]
         assert queue.count(AuditKind.RECEIVED) == 2
 
     queue.run(scenario)
@@ -223,7 +223,7 @@ def test_a_trigger_that_was_replaced_while_it_stood_still_ends(queue: WatchedQue
         stalled.trigger._batches._looked_at -= 60  # It did not look for a minute.
         await stalled.ended()
         assert queue.message_states() == [IN_FLIGHT]
-        assert len(queue.desk().entries) == 1
+        assert len(queue.registry().entries) == 1
         await successor.cancel()
 
     queue.run(scenario)
@@ -239,7 +239,7 @@ def test_a_trigger_that_was_replaced_while_it_stood_still_releases_nothing(queue
         await stalled.cancel(USER_ACTION)
         assert queue.message_states() == [IN_FLIGHT]
         assert queue.count(AuditKind.RELEASED) == 0
-        assert len(queue.desk().entries) == 1
+        assert len(queue.registry().entries) == 1
         await successor.cancel()
 
     queue.run(scenario)
@@ -291,7 +291,7 @@ def test_a_batch_whose_leases_cannot_be_read_does_not_keep_its_queue_from_being_
         events = await queue.fired(watcher, 2, within=2 * VISIBILITY_SECONDS)
         assert await queue.claim([old]) == []
         assert sorted(bodies_of(await queue.claim(events))) == ["a", "b"]
-        assert list(queue.desk().entries) == [event.batch_id for event in events]
+        assert list(queue.registry().entries) == [event.batch_id for event in events]
         await watcher.cancel()
 
     queue.run(scenario)

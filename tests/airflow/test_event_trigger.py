@@ -88,13 +88,13 @@ def test_nothing_is_left_in_the_state_store_of_a_batch_that_was_settled(queue: W
         watcher = queue.watch(triggerer)
         keeper = queue.keep(triggerer, await queue.claim(await queue.fired(watcher)))
         await asyncio.sleep(5)
-        (entry,) = queue.desk().entries.values()
+        (entry,) = queue.registry().entries.values()
         assert (entry.stage, entry.claimant) == (Stage.AT_WORK, RUN)
         queue.states[LOAD.task_id] = "success"
         await keeper.ended()
         queue.states[KEEP.task_id] = "success"
         await asyncio.sleep(10)
-        assert (queue.desk().entries, queue.stored_batches()) == ({}, 0)
+        assert (queue.registry().entries, queue.stored_batches()) == ({}, 0)
         await watcher.cancel()
 
     queue.run(scenario)
@@ -153,7 +153,7 @@ def test_a_batch_that_nobody_claims_is_released_and_not_received_again_at_once(q
         await asyncio.sleep(27)
         assert queue.message_states() == [VISIBLE]
         assert queue.count(AuditKind.RECEIVED) == 1
-        assert (queue.desk().entries, queue.stored_batches()) == ({}, 0)
+        assert (queue.registry().entries, queue.stored_batches()) == ({}, 0)
         await asyncio.sleep(30)
         assert queue.message_states() == [IN_FLIGHT]
         await watcher.cancel()
@@ -206,7 +206,7 @@ def test_a_batch_whose_keeper_never_comes_is_released_and_not_received_again_for
         queue.states[KEEP.task_id] = "upstream_failed"
         await asyncio.sleep(20)
         assert queue.message_states() == [VISIBLE]
-        assert queue.desk().entries == {}
+        assert queue.registry().entries == {}
         await asyncio.sleep(30)
         assert queue.message_states() == [IN_FLIGHT]
         await watcher.cancel()
@@ -247,7 +247,7 @@ def test_a_message_that_fails_at_once_comes_back_without_a_pause(queue: WatchedQ
 
 
 @pytest.mark.parametrize("trouble", ["silent", "refusing"])
-def test_messages_that_cannot_be_put_on_the_desk_are_released(queue: WatchedQueue, trouble: str) -> None:
+def test_messages_that_cannot_be_registered_are_released(queue: WatchedQueue, trouble: str) -> None:
     async def scenario() -> None:
         watcher = queue.watch()
         await asyncio.sleep(2)

@@ -15,7 +15,7 @@ from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow import read_messages
 from sqs_lease.airflow.airflow_api.requests import CommsError
-from sqs_lease.airflow.batches import registry
+from sqs_lease.airflow.batches import open_batches
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.receive import TIMED_OUT
 from sqs_lease.core.failure_rules import FailureRule, dead_letter, expire, release
@@ -198,7 +198,7 @@ def test_a_watcher_survives_an_error_that_nobody_foresaw(
 
     async def scenario() -> None:
         queue.send("a")
-        monkeypatch.setattr(registry, "publishable", refuse)
+        monkeypatch.setattr(open_batches, "publishable", refuse)
         watcher = queue.watch()
         await asyncio.sleep(100)
         monkeypatch.undo()

@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseEventTrigger
 
 from sqs_lease.airflow.airflow_api.assets import TaskAssetState
 from sqs_lease.airflow.batches.claim import ClaimedBatch, Claiming
-from sqs_lease.airflow.batches.protocol import BatchEvent, Claimant, Desk
+from sqs_lease.airflow.batches.protocol import BatchEvent, BatchRegistry, Claimant
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, merge
 from sqs_lease.airflow.transfer.payload import merge_messages, read_messages
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
@@ -113,12 +113,12 @@ class WatchedQueue:
         """The states of the messages in the queue, in the order in which they were sent."""
         return list(self.sqs.contents(self.url).values())
 
-    def desk(self) -> Desk:
+    def registry(self) -> BatchRegistry:
         """What the trigger shows."""
-        (shown,) = [value for (asset, key), value in self.supervisor.store.items() if key.endswith("/desk")]
-        desk = Desk.decode(shown)
-        assert desk is not None
-        return desk
+        (shown,) = [value for (asset, key), value in self.supervisor.store.items() if key.endswith("/registry")]
+        registry = BatchRegistry.decode(shown)
+        assert registry is not None
+        return registry
 
     def stored_batches(self) -> int:
         """How many values of batches the asset's state store has."""

@@ -14,7 +14,7 @@ from sqs_lease.core.failure_rules import DeadLetter, Delete, Release
 from sqs_lease.core.ledger import MAX_FORWARDS_UNDER_WAY, Ledger
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.pacing import AnswerTime
-from sqs_lease.core.policies import Fixed, Growing, Never, RenewalPolicy, Threshold
+from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
 from tests.core.busy_service import BusyService, heavy_tailed_seconds
 from tests.core.ledgers import only
 from tests.core.service import answers, receipts
@@ -258,6 +258,29 @@ class TestLeasesThatChange:
         ledger.hold(Lease(receipt, 0, 30), policy)
         ledger.adopt(Lease(receipt, 0, 30), POLICY)
         assert isinstance(only(ledger.due(1)), ExtendCall)
+
+    @pytest.mark.parametrize(
+        "policy", [Growing(visibility=30), Buffered(visibility=30), Fixed(visibility=30, every=20)]
+    )
+    @pytest.mark.parametrize("lapsed_before", [True, False])
+    def test_a_lease_that_lapsed_is_extended_by_no_more_than_the_visibility_timeout(
+        self, policy: RenewalPolicy, *, lapsed_before: bool
+    ) -> None:
+        """Nobody can release it early, so the longest extension is what failed work stays invisible for."""
+        ledger = Ledger(Random(0))
+        (receipt,) = receipts(1)
+        # Ten hours old, by a clock that may be wrong.
+        deadline = 36_030.0 if lapsed_before else 30.0
+        ledger.adopt(Lease(receipt, 0, deadline, doubtful=lapsed_before), policy)
+        now = 36_000.0
+        for _ in range(3):
+            call = only(ledger.due(now))
+            assert isinstance(call, ExtendCall)
+            assert call.changes[0].seconds <= 30
+            ledger.report(call, answers(call, Verdict.DONE), now)
+            due_at = ledger.next_due()
+            assert due_at is not None
+            now = due_at
 
     def test_a_lease_that_is_taken_in_again_waits_for_the_call_that_is_still_under_way(self) -> None:
         ledger = Ledger(Random(0))

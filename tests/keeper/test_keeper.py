@@ -201,7 +201,7 @@ def test_an_adopted_lease_is_extended_at_once_and_counts_from_its_own_receive(se
     async def scenario(keeper: Keeper) -> None:
         await asyncio.sleep(1_000)
         batch = keeper.open_batch(QUEUE, policy=Growing(visibility=30))
-        batch.adopt([Lease(Receipt("m0", "handle"), received_at=400.0, deadline=990.0)])
+        batch.adopt([Lease(Receipt("m0", "handle"), received_at=400.0, deadline=1_010.0)])
         await asyncio.sleep(0.1)
         assert batch.leases()[0].deadline == 1_600
 

@@ -34,7 +34,8 @@ Rules that the table cannot show:
 * A message is released only while it is certainly invisible by that deadline, and never once that has passed, even
   if an extension succeeded since: somebody else may hold it, and on a standard queue an old receipt handle can
   extend, and end, *their* lease. A release at once that got no answer is therefore never repeated; one that was
-  certainly not carried out is.
+  certainly not carried out is. So such a lease is extended by the visibility timeout at most, whatever its policy asks
+  for: when its work fails, the message comes back only when that has passed.
 * No extension is sent once settlement began, and settlement waits for the answer to an extension under way.
 * A refused settlement ends at once: a repetition would get the same answer.
 * On a FIFO queue a delete waits until all earlier messages of its group have ended (:mod:`sqs_lease.core.group_order`).
@@ -729,7 +730,10 @@ class Ledger:
     @staticmethod
     def _extension_seconds(entry: Entry, now: float) -> int:
         """What the policy asks for, rounded up and cut to the lease's end; below 1 where nothing is gained."""
-        wanted = math.ceil(min(entry.policy.extension_seconds(entry, now), MAX_VISIBILITY_SECONDS) - 1e-9)
+        most = MAX_VISIBILITY_SECONDS
+        if entry.doubtful or now > entry.deadline:
+            most = entry.policy.visibility_seconds  # it cannot be released early
+        wanted = math.ceil(min(entry.policy.extension_seconds(entry, now), most) - 1e-9)
         longest = entry.ends_at - now
         if wanted > longest and now + longest < entry.deadline + 1:
             return 0

@@ -173,7 +173,7 @@ class QueueDriver:
             self._drop(receipt)
 
     def supersede(self, receipt: Receipt, owner: Owner) -> None:
-        """A newer receipt of the message is about to be taken, and has its place: the owner is told no more of this one."""
+        """A newer receipt of the message is about to be taken, and has its place: the owner hears no more of it."""
         if self._owners.get(receipt) is owner:
             self._drop(receipt)
 

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from sqs_lease.airflow.batches.protocol import BatchEvent, Claim, Claimant, Desk, Stage
+from sqs_lease.airflow.batches.protocol import BatchEvent, BatchRegistry, Claim, Claimant, Stage
 from sqs_lease.airflow.transfer.payload import BatchValue
 from sqs_lease.clock import Clock
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
-"""Pause between two looks at the desk; the trigger looks for claims as often."""
+"""Pause between two looks at the registry; the trigger looks for claims as often."""
 
 PATIENCE_SECONDS: Final = 120.0
 """How long to wait for the trigger: triggers of a triggerer that died go on elsewhere after 20 to 40 s, or later."""
@@ -95,10 +95,10 @@ class Claiming:
         return [self._taken[batch_id] for batch_id in self._order if batch_id in self._taken]
 
     def _look(self) -> bool:
-        """Take in what the desk says; return whether anything is undecided."""
-        desk = Desk.decode(self._store.get(self._place.desk))
+        """Take in what the registry says; return whether anything is undecided."""
+        registry = BatchRegistry.decode(self._store.get(self._place.registry))
         for batch_id in tuple(self._undecided):
-            entry = None if desk is None else desk.entries.get(batch_id)
+            entry = None if registry is None else registry.entries.get(batch_id)
             if entry is not None and entry.stage is Stage.WAITING:
                 continue
             self._undecided.remove(batch_id)

@@ -2,15 +2,15 @@
 
 For each queue there are these keys in the state store of the asset:
 
-    sqs_lease/<queue>/desk            the open batches, and which run has which: written by the trigger alone
+    sqs_lease/<queue>/registry        the open batches, and which run has which: written by the trigger alone
     sqs_lease/<queue>/claim           the last run that asked for batches: written by runs, read by the trigger
     sqs_lease/<queue>/messages/<id>   the messages of an open batch, until its keeper has it
     sqs_lease/<queue>/lease/<id>      its leases, sealed, with their latest deadlines
 
-The store has no compare-and-set, so the trigger decides who gets a batch: a run asks, and waits until the desk names a
-run. Two runs that ask at the same time overwrite each other's claim, so a run whose batches are still unassigned
-asks again. An event itself says no more than where to ask: messages and receipts are never part of it, because
-Airflow logs the events of triggers and keeps those of assets for good.
+The store has no compare-and-set, so the trigger decides who gets a batch: it names a run in the registry, and the run
+that asked waits for that. Two runs that ask at the same time overwrite each other's claim, so a run whose batches are
+still unassigned asks again. An event itself says no more than where to ask: messages and receipts are never part of
+it, because Airflow logs the events of triggers and keeps those of assets for good.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Place:
         return cls(asset, f"sqs_lease/{name}-{digest}")
 
     @property
-    def desk(self) -> str:
-        """The key of the desk."""
-        return f"{self.prefix}/desk"
+    def registry(self) -> str:
+        """The key of the registry."""
+        return f"{self.prefix}/registry"
 
     @property
     def claim(self) -> str:
@@ -116,8 +116,8 @@ class BatchEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class DeskEntry:
-    """An open batch, as the desk shows it.
+class RegisteredBatch:
+    """An open batch, as the registry shows it.
 
     Attributes:
         batch_id: Names the batch.
@@ -135,7 +135,7 @@ class DeskEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class BatchRegistry:
     """What the trigger shows to runs, and to the trigger that takes over from it.
 
     Attributes:
@@ -146,7 +146,7 @@ class Desk:
 
     owner: str
     queue_url: str
-    entries: Mapping[str, DeskEntry] = field(default_factory=dict)
+    entries: Mapping[str, RegisteredBatch] = field(default_factory=dict)
 
     def encode(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -159,7 +159,7 @@ class Desk:
         if plain is None:
             return None
         entries = [
-            DeskEntry(
+            RegisteredBatch(
                 batch_id=row["batch_id"],
                 messages=row["messages"],
                 received_at=row["received_at"],

@@ -438,7 +438,7 @@ class Settler:
             logger.warning("The keeper's progress cannot be written down; settling all the same: %s", error)
 
     async def _note_certainty(self) -> None:
-        """After extensions, leave word of how long the leases last now: whoever takes over may then release them."""
+        """After extensions, write down how long the leases last now: who takes over may then release them."""
         if not self._certainty.is_news() and not self._unwritten:
             return
         try:

@@ -3,9 +3,9 @@
 What a run must do to get a batch is done by :class:`~sqs_lease.airflow.operators.SqsLeaseFromEventOperator`. When
 the trigger ends:
 
-- the triggerer stops, or gives it to another one: one last extension, and whoever resumes takes over from the desk;
+- the triggerer stops, or gives it to another one: one last extension, and whoever resumes takes over from the registry;
 - the watcher is removed (the DAG was paused, deleted or changed): what no run has is released, unless another
-  start of the trigger took the desk over already;
+  start of the trigger took the registry over already;
 - the triggerer is killed: the same as when it stops, only that the leases last as they stand.
 
 It never ends by itself: what goes wrong is logged, and tried again after a while.
@@ -26,8 +26,8 @@ from botocore.exceptions import BotoCoreError
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, NoAnswerError, watched_assets
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
+from sqs_lease.airflow.batches.open_batches import OpenBatches, ReplacedError
 from sqs_lease.airflow.batches.protocol import BatchEvent, Place
-from sqs_lease.airflow.batches.registry import OpenBatches, ReplacedError
 from sqs_lease.airflow.dag_file import warn_author
 from sqs_lease.airflow.metrics import PollAge
 from sqs_lease.airflow.receiving.collector import (
@@ -268,7 +268,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
 
     @carried_out
     async def on_kill(self) -> None:
-        """The watcher is gone, or a triggerer that stood still came back: the desk tells which."""
+        """The watcher is gone, or a triggerer that stood still came back: the registry tells which."""
         if self._batches is None:
             return
         await _cancel(self._work)
@@ -295,7 +295,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
             await _cancel(work)
 
     async def _open(self, keepers: TriggererKeepers, asset: str) -> _OpenQueue:
-        """Reach the queue and take over the desk; what fails is tried again, for as long as it takes."""
+        """Reach the queue and take over the registry; what fails is tried again, for as long as it takes."""
         trouble = _Trouble(self.queue_url, keepers.clock)
         while True:
             try:
@@ -380,7 +380,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         self._collecting = None
 
     async def _add(self, queue: _OpenQueue, batch_id: str, shared: SharedBatch) -> None:
-        """Put a batch on the desk, without those of its messages that Airflow refuses by themselves."""
+        """Register a batch, without those of its messages that Airflow refuses by themselves."""
         policy = queue.collector.policy
         try:
             await queue.batches.add(batch_id, shared, policy)

@@ -8,9 +8,9 @@ A batch goes through the stages of :class:`~sqs_lease.airflow.batches.protocol.S
                released when that will never come.
     at work    Its keeper extends and settles it. Only its end is waited for, because it counts as unsettled.
 
-Everything that another process must know is on the desk (``protocol.py``) before it matters: a batch before its event
-is fired, a claim before the run may know of it. A trigger that takes over reads the desk, holds what waits and hands on
-what was claimed. Each start of a trigger names itself on the desk, and one that is not named any more stops.
+Everything that another process must know is in the registry (``protocol.py``) before it matters: a batch before its
+event is fired, a claim before the run may know of it. A trigger that takes over reads it, holds what waits and
+hands on what was claimed. Each start of a trigger names itself there, and one that is not named any more stops.
 
 An event is fired again where no run claims its batch, because Airflow makes one run of all events up to the one that
 queued it. An event that comes while a run is queued, but not made yet (``max_active_runs``, a busy scheduler), belongs
@@ -30,7 +30,7 @@ from typing import Any, Final
 from sqs_lease.airflow.airflow_api.assets import PATIENCE_SECONDS, AssetState
 from sqs_lease.airflow.airflow_api.requests import CommsError, task_states
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.batches.protocol import BatchEvent, Claim, Claimant, Desk, DeskEntry, Place, Stage
+from sqs_lease.airflow.batches.protocol import BatchEvent, BatchRegistry, Claim, Claimant, Place, RegisteredBatch, Stage
 from sqs_lease.airflow.runtime import SharedBatch, SharedKeeper, TriggererKeepers
 from sqs_lease.airflow.transfer.handoff import HandOff, adopt, held_by
 from sqs_lease.airflow.transfer.lease import HandedLease
@@ -60,13 +60,13 @@ WORK_LOOK_SECONDS: Final = 5.0
 """Pause between two looks at the keepers that have batches: one request a DAG."""
 
 STALL_SECONDS: Final = 10.0
-"""After a longer gap between two looks another process may have taken over: the desk is asked first."""
+"""After a longer gap between two looks another process may have taken over: the registry is asked first."""
 
 REFRESH_SECONDS: Final = 10.0
 """How often the stored deadlines of a waiting batch are written again at most, and only when they were moved."""
 
 MARGIN_SECONDS: Final = 2.0
-"""A lease that is taken over from the desk must last so long, or somebody else may have the message."""
+"""A lease that is taken over from the registry must last so long, or somebody else may have the message."""
 
 _ENDED: Final = frozenset({"success", "failed", "upstream_failed", "skipped", "removed"})
 
@@ -129,7 +129,7 @@ class Reminder:
 
 
 class ReplacedError(RuntimeError):
-    """Another start of the trigger serves the desk now."""
+    """Another start of the trigger keeps the registry now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class _Held:
 class _OpenBatch:
     """An open batch with what only this process knows of it. Without ``held`` its keeper has it."""
 
-    entry: DeskEntry
+    entry: RegisteredBatch
     held: _Held | None
     lease: dict[str, Any]
     reminder: Reminder
@@ -162,7 +162,7 @@ class OpenBatches:
     """The open batches of one trigger. All methods are called from the event loop.
 
     Args:
-        place: Where the desk is.
+        place: Where the registry is.
         owner: The name that this start of the trigger gave itself.
         queue_url: The queue.
         connection: How AWS is reached.
@@ -209,13 +209,13 @@ class OpenBatches:
     # Taking in
 
     async def resume(self) -> None:
-        """Take over the desk, and what is on it.
+        """Take over the registry, and what is in it.
 
         Raises:
             CommsError: It cannot be read or written.
         """
-        desk = Desk.decode(await self._state.get(self.place.desk, patience_seconds=PATIENCE_SECONDS))
-        for entry in desk.entries.values() if desk is not None else ():
+        registry = BatchRegistry.decode(await self._state.get(self.place.registry, patience_seconds=PATIENCE_SECONDS))
+        for entry in registry.entries.values() if registry is not None else ():
             if entry.stage is Stage.AT_WORK or await self._is_kept(entry):
                 self._open[entry.batch_id] = self._at_work(entry)
             else:
@@ -224,11 +224,11 @@ class OpenBatches:
         # What is asked for is asked for again; and there is something to read from now on.
         await self._state.put(self.place.claim, {}, patience_seconds=PATIENCE_SECONDS)
 
-    def _at_work(self, entry: DeskEntry) -> _OpenBatch:
+    def _at_work(self, entry: RegisteredBatch) -> _OpenBatch:
         reminder = Reminder.from_now(self.keepers.clock.now())
         return _OpenBatch(replace(entry, stage=Stage.AT_WORK), None, {}, reminder)
 
-    async def _is_kept(self, entry: DeskEntry) -> bool:
+    async def _is_kept(self, entry: RegisteredBatch) -> bool:
         """Whether the keeper of a claimed batch has, or had, it already."""
         if entry.claimant is None:
             return False
@@ -236,7 +236,7 @@ class OpenBatches:
         states = (await task_states(keeper.dag_id, [keeper.run_id], [keeper.task_id])).get(keeper.run_id, {})
         return states.get(keeper.task_id, "removed") in _ENDED | {"deferred"}
 
-    async def _take_over(self, entry: DeskEntry) -> None:
+    async def _take_over(self, entry: RegisteredBatch) -> None:
         lease = await self._state.get(self.place.lease(entry.batch_id), patience_seconds=PATIENCE_SECONDS)
         published = await self._state.get(self.place.messages(entry.batch_id), patience_seconds=PATIENCE_SECONDS)
         if lease is None or published is None:
@@ -276,7 +276,7 @@ class OpenBatches:
         else:
             self._hand_off(batch, shared, entry.claimant)
 
-    async def _leave_unreadable(self, entry: DeskEntry, lease: Mapping[str, Any], error: PayloadError) -> None:
+    async def _leave_unreadable(self, entry: RegisteredBatch, lease: Mapping[str, Any], error: PayloadError) -> None:
         """Serve the queue without a batch that cannot be held: nobody extends its leases, so it comes back soon."""
         logger.error(
             "Leaving batch %s of %s alone, its messages come back when their visibility timeout ends: %s",
@@ -317,13 +317,13 @@ class OpenBatches:
         return batch_id in self._open
 
     async def add(self, batch_id: str, shared: SharedBatch, policy: RenewalPolicy) -> None:
-        """Put a batch that was just received on the desk, and fire its event.
+        """Register a batch that was just received, and fire its event.
 
         Raises:
             CommsError: It could not be put there; the batch is still the caller's.
             PayloadError: It could not be stored; the same.
         """
-        entry = DeskEntry(batch_id, shared.batch.count_held(), self.keepers.clock.wall())
+        entry = RegisteredBatch(batch_id, shared.batch.count_held(), self.keepers.clock.wall())
         held = _Held(shared, policy)
         batch = _OpenBatch(entry, held, {}, Reminder.from_now(self.keepers.clock.now()))
         try:
@@ -340,7 +340,7 @@ class OpenBatches:
         self._fire(entry)
 
     async def find_refused(self, batch_id: str, messages: Sequence[Message]) -> frozenset[str]:
-        """Find the messages that keep a batch from the desk by themselves; none where it is in files.
+        """Find the messages that keep a batch out of the registry by themselves; none where it is in files.
 
         Raises:
             CommsError: Airflow takes nothing at all, or gave no answer.
@@ -365,7 +365,7 @@ class OpenBatches:
                 await self._look()
             except (CommsError, PayloadError) as error:
                 if not self._in_trouble:
-                    logger.warning("The desk of %s cannot be served; leases are extended meanwhile: %s", self, error)
+                    logger.warning("The registry of %s cannot be kept; leases are extended meanwhile: %s", self, error)
                 self._in_trouble = True
             else:
                 self._in_trouble = False
@@ -446,7 +446,7 @@ class OpenBatches:
                     await self._release(batch, held.shared)
 
     async def _release(self, batch: _OpenBatch, shared: SharedBatch) -> None:
-        # Gone from the desk before it is released: nobody may take it over from there then.
+        # Gone from the registry before it is released: nobody may take it over from there then.
         del self._open[batch.entry.batch_id]
         try:
             await self._show()
@@ -500,7 +500,7 @@ class OpenBatches:
 
     # Firing
 
-    def _fire(self, entry: DeskEntry) -> None:
+    def _fire(self, entry: RegisteredBatch) -> None:
         self.fire(BatchEvent(entry.batch_id, self.queue_url, entry.messages, self.place))
 
     def _remind(self) -> None:
@@ -519,11 +519,11 @@ class OpenBatches:
     async def _show(self, *, patience_seconds: float = 0.0) -> None:
         async with self._showing:
             entries = {batch_id: batch.entry for batch_id, batch in self._open.items()}
-            desk = Desk(self.owner, self.queue_url, entries).encode()
-            if desk != self._shown:
+            registry = BatchRegistry(self.owner, self.queue_url, entries).encode()
+            if registry != self._shown:
                 self._shown = None  # Unknown, until an answer comes.
-                await self._state.put(self.place.desk, desk, patience_seconds=patience_seconds)
-                self._shown = desk
+                await self._state.put(self.place.registry, registry, patience_seconds=patience_seconds)
+                self._shown = registry
 
     async def _store(self, batch: _OpenBatch, held: _Held, *, patience_seconds: float = 0.0) -> None:
         """Store what is still held of a batch, in place of what was stored of it before."""
@@ -556,18 +556,18 @@ class OpenBatches:
             await remove_files(batch.lease)
 
     async def is_served(self) -> bool:
-        """Whether this trigger is the one that the desk names.
+        """Whether this trigger is the one that the registry names.
 
         Raises:
             CommsError: There was no usable answer.
         """
-        desk = Desk.decode(await self._state.get(self.place.desk))
-        return desk is not None and desk.owner == self.owner
+        registry = BatchRegistry.decode(await self._state.get(self.place.registry))
+        return registry is not None and registry.owner == self.owner
 
     # Ending
 
     async def give_back(self) -> None:
-        """Release what waits, unless another trigger serves the desk; what was claimed goes its way.
+        """Release what waits, unless another trigger keeps the registry; what was claimed goes its way.
 
         Raises:
             CommsError: It cannot be told whether another one does; what was not released is still held.
@@ -577,7 +577,7 @@ class OpenBatches:
                 await self._release(batch, held.shared)
 
     async def leave(self) -> None:
-        """Extend what waits once, and hold it no longer: a trigger that takes over finds it on the desk."""
+        """Extend what waits once, and hold it no longer: a trigger that takes over finds it in the registry."""
         ours = [(batch.entry.batch_id, held.shared) for batch, held in self._waiting() if held.shared.owner is self]
         await asyncio.gather(*(self.keepers.leave(batch_id, shared, Leaving.EXTEND) for batch_id, shared in ours))
 
