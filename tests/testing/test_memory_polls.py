@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
-from sqs_lease.testing import run_virtual
+from sqs_lease.clock import SystemClock
+from sqs_lease.testing import MemorySqs, run_virtual
 from tests.testing.service import Service
 
 
@@ -111,3 +114,28 @@ def test_a_cancelled_long_poll_takes_nothing() -> None:
         assert len(service.receive()) == 1
 
     run_virtual(work, clock=service.clock)
+
+
+def test_polls_in_one_thread_return_what_another_thread_sends() -> None:
+    sqs = MemorySqs(SystemClock())
+    url = sqs.create_queue("orders")
+    received = SimpleQueue[str]()
+
+    async def poll_again_and_again() -> None:
+        for _ in range(300):
+            received.put("polling")
+            async with asyncio.TaskGroup() as polls:
+                asked = [polls.create_task(sqs.poll(url)) for _ in range(3)]
+                done, others = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                for other in others:
+                    other.cancel()
+            for poll in done:
+                sqs.delete(url, [message.receipt for message in poll.result()])
+
+    with ThreadPoolExecutor(1) as threads:
+        polling = threads.submit(asyncio.run, poll_again_and_again())
+        for number in range(300):
+            received.get(timeout=60)
+            sqs.send(url, str(number))
+        polling.result(60)
+    assert not sqs.contents(url)

@@ -281,7 +281,8 @@ class MemorySqs:
                 await waiter
             finally:
                 timer.cancel()
-                queue.waiters.pop(waiter, None)
+                with self._lock:  # a call in another thread may be going over the waiters
+                    queue.waiters.pop(waiter, None)
 
     def change_visibility(
         self, queue_url: str, changes: Sequence[VisibilityChange], *, caller: str = ""
