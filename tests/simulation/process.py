@@ -21,6 +21,7 @@ from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper, Leaving
+from sqs_lease.keeper.plain_leases import from_wall_time, to_wall_time
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.testing import FaultRule, MemorySqs
@@ -285,8 +286,8 @@ class ConsumerProcess:
 
     def _write_down(self, watched: Watched) -> None:
         watched.run.written_with_error = self.clock.wall_error
-        ahead = self.clock.wall() - self.clock.now()
-        watched.run.leases.update((lease.receipt.message_id, lease.shifted(ahead)) for lease in watched.batch.leases())
+        leases = to_wall_time(watched.batch.leases(), self.clock)
+        watched.run.leases.update((lease.receipt.message_id, lease) for lease in leases)
 
     # Work
 
@@ -451,8 +452,7 @@ class ConsumerProcess:
             self._forget(known)
         self._store.new_owner(run, self.name, self._world_now())
         run.calendar_error += abs(self.clock.wall_error - run.written_with_error)
-        behind = self.clock.now() - self.clock.wall()
-        leases = [lease.shifted(behind) for lease in run.leases.values()]
+        leases = from_wall_time(tuple(run.leases.values()), self.clock)
         self._take_up(run, leases, settle_after=self.clock.now() + TAKEOVER_SECONDS)
 
     def _take_up(self, run: Run, leases: Sequence[Lease], *, settle_after: float) -> None:

@@ -192,6 +192,10 @@ class Lease(Struct, frozen=True, gc=False):
         """The same lease on a clock that is ``seconds`` ahead of this one."""
         return replace(self, received_at=self.received_at + seconds, deadline=self.deadline + seconds)
 
+    def in_doubt(self) -> Lease:
+        """The same lease, of which nobody knows whether it has ended meanwhile."""
+        return replace(self, doubtful=True)
+
     def lasting_until(self, deadline: float) -> Lease:
         """The same lease, which is known to last until ``deadline`` at least."""
         return replace(self, deadline=max(self.deadline, deadline))

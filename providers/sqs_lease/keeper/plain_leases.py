@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Final
 
 from sqs_lease.clock import Clock
 from sqs_lease.core.messages import Lease, Receipt
+
+CLOCK_ERROR_SECONDS: Final = 5.0
+"""By so much the clocks of two machines may differ before one doubts what the other says."""
 
 
 def encode_leases(leases: Sequence[Lease]) -> str:
@@ -45,6 +49,19 @@ def to_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
 
 
 def from_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
-    """Leases with times of a clock, from leases with times in seconds since the epoch."""
+    """Leases with times of a clock, from leases with times in seconds since the epoch.
+
+    A lease that was received in the future shows that the calendars of the two machines differ. It counts as received
+    just now, so that nobody believes in hours that it does not have. Where they differ by more than
+    :data:`CLOCK_ERROR_SECONDS` nobody knows how long it lasts: it is doubtful.
+    """
     behind = clock.now() - clock.wall()
-    return [lease.shifted(behind) for lease in leases]
+    return [_not_from_the_future(lease.shifted(behind), clock.now()) for lease in leases]
+
+
+def _not_from_the_future(lease: Lease, now: float) -> Lease:
+    ahead = lease.received_at - now
+    if ahead <= 0:
+        return lease
+    lease = lease.shifted(-ahead)
+    return lease if ahead <= CLOCK_ERROR_SECONDS else lease.in_doubt()
