@@ -15,8 +15,8 @@ from dagster._core.test_utils import create_run_for_test
 
 from sqs_lease.core.failure_rules import release
 from sqs_lease.core.policies import Fixed
-from sqs_lease.dagster.host_settings import HostSettings, Request, Tick
-from sqs_lease.dagster.lease_host import LeaseHost
+from sqs_lease.dagster.lease_sensor.host import LeaseHost
+from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request, Tick
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
 from sqs_lease.testing import LeasedQueues, MemoryTransport, ScriptedFaults
 

@@ -8,11 +8,11 @@ import dagster as dg
 import pytest
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster import MessageFailed, batch_outcome
-from sqs_lease.dagster.batch_outcome import WorkDone, failed, succeeded
-from sqs_lease.dagster.batch_verdict import Verdict
+from sqs_lease.dagster import MessageFailed
+from sqs_lease.dagster import verdict as verdicts
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
+from sqs_lease.dagster.verdict import Verdict, WorkDone, failed, succeeded
 
 IDS = ["m1", "m2", "m3"]
 
@@ -176,7 +176,7 @@ def test_a_step_that_succeeded_and_is_executed_again_is_not_done_until_it_ends(
     """As after the death of a run worker in the midst of a run that repeats everything."""
     assert story.run()
     assert story.run()
-    read = batch_outcome._events
+    read = verdicts._events
 
     def cut_off(instance: dg.DagsterInstance, run_id: str) -> Iterator[dg.DagsterEvent]:
         for event in read(instance, run_id):
@@ -185,7 +185,7 @@ def test_a_step_that_succeeded_and_is_executed_again_is_not_done_until_it_ends(
                 assert event.event_type == dg.DagsterEventType.STEP_START
                 return
 
-    monkeypatch.setattr(batch_outcome, "_events", cut_off)
+    monkeypatch.setattr(verdicts, "_events", cut_off)
     done = WorkDone(story.instance, story.runs)
     assert not done.is_whole()
     assert len(done.steps) == 2

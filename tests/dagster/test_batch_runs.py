@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster.batch_runs import RETRY_TAG_SECONDS, Decision, Fate, decide
+from sqs_lease.dagster.lease_sensor.runs import RETRY_TAG_SECONDS, Decision, Fate, decide
 
 Status = dg.DagsterRunStatus
 BATCH = "the-batch"

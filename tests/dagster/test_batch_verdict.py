@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sqs_lease.core.failure_rules import MessageFailed
-from sqs_lease.dagster.batch_verdict import Failure, StepEnd, Verdict, verdict
 from sqs_lease.dagster.run_batch.folder import PieceOfWork, Raised
+from sqs_lease.dagster.verdict import Failure, StepEnd, Verdict, verdict
 
 MESSAGES = ("m0", "m1", "m2")
 NOW = "run/1"

@@ -13,7 +13,8 @@ import pytest
 
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.policies import Fixed
-from sqs_lease.dagster import batch_settler, lease_host
+from sqs_lease.dagster.lease_sensor import host as lease_host
+from sqs_lease.dagster.lease_sensor import settler
 from sqs_lease.dagster.run_batch import lease_files
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, listed
 from sqs_lease.dagster.run_batch.leased_batch import leased_batch
@@ -228,7 +229,7 @@ def test_a_run_that_begins_while_its_batch_is_about_to_be_given_back_keeps_it(
         if not begun:
             begun.append(ground.run(request, Status.STARTED))
 
-    monkeypatch.setattr(batch_settler, "begin_settling", begin)
+    monkeypatch.setattr(settler, "begin_settling", begin)
     host = ground.host()
     request = ground.request(host)
     end_waiting_for_runs(host)
@@ -252,7 +253,7 @@ def test_a_settlement_that_met_an_error_is_tried_again(ground: Ground, monkeypat
             raise errors.pop()
         write(folder, deleting)
 
-    monkeypatch.setattr(batch_settler, "begin_settling", begin)
+    monkeypatch.setattr(settler, "begin_settling", begin)
     ground.work(request)
     eventually(ground.is_settled, "the batch is settled")
     assert not errors

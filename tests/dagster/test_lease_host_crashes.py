@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from sqs_lease.core.calls import VisibilityChange
-from sqs_lease.dagster import batch_settler, lease_host
-from sqs_lease.dagster.lease_host import HostIsOverError
+from sqs_lease.dagster.lease_sensor import host as lease_host
+from sqs_lease.dagster.lease_sensor import settler
+from sqs_lease.dagster.lease_sensor.host import HostIsOverError
 from sqs_lease.dagster.run_batch import lease_files
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.lease_files import stop_settling
@@ -221,7 +222,7 @@ def test_a_host_that_was_followed_does_not_settle(ground: Ground) -> None:
         gave_way.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_settler, "stop_settling", stop)
+        patch.setattr(settler, "stop_settling", stop)
         former.tick()
         assert gave_way.wait(600)
         former.end()

@@ -11,7 +11,8 @@ import dagster as dg
 import pytest
 
 from sqs_lease.core.failure_rules import dead_letter
-from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, lease_sensor, leased_batch
+from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, leased_batch
+from sqs_lease.dagster.lease_sensor import sensor as lease_sensor
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.ownership import Ownership
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError

@@ -13,7 +13,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 
 from sqs_lease import dead_letter
 from sqs_lease.dagster import MessageFailed, SqsQueueResource
-from sqs_lease.dagster.step import Context
+from sqs_lease.dagster._internals import Context
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.resumed_jobs import connected as connected_job
 from tests.dagster.resumed_jobs import independent as independent_job

@@ -14,7 +14,7 @@ import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from sqs_lease.batch_files.manifest import read_manifest
-from sqs_lease.dagster import SqsQueueResource, ingest_by_job, reported_result, spark_ingestion, stored_batch
+from sqs_lease.dagster import SqsQueueResource, ingest_by_job, reported_result, spark, stored_batch
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
 from sqs_lease.ingestion import lost_watch
@@ -46,8 +46,8 @@ def reporting(queue: LeasedQueue, program: JobProgram, script: str = "pass", *, 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, a job that ends in order has the time to, and what it says is heard."""
-    monkeypatch.setattr(spark_ingestion, "END_SECONDS", 60.0)
-    monkeypatch.setattr(spark_ingestion, "_LAST_MESSAGE_SECONDS", 60.0)
+    monkeypatch.setattr(spark, "END_SECONDS", 60.0)
+    monkeypatch.setattr(spark, "_LAST_MESSAGE_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_an_asset_that_is_interrupted_before_it_reads_what_its_job_says_ends_the
         until_started(program, lambda: True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(spark_ingestion, "_ending_when_lost", interrupted)
+    monkeypatch.setattr(spark, "_ending_when_lost", interrupted)
     with pytest.raises((KeyboardInterrupt, DagsterExecutionInterruptedError)):
         materialize(program)
     assert program.ended.read_text() == "in order"

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster.lease_sensor import end_hosts
+from sqs_lease.dagster.lease_sensor.sensor import end_hosts
 from sqs_lease.testing.leased_queues import LeasedQueues
 from sqs_lease.testing.pytest_plugin import leased_queues
 from tests.docs.test_examples import ROOT, blocks

@@ -22,10 +22,17 @@ import dagster as dg
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.dagster.backlog import Backlog, Memory, at
-from sqs_lease.dagster.backlog_reports import report_backlog
-from sqs_lease.dagster.queue_resource import SqsQueueResource
-from sqs_lease.dagster.sensor_runs import SENSOR_TAG, SensorRuns, pause_until, runs_of_sensor
+from sqs_lease.dagster.backlog_state import (
+    SENSOR_TAG,
+    Backlog,
+    Memory,
+    SensorRuns,
+    at,
+    pause_until,
+    report_backlog,
+    runs_of_sensor,
+)
+from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 

@@ -1,12 +1,19 @@
-"""What a backlog sensor sees of its queue, and what it remembers from one evaluation to the next."""
+"""What a backlog sensor sees of its queue and of its runs, and what it remembers from one tick to the next.
+
+With declarative automation Dagster starts the runs: the queue's backlog is reported as an event of its asset. Those
+runs have no tag of the sensor, so they are found as the newest runs of the assets behind the queue's. Only a
+*materialization* of an external asset counts as an update for them; an observation does not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import uuid4
 
+import dagster as dg
 import msgspec
 
 _VERSION: Final = 1
@@ -106,3 +113,197 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 def at(seconds: float) -> datetime:
     """A time of the epoch as people read it."""
     return datetime.fromtimestamp(seconds, UTC)
+
+
+DATA_VERSION_TAG: Final = "dagster/data_version"
+
+_ANSWER_SECONDS: Final = 60.0
+"""How long to wait for a run after a report before the backlog, if it is still there, is reported again."""
+
+
+def report_backlog(
+    context: dg.SensorEvaluationContext,
+    key: dg.AssetKey,
+    partition: str | None,
+    backlog: Backlog,
+    memory: Memory,
+    now: float,
+    pause_seconds: float,
+) -> tuple[dg.AssetMaterialization | None, Memory, str]:
+    """Report the backlog, unless its runs are at work, have failed a moment ago, or were asked for a moment ago.
+
+    Args:
+        context: The sensor's context.
+        key: The queue's asset.
+        partition: The partition of it to report.
+        backlog: What was seen of the queue.
+        memory: What the sensor remembers.
+        now: Seconds since the epoch.
+        pause_seconds: The pause after a first failed run.
+
+    Returns:
+        The event, or None; what the sensor is to remember; and what to say of it.
+
+    Raises:
+        ValueError: The code location has no such asset.
+    """
+    runs = runs_of_assets(context.instance, _assets_behind(context, key))
+    for run in runs:
+        if is_in_progress(run, now):
+            return None, memory, f"{backlog.visible} visible, but run {run.dagster_run.run_id} is in progress"
+    newest = max(runs, key=ended_at, default=None)
+    if newest is not None:
+        memory = _counted(memory, newest)
+        if memory.failures:
+            until = pause_until(memory.failures, newest, pause_seconds)
+            if now < until:
+                failed = f"{memory.failures} failed in a row, the newest is {newest.dagster_run.run_id}"
+                return None, memory, f"{backlog.visible} visible, but {failed}: {until - now:.0f} s more to wait"
+    ended = None if newest is None else ended_at(newest)
+    if memory.reported_at is not None and (ended is None or ended < memory.reported_at):
+        since = now - memory.reported_at
+        if 0 <= since < _ANSWER_SECONDS:
+            return None, memory, f"{backlog.visible} visible, reported {since:.0f} s ago: no run has come of it yet"
+    said = f"{backlog.visible} visible messages on {key.to_user_string()}"
+    version = memory.key(1)
+    latest = context.instance.get_latest_materialization_event(key)
+    reported = None if latest is None else latest.asset_materialization
+    if reported is not None and (reported.tags or {}).get(DATA_VERSION_TAG) == version:
+        return None, memory.reported(now), f"reported already: {said}"
+    event = dg.AssetMaterialization(
+        key,
+        partition=partition,
+        description=f"{backlog.visible} messages can be received",
+        metadata={
+            "sqs/visible": backlog.visible,
+            "sqs/in_flight": backlog.in_flight,
+            "sqs/delayed": backlog.delayed,
+            "sqs/waited_seconds": backlog.waited.total_seconds(),
+        },
+        # By it, an evaluation that is repeated because its cursor was not stored sees that it reported before.
+        tags={DATA_VERSION_TAG: version},
+    )
+    return event, memory.reported(now), f"reported {said}"
+
+
+def _assets_behind(context: dg.SensorEvaluationContext, key: dg.AssetKey) -> list[dg.AssetKey]:
+    """The assets directly behind the queue's that run by themselves."""
+    if context.repository_def is None:
+        raise ValueError("the sensor's context has no definitions: build_sensor_context(definitions=...)")
+    graph = context.repository_def.asset_graph
+    if not graph.has(key):
+        raise ValueError(
+            f"the code location has no asset {key.to_user_string()}, so nothing can depend on it: "
+            f'add dg.AssetSpec("{key.to_user_string()}") to its assets'
+        )
+    return [child for child in graph.get(key).child_keys if graph.get(child).automation_condition is not None]
+
+
+def _counted(memory: Memory, newest: dg.RunRecord) -> Memory:
+    """Count a run that ended since the last look."""
+    run = newest.dagster_run
+    if run.run_id == memory.last_run or run.status is dg.DagsterRunStatus.CANCELED:
+        return memory
+    return memory.answered(run.run_id, memory.failures + 1 if is_final_failure(newest) else 0)
+
+
+SENSOR_TAG: Final = "sqs_lease/backlog_sensor"
+"""The sensor that a run was started by. Retries and re-executions keep it, so they count as runs of the sensor."""
+
+LONGEST_PAUSE_SECONDS: Final = 900.0
+"""Where doubling the pause after failed runs ends, as it does for messages that are released."""
+
+_IN_PROGRESS: Final = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+_ENDED: Final = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+_RECENT_RUNS: Final = 20
+_RECEIVING_SECONDS: Final = 60.0
+"""How long after its start a run may still take what is visible now: the service's counts lag by up to a minute."""
+
+_RETRY_SECONDS: Final = 300.0
+"""How long a run that is to be retried counts as going on; a retry that comes later is not waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SensorRuns:
+    """What is known of a sensor's runs.
+
+    Attributes:
+        in_progress: Queued, starting, at work, or ending; and failed ones whose automatic retry is about to come.
+        failures: How many runs failed since the last one that succeeded.
+        last_failed: The newest of them.
+    """
+
+    in_progress: Sequence[dg.RunRecord]
+    failures: int = 0
+    last_failed: dg.RunRecord | None = None
+
+    def about_to_receive(self, now: float) -> int:
+        """How many runs have yet to receive, so that what is visible now may be theirs."""
+        return sum(run.start_time is None or now - run.start_time < _RECEIVING_SECONDS for run in self.in_progress)
+
+
+def runs_of_sensor(instance: dg.DagsterInstance, sensor: str, job_name: str | None, now: float) -> SensorRuns:
+    """Look up the runs with a sensor's tag.
+
+    Args:
+        instance: The instance that has the runs.
+        sensor: The tag's value.
+        job_name: Only runs of this job; None for all.
+        now: Seconds since the epoch.
+    """
+    tags = {SENSOR_TAG: sensor}
+    going = instance.get_run_records(dg.RunsFilter(job_name=job_name, tags=tags, statuses=_IN_PROGRESS))
+    ended = instance.get_run_records(dg.RunsFilter(job_name=job_name, tags=tags, statuses=_ENDED), limit=_RECENT_RUNS)
+    waiting = [record for record in ended if awaits_retry(record, now)]
+    failed: list[dg.RunRecord] = []
+    for record in ended:
+        if record.dagster_run.status is dg.DagsterRunStatus.SUCCESS:
+            break
+        if is_final_failure(record):
+            failed.append(record)
+    return SensorRuns([*going, *waiting], len(failed), failed[0] if failed else None)
+
+
+def runs_of_assets(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> list[dg.RunRecord]:
+    """Look up the newest run of each of some assets, the newest first."""
+    records = instance.get_asset_records(list(keys))
+    run_ids = {record.asset_entry.last_run_id for record in records} - {None, ""}
+    return list(instance.get_run_records(dg.RunsFilter(run_ids=[str(each) for each in run_ids]))) if run_ids else []
+
+
+def is_in_progress(record: dg.RunRecord, now: float) -> bool:
+    """Whether a run goes on, or its automatic retry is about to come."""
+    return record.dagster_run.status in _IN_PROGRESS or awaits_retry(record, now)
+
+
+def awaits_retry(record: dg.RunRecord, now: float) -> bool:
+    """Whether a run failed a short while ago and Dagster is to retry it, but has not yet."""
+    return record.dagster_run.is_complete_and_waiting_to_retry and now - ended_at(record) < _RETRY_SECONDS
+
+
+def is_final_failure(record: dg.RunRecord) -> bool:
+    """Whether a run failed and Dagster does not retry it."""
+    run = record.dagster_run
+    return run.status is dg.DagsterRunStatus.FAILURE and run.tags.get("dagster/will_retry") != "true"
+
+
+def ended_at(record: dg.RunRecord) -> float:
+    """When a run ended, in seconds since the epoch; one that never started has no such time of its own."""
+    return float(record.update_timestamp.timestamp() if record.end_time is None else record.end_time)
+
+
+def pause_until(failures: int, last_failed: dg.RunRecord, first_pause_seconds: float) -> float:
+    """Until when to start nothing after failed runs: the pause doubles with each of them.
+
+    Args:
+        failures: How many failed in a row, at least 1.
+        last_failed: The newest of them.
+        first_pause_seconds: The pause after the first; more than 15 minutes is kept as it is.
+    """
+    longest: float = max(LONGEST_PAUSE_SECONDS, first_pause_seconds)
+    return ended_at(last_failed) + min(first_pause_seconds * 2.0 ** min(failures - 1, 30), longest)

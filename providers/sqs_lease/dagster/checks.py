@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
-from sqs_lease.dagster.lease_metadata import FAILED, PREFIX, QUEUE, UNSAFE
-from sqs_lease.dagster.queue_resource import SqsQueueResource
+from sqs_lease.dagster.metadata import FAILED, PREFIX, QUEUE, UNSAFE
+from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 

@@ -2,7 +2,7 @@
 
 The run worker receives when the run starts, writes the messages where the steps find them, and starts each step in a
 process of its own, as Dagster's multiprocess executor does, while a thread beside it extends the leases. What the steps
-say and how they end decides at the end what becomes of each message (:mod:`sqs_lease.dagster.batch_verdict`).
+say and how they end decides at the end what becomes of each message (:mod:`sqs_lease.dagster.verdict`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import resolve_policy
-from sqs_lease.dagster.batch_verdict import verdict
-from sqs_lease.dagster.lease_metadata import lease_metadata, lease_summary
-from sqs_lease.dagster.queue_resource import SqsQueueResource
-from sqs_lease.dagster.resumed_runs import ResumedRunError, refuse_where_any_step_is_left_out
+from sqs_lease.dagster.metadata import lease_metadata, lease_summary
+from sqs_lease.dagster.reexecution import ResumedRunError, refuse_where_any_step_is_left_out
+from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.run_folders import (
@@ -46,7 +45,7 @@ from sqs_lease.dagster.run_batch.run_folders import (
     run_batch_uri,
     workspace_path,
 )
-from sqs_lease.dagster.step_ends import StepEnds
+from sqs_lease.dagster.verdict import StepEnds, verdict
 from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS, SettlementError
 from sqs_lease.sqs.validation import check_whole_number
 

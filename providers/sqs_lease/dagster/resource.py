@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
@@ -10,14 +12,13 @@ from typing import TYPE_CHECKING, Literal
 import dagster as dg
 from pydantic import Field
 
-from sqs_lease.blocking import LeasedBatch, lease, queue_attributes
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, lease, queue_attributes
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.dagster.lease_metadata import combined_metadata, lease_metadata, lease_summary
-from sqs_lease.dagster.resumed_runs import refuse_where_steps_are_left_out
-from sqs_lease.dagster.step import Context, add_metadata, step_key
-from sqs_lease.dagster.suspended_leases import give_back_if_step_fails
+from sqs_lease.dagster._internals import Context, add_metadata, step_key
+from sqs_lease.dagster.metadata import combined_metadata, lease_metadata, lease_summary
+from sqs_lease.dagster.reexecution import refuse_where_steps_are_left_out
 from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
@@ -179,3 +180,42 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             context.log.warning("What is left in the queue is not known: %s", error)
             queue = None
         add_metadata(context, lease_metadata(batch, queue), combine=combined_metadata)
+
+
+logger = logging.getLogger(__name__)
+
+_ENDS = (dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.STEP_UP_FOR_RETRY)
+
+
+def give_back_if_step_fails(context: Context, block: LeaseBlock) -> None:
+    """Have a lease given back when its step is reported as failed, or as to be tried again.
+
+    The step may have failed while the generator was suspended in the block. Dagster keeps a step's exception in the
+    step's context. From Python 3.12 on, the exception's traceback leads to the frames of all callers, from there to the
+    suspended generator, and from its frame to the context again. So nothing closes the generator before the garbage
+    collector finds that circle, and that may take until the process ends. The failure is reported before.
+
+    A block that has ended by then is left alone. Where the function is called directly, nothing is done.
+
+    Args:
+        context: The context of the op or asset.
+        block: The lease.
+    """
+    key = step_key(context)
+    if key is None:
+        return
+    # Dagster keeps the listener as long as the instance.
+    listening = weakref.ref(block)
+
+    def see(entry: dg.EventLogEntry) -> None:
+        event, suspended = entry.dagster_event, listening()
+        if suspended is None or event is None or event.step_key != key or event.event_type not in _ENDS:
+            return
+        try:
+            if suspended.give_back():
+                logger.info("Step %s failed while it was suspended in the block of its lease, which is given back", key)
+        except Exception:
+            # The step's failure is reported whatever becomes of its messages.
+            logger.exception("The lease of step %s could not be given back", key)
+
+    context.instance.add_event_listener(context.run.run_id, see)

@@ -25,9 +25,9 @@ from dagster_pipes import PipesContextData
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.blocking import LeasedBatch
+from sqs_lease.dagster._internals import Context, add_metadata
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch
 from sqs_lease.dagster.run_batch.run_folders import workspace_path
-from sqs_lease.dagster.step import Context, add_metadata
 from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
 from sqs_lease.ingestion.lost_watch import ending_when_lost
 from sqs_lease.ingestion.result import ResultError, StoredResult

@@ -1,4 +1,4 @@
-"""What becomes of each message of a run's batch, by how the run's steps ended. No I/O.
+"""What becomes of each message of a run's batch, by how the run's steps ended.
 
 A message is deleted when every step succeeded, or was skipped by design, and none failed it. Otherwise it is
 
@@ -9,16 +9,23 @@ A message is deleted when every step succeeded, or was skipped by design, and no
   on the batch at all.
 
 What a step says counts for its last attempt only.
+
+How the steps ended is gathered from the events of a run's executor, or of all runs that worked on the batch. A step
+that was executed more than once, in a run and in those that repeat it, counts as its last execution ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import dagster as dg
 
 from sqs_lease.core.failure_rules import failed_by_exception
 from sqs_lease.dagster.run_batch.folder import PieceOfWork
+from sqs_lease.dagster.run_batch.leased_batch import attempt_name
 
 _NO_REASON: Final = "{step} failed"
 
@@ -116,3 +123,147 @@ def _failures(
 def _ended_the_step(piece: PieceOfWork, end: StepEnd) -> bool:
     """Whether the exception that the block ended with is what the step failed with, if it failed."""
     return piece.raised is not None and (not end.failed or piece.raised.errors[0].rpartition(".")[2] in end.errors)
+
+
+_STEP_EVENTS: Final = {
+    dg.DagsterEventType.STEP_START,
+    dg.DagsterEventType.STEP_SUCCESS,
+    dg.DagsterEventType.STEP_FAILURE,
+    dg.DagsterEventType.STEP_SKIPPED,
+    dg.DagsterEventType.STEP_UP_FOR_RETRY,
+}
+_MAPPING_KEY: Final = re.compile(r"\[[^]]*\]")
+
+
+def succeeded(message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: Mapping[str, PieceOfWork]) -> Verdict:
+    """Return what becomes of messages whose work succeeded: what no step failed is deleted."""
+    return verdict(message_ids, steps, pieces)
+
+
+def failed(
+    message_ids: Collection[str],
+    steps: Mapping[str, StepEnd],
+    pieces: Mapping[str, PieceOfWork],
+    *,
+    is_whole: bool,
+    reason: str,
+) -> Verdict:
+    """Return what becomes of messages whose work failed for good.
+
+    Args:
+        message_ids: The messages, in the order of the batch.
+        steps: How each step ended, by its key.
+        pieces: What the steps said of their work, by their keys.
+        is_whole: Whether every step came to an end, or could not run because of one that failed. Where it is not, as
+            when a run worker was killed, no message is done.
+        reason: Why the work failed, for messages of which no step said so.
+    """
+    found = verdict(message_ids, steps, pieces)
+    undecided = set(message_ids) - {each for several in found.failed.values() for each in several}
+    a_step_failed = any(end.failed for end in steps.values())
+    if found.is_untouched or not is_whole or not a_step_failed:
+        # Nobody can say that these are done: the run failed before its steps did, or around them.
+        rest = [message_id for message_id in message_ids if message_id in undecided]
+        failures = {**found.failed, Failure(reason): rest} if rest else found.failed
+        return replace(found, failed=failures, released=(), is_untouched=False)
+    return found
+
+
+class WorkDone:
+    """How the steps of a batch's runs ended.
+
+    Args:
+        instance: The instance that has the runs.
+        runs: All runs that worked on the batch, the oldest first.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> None:
+        self.steps: dict[str, StepEnd] = {}
+        self._skipped: set[str] = set()
+        self._planned: set[str] = set()
+        for run in runs:
+            upstream = _upstream(instance, run)
+            self._planned |= upstream.keys()
+            self._see(run.run_id, upstream, _events(instance, run.run_id))
+
+    def is_whole(self) -> bool:
+        """Whether every step came to an end, was skipped, or waited for one that failed."""
+        ended = {_MAPPING_KEY.sub("[?]", key) for key in (*self.steps, *self._skipped)}
+        held_up = any(end.failed and end.holds_up for end in self.steps.values())
+        return held_up or self._planned <= ended
+
+    def _see(self, run_id: str, upstream: Mapping[str, Collection[str]], events: Iterable[dg.DagsterEvent]) -> None:
+        ends = StepEnds(run_id, upstream)
+        for event in events:
+            key = event.step_key
+            if key is None:
+                continue
+            if event.event_type == dg.DagsterEventType.STEP_START:
+                # Executed again: how it ended before does not count any more.
+                self.steps.pop(key, None)
+                self._skipped.discard(key)
+            elif event.event_type == dg.DagsterEventType.STEP_SKIPPED:
+                self._skipped.add(key)
+            ends.see(event)
+        self.steps.update(ends.ends())
+
+
+def _upstream(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, set[str]]:
+    if run.execution_plan_snapshot_id is None:
+        return {}
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+    return {step.key: {key for value in step.inputs for key in value.upstream_step_keys} for step in plan.steps}
+
+
+def _events(instance: dg.DagsterInstance, run_id: str) -> Iterable[dg.DagsterEvent]:
+    for entry in instance.all_logs(run_id, of_type=_STEP_EVENTS):
+        if entry.dagster_event is not None:
+            yield entry.dagster_event
+
+
+class StepEnds:
+    """What is seen of a run's steps.
+
+    Args:
+        run_id: The run.
+        upstream: The steps that each step waits for, by key; those of dynamic outputs as ``load[?]``.
+    """
+
+    def __init__(self, run_id: str, upstream: Mapping[str, Collection[str]]) -> None:
+        self._run_id = run_id
+        self._awaited = {before for steps in upstream.values() for before in steps}
+        self._retries: dict[str, int] = {}
+        self._ends: dict[str, StepEnd] = {}
+        self.is_interrupted = False
+
+    def see(self, event: dg.DagsterEvent) -> None:
+        """Take in an event of the run."""
+        key = event.step_key
+        if event.event_type == dg.DagsterEventType.ENGINE_EVENT:
+            # What the multiprocess executor says when it was told to terminate.
+            self.is_interrupted |= "steps_interrupted" in event.engine_event_data.metadata
+        elif key is None:
+            return
+        elif event.is_step_up_for_retry:
+            self._retries[key] = self._retries.get(key, 0) + 1
+        elif event.is_step_success:
+            self._ends[key] = StepEnd(self._attempt(key))
+        elif event.is_step_failure:
+            holds_up = _MAPPING_KEY.sub("[?]", key) in self._awaited
+            errors = _error_names(event.step_failure_data.error)
+            self._ends[key] = StepEnd(self._attempt(key), failed=True, errors=errors, holds_up=holds_up)
+
+    def ends(self) -> Mapping[str, StepEnd]:
+        """How the steps that came to an end did so, by key; skipped ones are not among them."""
+        return self._ends
+
+    def _attempt(self, key: str) -> str:
+        return attempt_name(self._run_id, self._retries.get(key, 0))
+
+
+def _error_names(error: Any) -> frozenset[str]:
+    names = set()
+    while error is not None:
+        names.add(error.cls_name)
+        error = error.cause
+    return frozenset(names)

@@ -23,7 +23,7 @@ def program(tmp_path: Path) -> JobProgram:
 STEP = """
 import sys
 import dagster as dg
-from sqs_lease.dagster.spark_ingestion import ingest_by_job
+from sqs_lease.dagster.spark import ingest_by_job
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch
 from sqs_lease.batch_files.manifest import Manifest

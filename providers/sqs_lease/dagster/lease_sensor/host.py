@@ -13,7 +13,7 @@ of it with an event loop of its own. It is started by the sensor's first evaluat
 newest host writes itself into the directory's ``owner.json``. The others look there once a second, and drop what they
 hold, without a call. To extend a lease from two processes does no harm meanwhile. To *settle* one while another still
 extends it would: what was given back would be hidden again. So a host that took over settles nothing for
-:data:`FENCE_SECONDS <sqs_lease.dagster.host_settings.FENCE_SECONDS>`.
+:data:`FENCE_SECONDS <sqs_lease.dagster.lease_sensor.settings.FENCE_SECONDS>`.
 
 **Crashes.** A batch's messages and leases are written before a run is asked for, the leases last. A batch without
 leases was never told to anybody, and is removed; its messages come back by themselves. A batch with leases and without
@@ -41,10 +41,10 @@ from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import RenewalPolicy, with_visibility
-from sqs_lease.dagster.batch_runs import Decision, Fate
-from sqs_lease.dagster.batch_settler import BatchSettler, KeptBatch
-from sqs_lease.dagster.host_settings import HostSettings, Request, Tick
-from sqs_lease.dagster.lease_metadata import lease_summary
+from sqs_lease.dagster.lease_sensor.runs import Decision, Fate
+from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request, Tick
+from sqs_lease.dagster.lease_sensor.settler import BatchSettler, KeptBatch
+from sqs_lease.dagster.metadata import lease_summary
 from sqs_lease.dagster.run_batch.folder import BatchFolder, listed
 from sqs_lease.dagster.run_batch.lease_files import RecordedLeases, read_leases, write_held_until, write_leases
 from sqs_lease.dagster.run_batch.ownership import Ownership

@@ -22,7 +22,7 @@ from typing import Final
 
 import dagster as dg
 
-from sqs_lease.dagster.resumed_runs import resumes
+from sqs_lease.dagster.reexecution import resumes
 
 RUN_KEY_TAG: Final = "dagster/run_key"
 WILL_RETRY_TAG: Final = "dagster/will_retry"

@@ -1,7 +1,7 @@
 """A sensor that receives batches and holds them while runs work on them, and while Dagster repeats those that fail.
 
 What an evaluation may do is bounded: it receives for some seconds, writes the batch down and asks for a run.
-Everything that lasts longer is the business of :mod:`sqs_lease.dagster.lease_host`. There is no cursor: what is known
+Everything that lasts longer is the business of the host (``host.py``). There is no cursor: what is known
 of a batch is in its directory, so a cursor that is lost, old or cleared by hand does no harm.
 
 Dagster's web UI can *test* a sensor, which evaluates it for real. Received messages would be nobody's then, so an
@@ -28,9 +28,9 @@ from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import resolve_policy
-from sqs_lease.dagster.host_settings import HostSettings, Request
-from sqs_lease.dagster.lease_host import HostIsOverError, LeaseHost
-from sqs_lease.dagster.queue_resource import SqsQueueResource
+from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
+from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
+from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.run_folders import check_workspace, workspace_path
 from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS

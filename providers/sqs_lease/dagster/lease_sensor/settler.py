@@ -18,14 +18,13 @@ from sqs_lease.clock import Clock
 from sqs_lease.core.failure_rules import Delete, Release, Settlement
 from sqs_lease.core.group_order import hold_back
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.dagster.batch_outcome import WorkDone, failed, succeeded
-from sqs_lease.dagster.batch_runs import Decision, Fate, decide
-from sqs_lease.dagster.batch_verdict import Verdict
-from sqs_lease.dagster.lease_metadata import lease_summary
+from sqs_lease.dagster.lease_sensor.runs import Decision, Fate, decide
+from sqs_lease.dagster.metadata import lease_summary
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.lease_files import begin_settling, stop_settling
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.ownership import Ownership
+from sqs_lease.dagster.verdict import Verdict, WorkDone, failed, succeeded
 from sqs_lease.keeper.batch import Batch
 
 UNKNOWN: Final = Decision(Fate.REQUESTED, "its runs were not looked up yet")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message
+from sqs_lease.dagster._internals import Context, step_key
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
 from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker
 from sqs_lease.dagster.run_batch.run_folders import workspace_path
-from sqs_lease.dagster.step import Context, step_key
 from sqs_lease.keeper.session import Messages
 
 if TYPE_CHECKING:
