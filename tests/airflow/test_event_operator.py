@@ -32,6 +32,7 @@ from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.core.failure_rules import dead_letter, expire, release
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Growing
+from tests.airflow.contexts import context_of
 from tests.airflow.scripted_assets import ScriptedAssets
 from tests.airflow.scripted_comms import supervised_by
 
@@ -66,11 +67,11 @@ class Run:
             SimpleNamespace(asset=asset, source_aliases=[], extra=given)
             for given in (*extras, *([] if extra is None else [extra]))
         ]
-        self.context = {
-            "ti": SimpleNamespace(xcom_push=self._push),
-            "run_id": "run",
-            "triggering_asset_events": TriggeringAssetEventsAccessor.build(cast("Any", events)),
-        }
+        self.context = context_of(
+            SimpleNamespace(xcom_push=self._push),
+            run_id="run",
+            triggering_asset_events=TriggeringAssetEventsAccessor.build(cast("Any", events)),
+        )
 
     def _push(self, *, key: str, value: Any) -> None:
         self.pushed[key] = value

@@ -30,6 +30,7 @@ from sqs_lease.clock import SystemClock
 from sqs_lease.core.failure_rules import backoff
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Growing
+from tests.airflow.contexts import context_of
 from tests.airflow.scripted_comms import ScriptedComms
 
 HANDLE = "AQEB" + "x" * 300
@@ -134,14 +135,14 @@ def test_a_sensor_that_was_cleared_without_its_work_receives_nothing(
     # The keeper would delete the new messages because of work that has never seen them.
     sensor = sensor_of(dag)
     with pytest.raises(AirflowFailException, match=f"'orders'.*check_1 is {work}.*clear .* with its downstream tasks"):
-        sensor.execute({"ti": cleared_sensor(check_0=None, check_1=work, orders_keeper=None)})
+        sensor.execute(context_of(cleared_sensor(check_0=None, check_1=work, orders_keeper=None)))
 
 
 def test_a_sensor_that_was_cleared_alone_receives_nothing_while_its_keeper_holds_a_batch(
     dag: DAG, supervisor: ScriptedComms
 ) -> None:
     with pytest.raises(AirflowFailException, match="orders_keeper is deferred"):
-        sensor_of(dag).execute({"ti": cleared_sensor(check=None, orders_keeper="deferred")})
+        sensor_of(dag).execute(context_of(cleared_sensor(check=None, orders_keeper="deferred")))
 
 
 @pytest.mark.parametrize(

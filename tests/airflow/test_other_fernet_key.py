@@ -18,6 +18,7 @@ from sqs_lease.airflow.receiving.worker import give_back_handed
 from sqs_lease.airflow.transfer.lease import LEASE_KEY
 from sqs_lease.airflow.transfer.payload import PayloadError, load_lease
 from sqs_lease.testing import LeasedQueue, LeasedQueues, VirtualClock, run_virtual
+from tests.airflow.contexts import context_of
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.test_worker_lease import TaskInstance, execute
@@ -94,7 +95,7 @@ def test_the_triggerer_says_what_is_wrong_and_a_worker_gives_the_messages_back(q
     instance = SimpleNamespace(xcom_pull=lambda **_: lease)
     event = {"error": str(raised.value), "give_back": lease["batch_id"]}
     with pytest.raises(AirflowFailException, match=r"fernet_key.*2 of 2 messages were given back"):
-        keeper.execute_complete({"ti": instance}, event)
+        keeper.execute_complete(context_of(instance), event)
     assert queue.visible == ["a", "b"]
 
 

@@ -26,6 +26,7 @@ from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.ingestion import lost_watch
 from sqs_lease.ingestion.job import JobProcess
 from sqs_lease.ingestion.spec import SpecError
+from tests.airflow.contexts import context_of
 from tests.ingestion.job_program import LEAVE_RESULT, RESULT, WAITS_FOR_ITS_END, JobProgram
 
 SPEC: dict[str, Any] = {
@@ -90,7 +91,7 @@ def load(program: JobProgram) -> SqsToSparkOperator:
 
 
 def run(load: SqsToSparkOperator, instance: TaskInstance) -> Any:
-    return load.execute({"ti": instance})
+    return load.execute(context_of(instance))
 
 
 def test_it_stands_behind_the_sensor_and_its_keeper_reads_what_it_returns(load: SqsToSparkOperator) -> None:

@@ -36,6 +36,7 @@ from sqs_lease.airflow.settlement import lost_leases
 from sqs_lease.airflow.settlement.dag_work import work_tasks
 from sqs_lease.airflow.settlement.lost_leases import encode_on_lost
 from sqs_lease.testing import LeasedQueues
+from tests.airflow.contexts import context_of
 from tests.airflow.scripted_comms import ScriptedComms
 
 
@@ -67,7 +68,7 @@ def received(dag: DAG, task_id: str) -> Any:
     """What a sensor returns that received in its worker."""
     sensor = dag.task_dict[task_id]
     assert isinstance(sensor, SqsLeaseSensor)
-    return sensor.execute({"ti": SimpleNamespace(map_index=-1, try_number=1, xcom_push=lambda **_: None)})
+    return sensor.execute(context_of(SimpleNamespace(map_index=-1, try_number=1, xcom_push=lambda **_: None)))
 
 
 def no_key() -> None:

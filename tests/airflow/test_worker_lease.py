@@ -31,6 +31,7 @@ from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.core.failure_rules import discard, release
 from sqs_lease.core.policies import Fixed
 from sqs_lease.testing import AuditKind, LeasedQueue, LeasedQueues, MemoryTransport
+from tests.airflow.contexts import context_of
 from tests.airflow.scripted_comms import ScriptedComms
 
 
@@ -205,7 +206,7 @@ def test_a_queue_that_does_not_exist_fails_the_task_for_good(dag: DAG, queue: Le
 def test_in_reschedule_mode_the_worker_is_free_between_two_looks(dag: DAG, queue: LeasedQueue) -> None:
     made = sensor(dag, queue.url, mode="reschedule", timeout=3600)
     made.timeout = 1  # one look, and not the twenty seconds of it
-    looked = made.poke({"ti": TaskInstance()})
+    looked = made.poke(context_of(TaskInstance()))
     assert looked is False
     made.timeout = 3600
     made.poke = lambda context: False  # type: ignore[method-assign]
@@ -222,7 +223,7 @@ def test_what_does_not_match_is_settled_by_the_rule(dag: DAG, queue: LeasedQueue
         message_filtering_match_values=["wanted"],
         unmatched=discard(),
     )
-    looked = made.poke({"ti": TaskInstance()})
+    looked = made.poke(context_of(TaskInstance()))
     assert isinstance(looked, PokeReturnValue)
     assert [message["Body"] for message in looked.xcom_value or ()] == ["wanted"]
     assert (queue.visible, queue.invisible, queue.deleted) == ([], ["wanted"], 1)

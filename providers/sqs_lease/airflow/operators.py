@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
@@ -34,6 +34,9 @@ from sqs_lease.clock import SystemClock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 DEFAULT_HANDOFF_TIMEOUT: Final = timedelta(minutes=10)
 """How long a received batch is held for a keeper that was not started yet."""
@@ -106,7 +109,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
         self.ordered = ordered
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
 
-    def execute(self, context: Any) -> None:
+    def execute(self, context: Context) -> None:
         """Take the leases from the sensor's XCom and hand them to the trigger."""
         task_instance = context["ti"]
         lease = task_instance.xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)
@@ -141,7 +144,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
             method_name="execute_complete",
         )
 
-    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> None:
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Fail, as the trigger says: a task that succeeds is ended by the trigger itself.
 
         Raises:
@@ -218,7 +221,7 @@ class SqsLeaseFromEventOperator(BaseOperator):
             if isinstance(task, SqsLeaseKeeperOperator) and task.receive_task_id == self.task_id:
                 refuse_late_readers(self, task.work_task_ids)
 
-    def execute(self, context: Any) -> BatchValue:
+    def execute(self, context: Context) -> BatchValue:
         """Claim the run's batches, and publish them.
 
         Returns:
@@ -246,7 +249,7 @@ class SqsLeaseFromEventOperator(BaseOperator):
             raise AirflowSkipException("no message of the events is left for this run")
         return self._publish(context, taken)
 
-    def _publish(self, context: Any, taken: list[ClaimedBatch]) -> BatchValue:
+    def _publish(self, context: Context, taken: list[ClaimedBatch]) -> BatchValue:
         # Batches that were received before and after the trigger was changed are kept as the last one is.
         shared = {name: taken[-1].lease[name] for name in ("policy", "connection")}
         lease = merge([{**batch.lease, **shared} for batch in taken])
@@ -254,7 +257,7 @@ class SqsLeaseFromEventOperator(BaseOperator):
         context["ti"].xcom_push(key=LEASE_KEY, value=lease)
         return merge_messages([batch.messages for batch in taken])
 
-    def _events(self, context: Any) -> list[BatchEvent]:
+    def _events(self, context: Context) -> list[BatchEvent]:
         given = context["triggering_asset_events"]
         decoded = [BatchEvent.decode(event.extra) for event in given.get(self.event, ())]
         events = [event for event in decoded if event is not None]

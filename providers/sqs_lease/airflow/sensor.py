@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
 from airflow.sdk.configuration import conf
@@ -55,6 +55,9 @@ TRIGGERER_MARGIN: Final = timedelta(minutes=1)
 
 LOOK_SECONDS: Final = 20.0
 """How long a sensor that does not defer waits for a message before it sleeps for ``poke_interval``."""
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 PAYLOAD_IS_NOT_MAPPED: Final = (
     "with payload= the messages are in a file, and Airflow expands a task over values in XCom only. Read them in one "
@@ -216,7 +219,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         if (keeper := self._found_keeper()) is not None:
             refuse_late_readers(self, keeper.work_task_ids)
 
-    def execute(self, context: Any) -> Any:
+    def execute(self, context: Context) -> Any:
         """Receive, or hand everything to the trigger, which ends the task.
 
         Returns:
@@ -244,7 +247,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             timeout=timedelta(seconds=self.timeout) + TRIGGERER_MARGIN,
         )
 
-    def execute_complete(self, context: Any, event: Mapping[str, str]) -> None:
+    def execute_complete(self, context: Context, event: Mapping[str, str]) -> None:
         """Fail: the trigger resumes the task only for that.
 
         Raises:
@@ -255,7 +258,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         kinds = {TIMED_OUT: AirflowSensorTimeout, FAILED: AirflowException}
         raise self._failure(kinds.get(event["status"], AirflowFailException), event["error"])
 
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume after the trigger, as Airflow's sensors do, but skip with ``soft_fail`` only when the time is up.
 
         Airflow's own sensors turn every error into a skip then, so a queue that was deleted would never be noticed.
@@ -267,7 +270,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         except (AirflowSensorTimeout, TaskDeferralTimeout) as error:
             raise AirflowSkipException(f"no message came in time: {error}") from error
 
-    def poke(self, context: Any) -> bool | PokeReturnValue:
+    def poke(self, context: Context) -> bool | PokeReturnValue:
         """Look for messages once, in this process, and hand a batch over to the keeper.
 
         Between the end of this process and the keeper's trigger nobody can extend the leases, so the last thing that
@@ -295,7 +298,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         if self._holding is not None:
             self._holding.give_back()
 
-    def _receive_for_dag_test(self, context: Any, options: ReceiveOptions) -> Any:
+    def _receive_for_dag_test(self, context: Context, options: ReceiveOptions) -> Any:
         with self._errors_of_the_queue():
             received = receive_locally(options, self.timeout)
         if received is None:

@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from shutil import copyfileobj
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uuid import uuid4
 
 from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook
@@ -40,6 +40,9 @@ from sqs_lease.ingestion.job import (
 from sqs_lease.ingestion.lost_watch import ending_when_lost
 from sqs_lease.ingestion.result import StoredResult
 from sqs_lease.ingestion.spec import IngestionSpec
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 END_SECONDS: Final = 4.0
 """How long a job that is told to end may take; Airflow kills the task's process five seconds after it said so."""
@@ -145,7 +148,7 @@ class SqsToSparkOperator(BaseOperator):
         self._killed = False
         XComArg.apply_upstream_relationship(self, messages)
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Context) -> dict[str, Any]:
         """Run the job and return what became of the messages."""
         spec = IngestionSpec.parse(self.spec)
         # The SDK types what it resolves to as what it is resolved from.

@@ -25,6 +25,7 @@ from demo.airflow_stack import migrated_database
 from demo.processes import LOOPBACK, ROOT, ServerProcess, start_process
 from demo.sqs_server import SqsServer
 from sqs_lease.airflow import SqsToSparkOperator, sqs_lease
+from tests.airflow.contexts import context_of
 from tests.airflow.test_spark_operator import MESSAGES, SPEC, TaskInstance, in_the_background, wait_for
 from tests.airflow.test_spark_page import BLOCKS
 from tests.processes.airflow.test_dag_test import visible
@@ -197,7 +198,7 @@ def test_a_task_that_is_ended_leaves_nothing_of_spark_submit(
         )
     # Where other tests ran before, the session of theirs is a spark-submit as well.
     others = psutil.Process().children()
-    thread, errors = in_the_background(lambda: load.execute({"ti": TaskInstance(MESSAGES)}))
+    thread, errors = in_the_background(lambda: load.execute(context_of(TaskInstance(MESSAGES))))
     try:
         worker = psutil.Process(wait_for(waiting, thread))
         new = [one for one in psutil.Process().children() if one not in others]
