@@ -37,7 +37,7 @@ from demo.sqs_server import SetupMissingError, sqs_server
 from demo.summary import Summary
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import JavaError
-from sqs_lease.spark.packaged_java import java_for_spark
+from sqs_lease.spark.java_home import java_for_spark
 
 MESSAGES = 3000
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from demo.sqs_server import SqsServer
-from sqs_lease.spark.sinks.ledger import Ledger
-from sqs_lease.spark.sinks.ledger_files import Admitted
+from sqs_lease.spark.ledger import Admitted, Ledger
 from tests.spark.samples import named_files, rows, staged_files, stored_ids
 
 if TYPE_CHECKING:

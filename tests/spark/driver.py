@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark import DeltaSink, Staged, local_session
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.sinks.delta_sink import OpenDelta
+from sqs_lease.spark.sinks.delta.sink import OpenDelta
 from sqs_lease.spark.sinks.sink import Admission, Rest
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadLookUp, WriteAheadTable
 from tests.spark.samples import InterruptedSink, Place, good

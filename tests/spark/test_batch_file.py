@@ -19,7 +19,7 @@ from sqs_lease.batch_files.manifest import ManifestError, write_manifest
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import TextSource, WorkspaceError
 from sqs_lease.spark.batch_file import written_batch
-from sqs_lease.spark.sources.json_checker import PlainChecker
+from sqs_lease.spark.sources.json import PlainChecker
 from sqs_lease.spark.workspace import scratch_directory
 from tests.spark.samples import good, message
 

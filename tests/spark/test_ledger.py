@@ -20,8 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sqs_lease.spark import Ledger, Overtaken, TableError
-from sqs_lease.spark.sinks.ledger import OpenLedger
-from sqs_lease.spark.sinks.ledger_files import Admitted
+from sqs_lease.spark.ledger import Admitted, OpenLedger
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, KNOWN, LOOKED_UP, REJECTED
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

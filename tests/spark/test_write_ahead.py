@@ -23,11 +23,9 @@ from pyspark.sql import DataFrame
 
 from sqs_lease.spark import BatchIdReusedError, Ledger, Staged, TableError
 from sqs_lease.spark.batch_file import REASONS
+from sqs_lease.spark.ledger import Admitted, LedgerSnapshot, OpenLedger
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.parsing import Parsed
-from sqs_lease.spark.sinks.ledger import OpenLedger
-from sqs_lease.spark.sinks.ledger_files import Admitted
-from sqs_lease.spark.sinks.ledger_snapshot import LedgerSnapshot
 from sqs_lease.spark.sinks.sink import ENTRIES, INGESTED, LOOKED_UP, Admission, Table
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from tests.form import FULL_FORM

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
         WorkspaceError,
     )
     from sqs_lease.spark.ingestion import ingest
-    from sqs_lease.spark.java import require_java
+    from sqs_lease.spark.java_home import require_java
+    from sqs_lease.spark.ledger import Ledger
     from sqs_lease.spark.results import IngestResult
     from sqs_lease.spark.session import local_session
-    from sqs_lease.spark.sinks.delta_sink import DeltaSink, DeltaTarget
+    from sqs_lease.spark.sinks.delta.sink import DeltaSink, DeltaTarget
     from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
-    from sqs_lease.spark.sinks.ledger import Ledger
     from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
     from sqs_lease.spark.sinks.parquet_sink import ParquetSink
-    from sqs_lease.spark.sinks.postgres_sink import PostgresSink
+    from sqs_lease.spark.sinks.postgres.sink import PostgresSink
     from sqs_lease.spark.sinks.sink import Overtaken, Sink, Staged
     from sqs_lease.spark.sinks.write_ahead import WriteAheadSink
-    from sqs_lease.spark.sources.json_source import JsonSource
+    from sqs_lease.spark.sources.json import JsonSource
     from sqs_lease.spark.sources.parser_source import ParserSource
     from sqs_lease.spark.sources.pinned_schema import InferredSchema
     from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read
@@ -77,21 +77,21 @@ __all__ = [
 _MODULES: Final = {
     "NOTHING_TO_STORE": "sqs_lease.spark.columns",
     "BatchIdReusedError": "sqs_lease.spark.errors",
-    "DeltaSink": "sqs_lease.spark.sinks.delta_sink",
-    "DeltaTarget": "sqs_lease.spark.sinks.delta_sink",
+    "DeltaSink": "sqs_lease.spark.sinks.delta.sink",
+    "DeltaTarget": "sqs_lease.spark.sinks.delta.sink",
     "IcebergSink": "sqs_lease.spark.sinks.iceberg_sink",
     "InferredSchema": "sqs_lease.spark.sources.pinned_schema",
     "IngestResult": "sqs_lease.spark.results",
     "IngestionError": "sqs_lease.spark.errors",
     "JavaError": "sqs_lease.spark.errors",
-    "JsonSource": "sqs_lease.spark.sources.json_source",
+    "JsonSource": "sqs_lease.spark.sources.json",
     "LeaseLostError": "sqs_lease.spark.errors",
-    "Ledger": "sqs_lease.spark.sinks.ledger",
+    "Ledger": "sqs_lease.spark.ledger",
     "NativeDeltaSink": "sqs_lease.spark.sinks.native_delta_sink",
     "Overtaken": "sqs_lease.spark.sinks.sink",
     "ParquetSink": "sqs_lease.spark.sinks.parquet_sink",
     "ParserSource": "sqs_lease.spark.sources.parser_source",
-    "PostgresSink": "sqs_lease.spark.sinks.postgres_sink",
+    "PostgresSink": "sqs_lease.spark.sinks.postgres.sink",
     "ReconciliationError": "sqs_lease.spark.errors",
     "S3EventsSource": "sqs_lease.spark.sources.s3_events",
     "S3Read": "sqs_lease.spark.sources.s3_events",
@@ -107,7 +107,7 @@ _MODULES: Final = {
     "WriteAheadSink": "sqs_lease.spark.sinks.write_ahead",
     "ingest": "sqs_lease.spark.ingestion",
     "local_session": "sqs_lease.spark.session",
-    "require_java": "sqs_lease.spark.java",
+    "require_java": "sqs_lease.spark.java_home",
 }
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-from sqs_lease.spark.packaged_java import java_for_spark
+from sqs_lease.spark.java_home import java_for_spark
 
 
 @contextmanager

@@ -52,11 +52,11 @@ NEEDS = {
 
 NEEDED_FROM_USERS = {
     "sqs_lease.airflow.triggers.message_queue": "apache-airflow-providers-common-messaging",
-    "sqs_lease.spark.sinks.postgres_catalog": "psycopg",
-    "sqs_lease.spark.sinks.postgres_connection": "psycopg",
-    "sqs_lease.spark.sinks.postgres_copy": "psycopg",
-    "sqs_lease.spark.sinks.postgres_sink": "psycopg",
-    "sqs_lease.spark.sinks.postgres_types": "psycopg",
+    "sqs_lease.spark.sinks.postgres.catalog": "psycopg",
+    "sqs_lease.spark.sinks.postgres.connection": "psycopg",
+    "sqs_lease.spark.sinks.postgres.copy": "psycopg",
+    "sqs_lease.spark.sinks.postgres.sink": "psycopg",
+    "sqs_lease.spark.sinks.postgres.types": "psycopg",
     "sqs_lease.testing.pytest_plugin": "pytest",
     "sqs_lease.testing.sink_contract": "pytest",
     "sqs_lease.testing.sink_subject": "pytest",

@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from sqs_lease.spark.sinks.delta_sink import OpenDelta
-from sqs_lease.spark.sinks.delta_storage import TableStorage
-from sqs_lease.spark.sinks.ledger import Ledger
+from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.sinks.delta.sink import OpenDelta
+from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.sink import Admission, Staged
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_subject import asked, entries

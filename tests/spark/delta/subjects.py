@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DayTimeIntervalType, StructField, StructType, YearMonthIntervalType
 
 from sqs_lease.spark import DeltaSink
-from sqs_lease.spark.sinks.delta_files import FILES
-from sqs_lease.spark.sinks.delta_sink import OpenDelta
-from sqs_lease.spark.sinks.delta_storage import TableStorage
-from sqs_lease.spark.sinks.ledger import OpenLedger
+from sqs_lease.spark.ledger import OpenLedger
+from sqs_lease.spark.sinks.delta.files import FILES
+from sqs_lease.spark.sinks.delta.sink import OpenDelta
+from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.testing.sink_contract import Subject, interrupted
 
 REFUSED_TYPES = (DayTimeIntervalType(), StructType([StructField("a", YearMonthIntervalType())]))

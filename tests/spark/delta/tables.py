@@ -12,11 +12,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT, table_columns
-from sqs_lease.spark.sinks.delta_files import FILES, Listing, StagedFile
-from sqs_lease.spark.sinks.delta_schema import delta_schema
-from sqs_lease.spark.sinks.delta_sink import OpenDelta
-from sqs_lease.spark.sinks.delta_staging import TaskWriter, answered
-from sqs_lease.spark.sinks.delta_storage import TableStorage
+from sqs_lease.spark.sinks.delta.files import FILES, Listing, StagedFile
+from sqs_lease.spark.sinks.delta.schema import delta_schema
+from sqs_lease.spark.sinks.delta.sink import OpenDelta
+from sqs_lease.spark.sinks.delta.staging import TaskWriter, answered
+from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.write_ahead import Application
 
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sinks.delta_merge import check_keys
+from sqs_lease.spark.sinks.delta.merge import check_keys
 from tests.spark.delta.tables import COLUMNS, application, columns_of, open_table, row, stage, stored
 
 

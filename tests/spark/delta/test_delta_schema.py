@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sinks.delta_schema import added_columns, check_partitions, delta_schema, differences
+from sqs_lease.spark.sinks.delta.schema import added_columns, check_partitions, delta_schema, differences
 from tests.spark.delta.tables import COLUMNS, application, columns_of, open_table, row, stage, stored
 
 TABLE = delta_schema(COLUMNS)

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from sqs_lease.spark import DeltaSink, TableError
-from sqs_lease.spark.sinks.delta_storage import TableStorage
+from sqs_lease.spark.sinks.delta.storage import TableStorage
 from tests.spark.delta.conftest import Bucket
 from tests.spark.delta.tables import TABLE_SCHEMA, open_table, row, stage
 

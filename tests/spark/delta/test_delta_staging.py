@@ -12,10 +12,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql.types import BooleanType, DateType, DecimalType, ShortType, TimestampType
 
-from sqs_lease.spark.sinks import delta_staging
-from sqs_lease.spark.sinks.delta_files import Listing, read_rows
-from sqs_lease.spark.sinks.delta_staging import TaskWriter, answered
-from sqs_lease.spark.sinks.delta_storage import TableStorage
+from sqs_lease.spark.sinks.delta import staging as delta_staging
+from sqs_lease.spark.sinks.delta.files import Listing, read_rows
+from sqs_lease.spark.sinks.delta.staging import TaskWriter, answered
+from sqs_lease.spark.sinks.delta.storage import TableStorage
 from tests.spark.delta.tables import NOON, application, arrow_schema, columns_of, open_table, row, stage
 
 SPECIAL = ["plain", "a b", "x/y", "é=ü%2F", "it's", 'double "', "back\\slash", "a:b*?", "long " * 100]

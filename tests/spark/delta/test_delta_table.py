@@ -22,10 +22,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from sqs_lease.spark import DeltaSink, TableError
-from sqs_lease.spark.sinks import delta_maintenance
-from sqs_lease.spark.sinks.delta_sink import OpenDelta
-from sqs_lease.spark.sinks.delta_storage import TableStorage
-from sqs_lease.spark.sinks.ledger import Ledger
+from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.sinks.delta import maintenance as delta_maintenance
+from sqs_lease.spark.sinks.delta.sink import OpenDelta
+from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.sink import Admission, Staged
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted

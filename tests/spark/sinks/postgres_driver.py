@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from sqs_lease.spark.sinks.postgres_sink import PostgresSink, PostgresTable
+from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
 from sqs_lease.spark.sinks.sink import Admission, Staged
 from sqs_lease.testing.sink_contract import COLUMNS
 from sqs_lease.testing.sink_subject import asked, entries

@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DayTimeIntervalType, VarcharType
 
-from sqs_lease.spark.sinks.postgres_sink import PostgresSink, PostgresTable
+from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
 from sqs_lease.testing.sink_contract import Subject, interrupted
 from tests.spark.sinks.conftest import Database
 

@@ -26,11 +26,11 @@ from pyspark.sql.types import (
 
 from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.postgres_catalog import TableName, require_columns
-from sqs_lease.spark.sinks.postgres_connection import explained, parameters_of, place_of, reason_of
-from sqs_lease.spark.sinks.postgres_copy import to_csv
-from sqs_lease.spark.sinks.postgres_sink import PostgresSink
-from sqs_lease.spark.sinks.postgres_types import takes
+from sqs_lease.spark.sinks.postgres.catalog import TableName, require_columns
+from sqs_lease.spark.sinks.postgres.connection import explained, parameters_of, place_of, reason_of
+from sqs_lease.spark.sinks.postgres.copy import to_csv
+from sqs_lease.spark.sinks.postgres.sink import PostgresSink
+from sqs_lease.spark.sinks.postgres.types import takes
 
 SECRET = "correct-horse"
 

@@ -19,9 +19,9 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType, Va
 from sqs_lease.spark import JsonSource, ingest
 from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.postgres_connection import parameters_of
-from sqs_lease.spark.sinks.postgres_copy import COPIED_DDL, CopyRows
-from sqs_lease.spark.sinks.postgres_sink import PostgresSink, PostgresTable
+from sqs_lease.spark.sinks.postgres.connection import parameters_of
+from sqs_lease.spark.sinks.postgres.copy import COPIED_DDL, CopyRows
+from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
 from sqs_lease.spark.sinks.sink import Admission, Overtaken
 from sqs_lease.testing.sink_contract import COLUMNS, Subject
 from sqs_lease.testing.sink_subject import asked, columns_of, entries, known, record
@@ -325,7 +325,7 @@ def test_staging_tables_of_killed_tries_go_with_a_later_try(subject: Subject, da
 def test_a_staging_table_that_is_in_use_is_left_for_later(
     subject: Subject, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqs_lease.spark.sinks.postgres_sink._LOCK_MILLISECONDS", 1)
+    monkeypatch.setattr("sqs_lease.spark.sinks.postgres.sink._LOCK_MILLISECONDS", 1)
     table = subject.open()
     staged = subject.stage(table, "b", [record("m1", 1)])
     with psycopg.connect(database.url) as other:

@@ -18,7 +18,7 @@ from sqs_lease.spark.columns import MESSAGE_ID, REASON
 from sqs_lease.spark.settings import INGESTION, session_settings
 from sqs_lease.spark.sources import arrow_json
 from sqs_lease.spark.sources.arrow_json import ArrowJson
-from sqs_lease.spark.sources.json_source import JsonSource
+from sqs_lease.spark.sources.json import JsonSource
 from tests.spark.sources.parsing import messages_of
 
 # Schemas are read with the help of a session.

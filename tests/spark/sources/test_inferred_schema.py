@@ -11,9 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.json_checker import MOST_COLUMNS, OpenChecker
-from sqs_lease.spark.sources.json_inference import can_be_inferred
-from sqs_lease.spark.sources.json_source import JsonSource
+from sqs_lease.spark.sources.json import MOST_COLUMNS, JsonSource, OpenChecker, can_be_inferred
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from tests.spark.sources.parsing import messages_of, parsed
 

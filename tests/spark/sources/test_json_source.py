@@ -13,8 +13,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.settings import session_settings
-from sqs_lease.spark.sources.json_checker import ClosedChecker
-from sqs_lease.spark.sources.json_source import JsonSource
+from sqs_lease.spark.sources.json import ClosedChecker, JsonSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from tests.spark.sources.parsing import Parsed, parsed
 

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.sources.json_source import JsonSource
+from sqs_lease.spark.sources.json import JsonSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.sns import SnsEnvelope
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError, unwrap

@@ -10,8 +10,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from sqs_lease.spark.java import require_java
-from sqs_lease.spark.packaged_java import java_for_spark
+from sqs_lease.spark.java_home import java_for_spark, require_java
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from sqs_lease.spark.sinks.sink import Sink
 from sqs_lease.spark.sources.source import Source
 
 SOURCE_CLASSES: Final[Mapping[str, str]] = {
-    "json": "json_source.JsonSource",
+    "json": "json.JsonSource",
     "text": "text_source.TextSource",
     "variant": "variant_source.VariantSource",
     "s3-events": "s3_events.S3EventsSource",
@@ -21,8 +21,8 @@ SOURCE_CLASSES: Final[Mapping[str, str]] = {
 """The classes in ``sqs_lease.spark.sources`` by the kind that a spec names."""
 
 SINK_CLASSES: Final[Mapping[str, str]] = {
-    "delta": "delta_sink.DeltaSink",
-    "postgres": "postgres_sink.PostgresSink",
+    "delta": "delta.sink.DeltaSink",
+    "postgres": "postgres.sink.PostgresSink",
     "parquet": "parquet_sink.ParquetSink",
     "native-delta": "native_delta_sink.NativeDeltaSink",
     "iceberg": "iceberg_sink.IcebergSink",

@@ -40,8 +40,8 @@ from pyspark.sql.types import (
 from sqs_lease.spark.column_types import PLAIN_TYPES
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.delta_schema import differences
-from sqs_lease.spark.sinks.ledger import Ledger
+from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.sinks.delta.schema import differences
 from sqs_lease.spark.sinks.sink import Staged
 from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, gone
 from sqs_lease.spark.sinks.table_sql import (
@@ -72,7 +72,7 @@ class IcebergSink:
         table: The table's name with its catalog and namespace: ``"lake.sales.orders"``. The namespace must exist, the
             table is created where there is none.
         ledger: Where the ids of the messages are kept, and where rows wait: a directory that all drivers and executors
-            reach by this path, or an address on S3, see :class:`.ledger.Ledger`. It belongs to this table alone.
+            reach by this path, or an address on S3, see :class:`..ledger.Ledger`. It belongs to this table alone.
         partition_by: How a table that is created is partitioned: columns, or transforms of columns such as
             ``days(_sent_at)`` or ``bucket(16, customer)``; a table that is there stays as it is.
         upsert_by: The key's columns. None, the default, adds every record; with a key, a record replaces the one with

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
-from sqs_lease.spark.sinks.delta_schema import delta_schema, differences
-from sqs_lease.spark.sinks.ledger import Ledger
+from sqs_lease.spark.sinks.delta.schema import delta_schema, differences
 from sqs_lease.spark.sinks.sink import Staged
 from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, gone
 from sqs_lease.spark.sinks.table_sql import (
@@ -49,7 +49,7 @@ class NativeDeltaSink:
         partition_by: The columns by which a table that is created is partitioned; a table that is there stays as it is.
         upsert_by: The key's columns. None, the default, adds every record; with a key, a record replaces the one with
             the same key, unless that is of a message sent later; sent at the same time, the later batch wins.
-        ledger: Where the ids of the messages are kept, and where rows wait: see :class:`.ledger.Ledger`. It belongs to
+        ledger: Where the ids of the messages are kept, and where rows wait: see :class:`..ledger.Ledger`. It belongs to
             this table alone. Tables of a catalog need it; others have it in ``_sqs_lease/ledger`` below their path.
     """
 

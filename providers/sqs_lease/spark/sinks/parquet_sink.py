@@ -41,8 +41,8 @@ from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.column_types import PLAIN_TYPES
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
-from sqs_lease.spark.sinks.ledger import Ledger
 from sqs_lease.spark.sinks.sink import Staged
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
 

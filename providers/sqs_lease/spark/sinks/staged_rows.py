@@ -25,8 +25,8 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import read_path, write_path
-from sqs_lease.spark.sinks.ledger import Ledger
 from sqs_lease.spark.sinks.sink import Staged
 from sqs_lease.spark.sinks.write_ahead import Application
 

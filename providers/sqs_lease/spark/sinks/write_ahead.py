@@ -23,9 +23,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import BatchIdReusedError, TableError
-from sqs_lease.spark.sinks.ledger import Ledger, OpenLedger
-from sqs_lease.spark.sinks.ledger_files import Admitted
-from sqs_lease.spark.sinks.ledger_snapshot import LedgerSnapshot
+from sqs_lease.spark.ledger import Admitted, Ledger, LedgerSnapshot, OpenLedger
 from sqs_lease.spark.sinks.sink import Admission, PartsTable, Rest, Staged
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DayTimeIntervalType, StructField, StructType
 
-from sqs_lease.spark.sinks.ledger import OpenLedger
+from sqs_lease.spark.ledger import OpenLedger
 from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, ParquetSink, ParquetTable
 from sqs_lease.testing.sink_contract import SinkContract, Subject, interrupted
 from sqs_lease.testing.sink_subject import record

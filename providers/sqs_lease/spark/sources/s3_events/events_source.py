@@ -24,7 +24,7 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sources.arrow_types import arrow_schema, nullable
-from sqs_lease.spark.sources.json_rows import json_rows, missing
+from sqs_lease.spark.sources.json import json_rows, missing
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonLines, Parquet
 from sqs_lease.spark.sources.s3_events.notification import created_objects
 from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows

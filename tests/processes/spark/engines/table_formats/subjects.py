@@ -12,8 +12,8 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DayTimeIntervalType
 
+from sqs_lease.spark.ledger import OpenLedger
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink, IcebergTable
-from sqs_lease.spark.sinks.ledger import OpenLedger
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink, NativeDeltaTable
 from sqs_lease.spark.sinks.staged_rows import StagedRows
 from sqs_lease.testing.sink_contract import Subject, interrupted

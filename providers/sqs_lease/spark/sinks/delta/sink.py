@@ -20,19 +20,19 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.delta_files import FILES, Listing, directory_of, tries_beside
-from sqs_lease.spark.sinks.delta_maintenance import Optimized, optimize, vacuum
-from sqs_lease.spark.sinks.delta_merge import check_keys, merge_newest
-from sqs_lease.spark.sinks.delta_schema import (
+from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.sinks.delta.files import FILES, Listing, directory_of, tries_beside
+from sqs_lease.spark.sinks.delta.maintenance import Optimized, optimize, vacuum
+from sqs_lease.spark.sinks.delta.merge import check_keys, merge_newest
+from sqs_lease.spark.sinks.delta.schema import (
     added_columns,
     check_partitions,
     delta_schema,
     differences,
     unsupported,
 )
-from sqs_lease.spark.sinks.delta_staging import Written, write_by_spark, write_by_tasks, write_parts
-from sqs_lease.spark.sinks.delta_storage import OURS, TableStorage
-from sqs_lease.spark.sinks.ledger import Ledger
+from sqs_lease.spark.sinks.delta.staging import Written, write_by_spark, write_by_tasks, write_parts
+from sqs_lease.spark.sinks.delta.storage import OURS, TableStorage
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
 
@@ -72,7 +72,7 @@ class DeltaSink:
         TableStorage.of(self.path, self.storage_options)
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
-        """See :meth:`.sink.Sink.open`."""
+        """See :meth:`..sink.Sink.open`."""
         target = DeltaTarget(self.path, self.partition_by, self.upsert_by, self.storage_options)
         return WriteAheadSink(target, self._ledger).open(spark, columns, widen=widen)
 
@@ -129,7 +129,7 @@ class DeltaSink:
 
 @dataclass(frozen=True, slots=True)
 class DeltaTarget:
-    """The table without its ledger: see :class:`.write_ahead.Target`.
+    """The table without its ledger: see :class:`..write_ahead.Target`.
 
     Every try of a batch writes into a directory of its own, ``batches/<batch>/<try>``. Files there that no commit
     names belong to nobody's table. A try that fails removes its own, and one that is added removes what killed tries of
@@ -145,7 +145,7 @@ class DeltaTarget:
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> OpenDelta:
-        """See :meth:`.write_ahead.Target.open`."""
+        """See :meth:`..write_ahead.Target.open`."""
         storage = TableStorage.of(self.path, self.storage_options)
         check_partitions(columns, self.partition_by)
         check_keys(columns, self.upsert_by)
@@ -156,7 +156,7 @@ class DeltaTarget:
 
 @dataclass(frozen=True, slots=True)
 class OpenDelta:
-    """The open table: see :class:`.write_ahead.TargetTable`.
+    """The open table: see :class:`..write_ahead.TargetTable`.
 
     Attributes:
         storage: Its place.
@@ -197,13 +197,13 @@ class OpenDelta:
         raise self._too_busy("its columns were to be added")
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
-        """See :meth:`.write_ahead.TargetTable.stage`."""
+        """See :meth:`..write_ahead.TargetTable.stage`."""
         directory = self._new_try(batch_id)
         with self._removed_on_failure(directory):
             return self._staged(directory, self._write(rows, directory))
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged:
-        """See :class:`.sink.PartsTable`."""
+        """See :class:`..sink.PartsTable`."""
         directory = self._new_try(batch_id)
         schema = pa.schema(self.columns)
         with self._removed_on_failure(directory):
@@ -213,7 +213,7 @@ class OpenDelta:
             return self._staged(directory, written)
 
     def apply(self, location: str, application: Application) -> int | None:
-        """See :meth:`.write_ahead.TargetTable.apply`."""
+        """See :meth:`..write_ahead.TargetTable.apply`."""
         for _ in range(_COMMIT_TRIES):
             table = self._existing()
             if _has(table, application):
@@ -238,11 +238,11 @@ class OpenDelta:
         raise self._too_busy(f"batch {application.batch_id} was to be added, which the next look-up tries again")
 
     def version(self) -> int | None:
-        """See :meth:`.write_ahead.TargetTable.version`."""
+        """See :meth:`..write_ahead.TargetTable.version`."""
         return self._existing().version()
 
     def discard(self, location: str) -> None:
-        """See :meth:`.write_ahead.TargetTable.discard`."""
+        """See :meth:`..write_ahead.TargetTable.discard`."""
         self.storage.remove(directory_of(location))
 
     def _new_try(self, batch_id: str) -> str:

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.delta_storage import TableStorage
+from sqs_lease.spark.sinks.delta.storage import TableStorage
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Optimized:
 
 
 def optimize(storage: TableStorage, *, z_order_by: Sequence[str], target_file_bytes: int | None) -> Optimized:
-    """See :meth:`.delta_sink.DeltaSink.optimize`."""
+    """See :meth:`.sink.DeltaSink.optimize`."""
     for _ in range(_TRIES):
         table = _existing(storage)
         _check_order(storage, table, z_order_by)
@@ -79,7 +79,7 @@ def _rewrite(table: DeltaTable, z_order_by: Sequence[str], target_file_bytes: in
 
 
 def vacuum(storage: TableStorage, *, older_than: timedelta) -> list[str]:
-    """See :meth:`.delta_sink.DeltaSink.vacuum`."""
+    """See :meth:`.sink.DeltaSink.vacuum`."""
     hours = -(-older_than // timedelta(hours=1))
     try:
         removed: list[str] = _existing(storage).vacuum(retention_hours=hours, dry_run=False, full=True)

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError, TableError
-from sqs_lease.spark.sinks.postgres_catalog import (
+from sqs_lease.spark.sinks.postgres.catalog import (
     BATCHES,
     SCHEMA,
     STAGING,
@@ -39,9 +39,9 @@ from sqs_lease.spark.sinks.postgres_catalog import (
     prepare,
     require_columns,
 )
-from sqs_lease.spark.sinks.postgres_connection import Parameters, connect, explained, parameters_of, place_of, reason_of
-from sqs_lease.spark.sinks.postgres_copy import ATTEMPT, COPIED_DDL, CopyRows, copy_in, copy_out
-from sqs_lease.spark.sinks.postgres_types import written
+from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained, parameters_of, place_of, reason_of
+from sqs_lease.spark.sinks.postgres.copy import ATTEMPT, COPIED_DDL, CopyRows, copy_in, copy_out
+from sqs_lease.spark.sinks.postgres.types import written
 from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Overtaken, Staged
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class PostgresSink:
             travels to the executors inside of the pickled function and stands in no plan, log or error. Without one,
             each process uses what libpq finds where it runs (``PGPASSWORD``, ``PGPASSFILE``, ``~/.pgpass``).
         table: ``name`` or ``schema.name``; without a schema it is in ``public``. It is made where it does not exist,
-            with the types of :mod:`.postgres_types`. One that is there may have further columns, if they are nullable
+            with the types of :mod:`.types`. One that is there may have further columns, if they are nullable
             or have defaults.
         upsert_by: Columns, each ``NOT NULL``, that together name a row; a table that is there must have a unique index
             of them. A row whose key is there replaces that one, unless its message was sent earlier. Of messages sent
@@ -107,7 +107,7 @@ class PostgresSink:
             raise SchemaError("upsert_by is a sequence of columns, each once: upsert_by=('order_id',)")
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> PostgresTable:
-        """See :meth:`.sink.Sink.open`."""
+        """See :meth:`..sink.Sink.open`."""
         name, parameters = TableName.of(self.table), parameters_of(self.url)
         require_columns(columns, self.upsert_by)
         table = PostgresTable(name, parameters, columns, tuple(self.upsert_by))
@@ -126,12 +126,12 @@ class PostgresTable:
     upsert_by: tuple[str, ...]
 
     def look_up(self, messages: pa.Table) -> PostgresLookUp:
-        """See :meth:`.sink.Table.look_up`."""
+        """See :meth:`..sink.Table.look_up`."""
         with self.transaction("cannot be read") as cursor:
             return PostgresLookUp(messages, self._known(cursor, messages))
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
-        """See :meth:`.sink.Table.stage`."""
+        """See :meth:`..sink.Table.stage`."""
         name = f"staging_{uuid4().hex}"
         self._drop_left_over("created_at < now() - %s", [STAGING_KEPT])
         try:
@@ -141,7 +141,7 @@ class PostgresTable:
             raise
 
     def commit(self, looked_up: PostgresLookUp, admission: Admission) -> int | None:
-        """See :meth:`.sink.Table.commit`.
+        """See :meth:`..sink.Table.commit`.
 
         It is overtaken if a message of the admission has an entry, by now or when the other transaction that is
         writing one ends; also if the server ended the transaction because of another one.
@@ -158,7 +158,7 @@ class PostgresTable:
         return None
 
     def discard(self, staged: Staged) -> None:
-        """See :meth:`.sink.Table.discard`. What a commit took is in the table itself."""
+        """See :meth:`..sink.Table.discard`. What a commit took is in the table itself."""
         self._drop([staged.location])
 
     @contextmanager

@@ -25,8 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
 from sqs_lease.spark.paths import write_path
-from sqs_lease.spark.sinks.delta_files import StagedFile, statistics_of
-from sqs_lease.spark.sinks.delta_storage import TableStorage
+from sqs_lease.spark.sinks.delta.files import StagedFile, statistics_of
+from sqs_lease.spark.sinks.delta.storage import TableStorage
 
 # How Hive, and Spark with it, writes a null in the name of a directory.
 _NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"

@@ -22,7 +22,7 @@ from psycopg.abc import Query
 from pyarrow import csv
 
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.sinks.postgres_connection import Parameters, connect, explained
+from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained
 
 ATTEMPT: Final = "_sqs_lease_attempt"
 """The last column of a staging table: which attempt of which task wrote the row."""

@@ -19,7 +19,7 @@ from psycopg import sql
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.postgres_types import postgres_type, takes
+from sqs_lease.spark.sinks.postgres.types import postgres_type, takes
 
 SCHEMA: Final = "sqs_lease"
 STAGING: Final = sql.Identifier(SCHEMA, "staging")

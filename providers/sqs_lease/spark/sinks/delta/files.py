@@ -16,7 +16,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction
 
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.sinks.delta_storage import TableStorage
+from sqs_lease.spark.sinks.delta.storage import TableStorage
 
 FILES: Final = "batches"
 """The directory below the table for the files of all batches: ``batches/<batch>/<try>/``."""

@@ -1,0 +1,499 @@
+"""The ledger of a table: which messages it has, batch by batch, as a small Delta table beside it, without jars.
+
+Every batch that is admitted is one Parquet file and one commit, which is refused unless it follows directly on the
+version that was looked at. The commit says what the file has in it (the range of the times at which its messages were
+sent, the number of the admission), so most look-ups open few of the files.
+
+A queue keeps a message for 14 days at most. Batches are forgotten 15 days after they were admitted, all but the newest
+one: it may be half-done, and the next number counts on from it.
+
+:class:`LedgerPlace` says where it lies, and :class:`LedgerSnapshot` is one version of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.dataset as pds  # type: ignore[import-untyped]
+import pyarrow.fs as pafs  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction
+
+from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.sinks.sink import KNOWN, Overtaken
+
+logger = logging.getLogger(__name__)
+
+DAY: Final = "admitted_on"
+"""The column by which a ledger is partitioned: the day of the admission, in UTC."""
+
+FILE: Final = pa.schema(
+    [
+        pa.field("message_id", pa.string(), nullable=False),
+        pa.field("sent_at", pa.timestamp("us", tz="UTC")),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
+        pa.field("batch_id", pa.string(), nullable=False),
+        pa.field("number", pa.int64(), nullable=False),
+        pa.field("location", pa.string()),
+    ]
+)
+"""The columns of a file: what a sink keeps of each message of a batch, and what is the same for all of them."""
+
+
+REMEMBERED: Final = timedelta(days=15)
+"""How long after its admission a batch is known: SQS keeps a message for 14 days at most (its retention period)."""
+
+_TABLE: Final = Schema.from_arrow(FILE.append(pa.field(DAY, pa.date32(), nullable=False)))
+# The log is nobody's history: what happened is in the rows.
+_CONFIGURATION: Final[Mapping[str, str | None]] = {"delta.logRetentionDuration": "interval 2 days"}
+_ROW_GROUP_ENTRIES: Final = 250_000
+_MOSTLY_DIFFERENT: Final = frozenset({"message_id", "sent_at"})
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A ledger in a directory of its own. It is created where there is none.
+
+    Inside a Delta table's directory, below a name that begins with ``_``, it is invisible to the table's readers and
+    to ``vacuum``.
+
+    Attributes:
+        path: A directory that every driver reaches by this path, or an address as deltalake takes it
+            (``s3://bucket/orders-ledger``).
+        storage_options: How deltalake is to reach an address: keys, region, endpoint.
+        clock: Gives the time now, with a zone.
+    """
+
+    path: str | Path
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+    clock: Callable[[], datetime] = field(default=_now, repr=False)
+
+    @property
+    def address(self) -> str:
+        """The path, absolute, or the address."""
+        return self._place.address
+
+    @property
+    def _place(self) -> LedgerPlace:
+        return LedgerPlace.of(self.path, self.storage_options)
+
+    def open(self) -> OpenLedger:
+        """Find the ledger, or create it; several processes may do so at once.
+
+        Raises:
+            TableError: It can neither be found nor created there.
+        """
+        ledger = OpenLedger(self._place, self.clock)
+        if ledger.load() is None:
+            ledger.create()
+        return ledger
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLedger:
+    """A ledger that exists.
+
+    Attributes:
+        place: Where it is.
+        clock: Gives the time now, with a zone.
+    """
+
+    place: LedgerPlace
+    clock: Callable[[], datetime] = field(default=_now, repr=False)
+
+    def snapshot(self) -> LedgerSnapshot:
+        """The ledger as it is now.
+
+        Raises:
+            TableError: It cannot be read.
+        """
+        table = self.load()
+        if table is None:
+            raise TableError(f"the ledger {self.place.address} is gone: somebody removed it while it was used")
+        return LedgerSnapshot(self.place, table, pa.table(table.get_add_actions(flatten=True)))
+
+    def admit(self, snapshot: LedgerSnapshot, batch_id: str, entries: pa.Table, location: str | None) -> Admitted:
+        """Write a batch down, if nobody was admitted since the snapshot.
+
+        Args:
+            snapshot: What the entries were compared with.
+            batch_id: The batch.
+            entries: Its messages, as :data:`.sinks.sink.ENTRIES`, at least one, none of them known to the snapshot.
+            location: Where its rows are staged; None where it has none.
+
+        Raises:
+            Overtaken: Somebody else was; nothing is written.
+            TableError: It cannot be written. It may have been all the same: a later snapshot knows.
+        """
+        newest = snapshot.newest()
+        admitted = Admitted(newest.number + 1 if newest else 1, batch_id, location)
+        day = self.clock().astimezone(UTC).date().isoformat()
+        file = f"{DAY}={day}/{admitted.number:012d}-{uuid4().hex}.parquet"
+        try:
+            size = self._write(file, rows_of(admitted, entries))
+            snapshot.table.create_write_transaction(
+                [
+                    AddAction(
+                        path=file,
+                        size=size,
+                        partition_values={DAY: day},
+                        modification_time=int(self.clock().timestamp() * 1000),
+                        data_change=True,
+                        stats=json.dumps(statistics_of(admitted, entries)),
+                    )
+                ],
+                "append",
+                _TABLE,
+                partition_by=[DAY],
+                # With retries, delta-rs would accept a commit that was prepared for an older version.
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError as error:
+            # The refusal may answer the second request of a pair of which the first went through unheard.
+            now = self.snapshot()
+            if now.has_file(file):
+                return admitted
+            if now.table.version() == snapshot.table.version():
+                raise self.place.unusable("cannot be written", error) from error
+            self.place.filesystem().delete_file(file)
+            raise Overtaken from error
+        except (DeltaError, OSError) as error:
+            raise self.place.unusable("cannot be written", error) from error
+        return admitted
+
+    def clean_up(self, seen: LedgerSnapshot) -> None:
+        """Forget what is older than any message in a queue can be: whole days, so at most once a day.
+
+        It may lose against another process, and leaves the work to that one, or to the next day. Trouble is logged
+        and does no harm.
+
+        Args:
+            seen: A version that was looked at a moment ago, by which most calls see that there is nothing to do.
+        """
+        oldest = (self.clock() - REMEMBERED).astimezone(UTC).date()
+        if not any(day < oldest for day in seen.days()):
+            return
+        try:
+            snapshot = self.snapshot()
+            newest = snapshot.newest_day()
+            if not any(day < oldest and day != newest for day in snapshot.days()):
+                return
+            removed = snapshot.table.delete(
+                f"{DAY} < '{oldest.isoformat()}' AND {DAY} <> '{newest.isoformat()}'",
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+            # Files that left the ledger a week ago or longer, and those that never got into it.
+            vacuumed = snapshot.table.vacuum(full=True, dry_run=False)
+        except CommitFailedError:
+            logger.debug("ledger %s: somebody else was faster than the clean-up", self.place.address)
+        except (DeltaError, OSError, TableError) as error:
+            logger.warning("ledger %s was not cleaned up, which is tried again: %s", self.place.address, error)
+        else:
+            logger.info(
+                "ledger %s: forgot %d batches from before %s, removed %d files",
+                self.place.address,
+                removed["num_removed_files"],
+                oldest,
+                len(vacuumed),
+            )
+
+    def load(self) -> DeltaTable | None:
+        """The newest version; None where there is no ledger."""
+        try:
+            return DeltaTable(self.place.address, storage_options=self.place.options)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise self.place.unusable("cannot be read", error) from error
+
+    def create(self) -> None:
+        """Create the ledger, unless somebody else does at this moment."""
+        if self.place.is_local and "%" in self.place.address:
+            raise TableError(
+                f"{self.place.address} has a % in it, which delta-rs takes for an escape: use another path"
+            )
+        try:
+            DeltaTable.create(
+                self.place.address,
+                _TABLE,
+                mode="ignore",
+                partition_by=[DAY],
+                configuration=_CONFIGURATION,
+                storage_options=self.place.options,
+                # With retries, two processes that create it at once both succeed, the second on top of the first.
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError:
+            logger.debug("ledger %s was created by somebody else at this moment", self.place.address)
+        except (DeltaError, OSError) as error:
+            raise self.place.unusable("cannot be created", error) from error
+
+    def _write(self, file: str, rows: pa.Table) -> int:
+        filesystem = self.place.filesystem()
+        if self.place.is_local:
+            filesystem.create_dir(str(Path(file).parent))
+        with filesystem.open_output_stream(file) as stream:
+            pq.write_table(
+                rows,
+                stream,
+                row_group_size=_ROW_GROUP_ENTRIES,
+                compression="zstd",
+                use_dictionary=[name for name in FILE.names if name not in _MOSTLY_DIFFERENT],
+            )
+        size: int = filesystem.get_file_info(file).size
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPlace:
+    """Where a ledger lies.
+
+    Attributes:
+        address: An absolute path, or an address as deltalake takes it.
+        storage_options: How deltalake is to reach an address.
+    """
+
+    address: str
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, path: str | Path, storage_options: Mapping[str, str] | None) -> LedgerPlace:
+        """Make a path absolute."""
+        address = str(path).rstrip("/") if "://" in str(path) else str(Path(path).absolute())
+        return cls(address, storage_options)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory."""
+        return "://" not in self.address
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """The storage options as deltalake takes them."""
+        return None if self.storage_options is None else dict(self.storage_options)
+
+    def filesystem(self) -> pafs.FileSystem:
+        """The place as a file system."""
+        if self.is_local:
+            return pafs.SubTreeFileSystem(self.address, pafs.LocalFileSystem())
+        return pafs.PyFileSystem(DeltaStorageHandler(self.address, self.options))
+
+    def unusable(self, what: str, error: Exception) -> TableError:
+        """The error to raise over another one."""
+        return TableError(
+            f"the ledger {self.address} {what}: {error}. Check that this process may read and write there, and that "
+            "the disk is not full"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """One admission.
+
+    Attributes:
+        number: Its number; the ledger's first is 1.
+        batch_id: The batch.
+        location: Where its rows were staged; None where it had none.
+    """
+
+    number: int
+    batch_id: str
+    location: str | None
+
+
+def rows_of(admitted: Admitted, entries: pa.Table) -> pa.Table:
+    """The content of the file of an admission.
+
+    Args:
+        admitted: The admission.
+        entries: Its messages, as :data:`.sinks.sink.ENTRIES`.
+    """
+    count = entries.num_rows
+    constant = {
+        "batch_id": pa.repeat(admitted.batch_id, count),
+        "number": pa.repeat(admitted.number, count),
+        "location": pa.repeat(pa.scalar(admitted.location, pa.string()), count),
+    }
+    return (
+        pa.table({**{name: entries[name] for name in entries.schema.names}, **constant}).select(FILE.names).cast(FILE)
+    )
+
+
+def statistics_of(admitted: Admitted, entries: pa.Table) -> dict[str, Any]:
+    """What the log is to say of that file, so that most look-ups need not open it."""
+    constant = {"number": admitted.number, "batch_id": admitted.batch_id}
+    nulls = {"number": 0, "batch_id": 0, "location": 0, "sent_at": entries["sent_at"].null_count}
+    if admitted.location is None:
+        nulls["location"] = entries.num_rows
+    else:
+        constant["location"] = admitted.location
+    lowest, highest = dict(constant), dict(constant)
+    times = pc.min_max(entries["sent_at"])
+    if times["min"].is_valid:
+        lowest["sent_at"], highest["sent_at"] = (
+            times[end].as_py().isoformat(timespec="microseconds").replace("+00:00", "Z") for end in ("min", "max")
+        )
+    return {"numRecords": entries.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
+
+
+_BUCKET_MICROSECONDS: Final = 60_000_000
+# Row groups that a look-up holds in memory at once: some 20 MB each.
+_FILES_AT_ONCE: Final = 4
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSnapshot:
+    """One version of a ledger.
+
+    Attributes:
+        place: Where it is.
+        table: The version. Nobody moves this handle on to a newer one.
+        files: What the log says of each file: one row a file.
+    """
+
+    place: LedgerPlace
+    table: DeltaTable
+    files: pa.Table
+
+    @property
+    def ledger_id(self) -> str:
+        """Tells this ledger from another one in the same place."""
+        return str(self.table.metadata().id)
+
+    def newest(self) -> Admitted | None:
+        """The newest admission; None in an empty ledger."""
+        if not self.files.num_rows:
+            return None
+        highest = pc.max(self.files["max.number"]).as_py()
+        (row,) = self._scan(
+            pc.equal(self.files["max.number"], highest),
+            lambda scanner: scanner.head(1).to_pylist(),
+            columns=["number", "batch_id", "location"],
+            where=pds.field("number") == highest,
+        )
+        return Admitted(row["number"], row["batch_id"], row["location"])
+
+    def find(self, messages: pa.Table) -> pa.Table:
+        """Those of some messages that are in the ledger.
+
+        Args:
+            messages: As :data:`.sinks.sink.LOOKED_UP`.
+
+        Returns:
+            As :data:`.sinks.sink.KNOWN`.
+        """
+        overlapping = self._overlapping(messages["sent_at"])
+        if not messages.num_rows or not pc.any(overlapping).as_py():
+            return KNOWN.empty_table()
+        message_ids = messages["message_id"].combine_chunks()
+        found: pa.Table = self._scan(
+            overlapping,
+            lambda scanner: scanner.to_table(),
+            columns=KNOWN.names,
+            where=pds.field("message_id").isin(message_ids),
+        )
+        return found.cast(KNOWN)
+
+    def count_of(self, batch_id: str) -> int:
+        """How many messages were admitted under a batch id."""
+        may_have = self._may_have("batch_id", batch_id)
+        if not pc.any(may_have).as_py():
+            return 0
+        return self._scan(
+            may_have,
+            lambda scanner: int(scanner.count_rows()),
+            columns=["batch_id"],
+            where=pds.field("batch_id") == batch_id,
+        )
+
+    def may_name(self, location: str) -> bool:
+        """Whether an admission has its rows at this location; False is certain."""
+        return bool(pc.any(self._may_have("location", location)).as_py())
+
+    def has_file(self, file: str) -> bool:
+        """Whether the ledger consists of this file, among others."""
+        return bool(pc.any(pc.equal(self.files["path"], file)).as_py())
+
+    def days(self) -> list[Any]:
+        """The days on which batches were admitted."""
+        days: list[Any] = pc.unique(self.files[f"partition.{DAY}"]).to_pylist()
+        return days
+
+    def newest_day(self) -> Any:
+        """The day of the newest admission; None in an empty ledger."""
+        newest = pc.equal(self.files["max.number"], pc.max(self.files["max.number"]))
+        days = self.files[f"partition.{DAY}"].filter(newest)
+        return days[0].as_py() if len(days) else None
+
+    def _scan(
+        self,
+        chosen: pa.ChunkedArray,
+        take: Callable[[pds.Scanner], _Result],
+        *,
+        columns: list[str],
+        where: pds.Expression,
+    ) -> _Result:
+        """Take something from the chosen files, a few of which are in memory at a time."""
+        paths = self.files["path"].filter(chosen).to_pylist()
+        try:
+            files = pds.dataset(paths, schema=FILE, format="parquet", filesystem=self.place.filesystem())
+            return take(files.scanner(columns=columns, filter=where, fragment_readahead=_FILES_AT_ONCE))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise self.place.unusable("cannot be read", error) from error
+
+    def _may_have(self, column: str, value: str) -> pa.ChunkedArray:
+        """Which files may have a value in a column: those of which the log does not exclude it."""
+        low, high = self.files[f"min.{column}"], self.files[f"max.{column}"]
+        within = pc.and_(pc.less_equal(low, value), pc.greater_equal(high, value))
+        # Nothing but nulls has neither a lowest nor a highest value.
+        empty = pc.equal(self.files[f"null_count.{column}"], self.files["num_records"])
+        return pc.and_(pc.fill_null(within, True), pc.invert(pc.fill_null(empty, False)))
+
+    def _overlapping(self, sent_at: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Which files may have messages that were sent in the same minutes as these."""
+        everything = pa.chunked_array([pa.repeat(True, self.files.num_rows)])
+        if sent_at.null_count:
+            return everything
+        asked = sorted(pc.unique(_minutes(sent_at)).to_pylist())
+        files = zip(
+            _minutes(self.files["min.sent_at"]).to_pylist(),
+            _minutes(self.files["max.sent_at"]).to_pylist(),
+            self.files["null_count.sent_at"].to_pylist(),
+            strict=True,
+        )
+        return pa.chunked_array(
+            [
+                pa.array(
+                    [
+                        # Unknown, or a message of which the time was not said when it was admitted.
+                        low is None or high is None or nulls != 0 or bisect_right(asked, high) > bisect_left(asked, low)
+                        for low, high, nulls in files
+                    ],
+                    pa.bool_(),
+                )
+            ]
+        )
+
+
+def _minutes(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.divide(times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), _BUCKET_MICROSECONDS)

@@ -1,0 +1,414 @@
+"""JSON messages: one object a body, checked for syntax in the driver and against the schema on Spark.
+
+Columns that nobody named are inferred with types that every later body can be read by. Records are made by one
+``from_json`` a text: what does not fit the schema gets a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any, Final, Literal, get_args
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyspark
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.sources.arrow_json import ArrowJson
+from sqs_lease.spark.sources.pinned_schema import InferredSchema
+from sqs_lease.spark.sources.schemas import can_be_column, json_schema, notation, quoted
+
+_CORRUPT: Final = "_sqs_lease_corrupt"
+_RECORD: Final = "_sqs_lease_record"
+_TEXT: Final = "_sqs_lease_text"
+
+JSON_OPTIONS: Final = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": _CORRUPT,
+    # Otherwise "NaN" and "Infinity" in quotes are numbers.
+    "allowNonNumericNumbers": "false",
+    # Otherwise the date "2013-01-02 or so" is one.
+    "dateFormat": "yyyy-MM-dd",
+    # Otherwise the date "20130102" is the 20 130 102nd day since 1970.
+    "enableDateTimeParsingFallback": "false",
+    # A timestamp without a zone means the same whichever session parses it.
+    "timeZone": "UTC",
+}
+
+
+NewFields = Literal["ignore", "reject", "add"]
+"""What becomes of a field that is no column: it is ignored, its message is rejected, or it becomes a column."""
+
+_CHOICES: Final = get_args(NewFields)
+
+
+@dataclass(frozen=True)
+class JsonSource:
+    """One JSON object a message.
+
+    Rejected are bodies that are empty, not JSON by the letter of RFC 8259 (text after the object, a second object,
+    single quotes, ``NaN``), that name a field twice in one object, hold a number that no double can, nest deeper than
+    200 levels, or are no object; and objects in which a field that the schema declares ``NOT NULL`` is missing or null,
+    or any field has the wrong type.
+
+    A ``DATE`` is written ``2013-01-31``; a timestamp without a zone is in UTC. A ``STRING`` column takes any value, as
+    its JSON text; a ``DECIMAL`` one rounds to its scale, and in a ``FLOAT`` one a number beyond its range is infinite.
+
+    Attributes:
+        schema: The fields of the object, as a Spark DDL string (``"id BIGINT NOT NULL, name STRING"``), a
+            ``StructType``, or :class:`InferredSchema`. Names are matched in upper and lower case.
+        new_fields: What becomes of a field of the object itself (not of what is nested in it) that is no column.
+            ``"ignore"``, the default: nothing. ``"reject"``: its message is rejected; with an inferred schema this
+            costs a second look at each body on Spark, where the pinned schema is known for certain. ``"add"``: it
+            becomes a column, in the pinned schema and then in the table, with the type that Spark infers from this
+            batch; for a field that is null or empty in all messages that waits until one has a value. A message whose
+            new field can be no column (a name that not every table takes, or that differs from another one in case
+            only, or the 1001st column) is rejected. It needs an :class:`InferredSchema`: what was added must be found
+            again by the next batch and by other drivers, and the text of a schema cannot grow.
+    """
+
+    schema: str | StructType | InferredSchema
+    new_fields: NewFields = "ignore"
+
+    def __post_init__(self) -> None:
+        if self.new_fields not in _CHOICES:
+            raise ValueError(f"new_fields must be one of {', '.join(_CHOICES)}, not {self.new_fields!r}")
+        if self.new_fields == "add" and not isinstance(self.schema, InferredSchema):
+            raise SchemaError(
+                'new_fields="add" needs schema=InferredSchema(path), so that later batches find the columns that were '
+                "added; to give some columns, write the schema's JSON (StructType.json()) to that path first"
+            )
+
+    @property
+    def identity(self) -> str:
+        """The schema, or where it is pinned, and what becomes of new fields."""
+        what = self.schema.file if isinstance(self.schema, InferredSchema) else notation(self.schema)
+        return f"json; {self.new_fields}; {what}"
+
+    @property
+    def widens(self) -> bool:
+        """Whether new fields become columns."""
+        return self.new_fields == "add"
+
+    def checker(self) -> ObjectChecker:
+        """See :class:`.source.Source`. The schema is checked here, before anything is written."""
+        if isinstance(self.schema, InferredSchema):
+            pinned = self.schema.load()
+            if pinned is not None:
+                json_schema(pinned)
+            if self.new_fields == "add":
+                return OpenChecker(pinned.names if pinned else (), can_be_inferred)
+            return PlainChecker()
+        columns = json_schema(self.schema)
+        return ClosedChecker(columns.names) if self.new_fields == "reject" else PlainChecker()
+
+    def columns(self, messages: DataFrame, checker: ObjectChecker) -> StructType:
+        """The schema as it is given or pinned; inferred and pinned where it is not yet, and widened by new fields."""
+        if not isinstance(self.schema, InferredSchema):
+            return json_schema(self.schema)
+        pinned = self.schema.load()
+        if pinned is None:
+            fields = inferred_fields(messages)
+            if not fields:
+                raise SchemaError(
+                    f"no schema is pinned in {self.schema.file} yet, and no message of this batch has a field from "
+                    "which one could be inferred: ingest a batch with records, or write a schema there"
+                )
+            pinned = self.schema.pin(StructType(fields))
+        if isinstance(checker, OpenChecker) and (new := checker.new_fields - set(pinned.names)):
+            pinned = self.schema.widen(inferred_fields(messages, new))
+        return json_schema(pinned)
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        """See :class:`.source.Source`."""
+        named = messages.withColumnsRenamed({batch_file.MESSAGE_ID: MESSAGE_ID, batch_file.SENT_AT: SENT_AT})
+        return json_rows(named, batch_file.BODY, columns, [MESSAGE_ID, SENT_AT], closed=self._is_closed_on_spark)
+
+    def arrow_parser(self, columns: StructType) -> ArrowJson | None:
+        """See :class:`.source.ArrowSource`."""
+        if self._is_closed_on_spark or type(self).parse is not JsonSource.parse:
+            # Whoever inherits from this may parse otherwise.
+            return None
+        return ArrowJson.of(columns)
+
+    @property
+    def _is_closed_on_spark(self) -> bool:
+        """Whether new fields are to be found there. Of a given schema, the driver knows the fields."""
+        return self.new_fields == "reject" and isinstance(self.schema, InferredSchema)
+
+
+MOST_COLUMNS: Final = 1000
+"""Wider than this no table grows by itself: objects with names such as ids would add columns without end."""
+
+SHOWN_FIELDS: Final = 3
+"""How many unknown fields a reason names."""
+
+SHOWN_CHARACTERS: Final = 63
+"""How much of each name."""
+
+UNKNOWN_FIELD: Final = "not in the schema: "
+"""How the reason starts when a message has fields that are no columns; their names follow."""
+
+
+class AnyJsonChecker:
+    """Takes every JSON value."""
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        """See :class:`.source.Checker`."""
+        return [_why_not_json(body) for body in bodies]
+
+
+class ObjectChecker:
+    """Takes JSON objects, whatever is in them."""
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        """See :class:`.source.Checker`."""
+        return [self._reason(body) for body in bodies]
+
+    def _reason(self, body: str) -> str | None:
+        try:
+            return self.judge(decode_object(body))
+        except NotJsonError as error:
+            return str(error)
+
+    def judge(self, _record: Mapping[str, Any]) -> str | None:
+        """Say why an object cannot be a record."""
+        return None
+
+
+class PlainChecker(ObjectChecker):
+    """Takes JSON objects, and knows that a manifest has named all other bodies."""
+
+    def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
+        """See :class:`.source.SyntaxChecker`."""
+        return not_json
+
+
+class ClosedChecker(ObjectChecker):
+    """Refuses fields that are no columns.
+
+    Args:
+        columns: The names of the columns.
+    """
+
+    def __init__(self, columns: Collection[str]) -> None:
+        self._columns = frozenset(columns)
+
+    def judge(self, record: Mapping[str, Any]) -> str | None:
+        """See :class:`ObjectChecker`."""
+        if record.keys() <= self._columns:
+            return None
+        unknown = [name[:SHOWN_CHARACTERS] for name in record if name not in self._columns]
+        return f"{UNKNOWN_FIELD}{', '.join(unknown[:SHOWN_FIELDS])}"
+
+
+class OpenChecker(ObjectChecker):
+    """Collects fields that are no columns yet, and refuses those that cannot become one.
+
+    Args:
+        columns: The names of the columns.
+        can_be_column: Whether a field of that name may become a column.
+    """
+
+    def __init__(self, columns: Collection[str], can_be_column: Callable[[str], bool]) -> None:
+        self._known = {name.lower(): name for name in columns}
+        self._names = set(columns)
+        self._can_be_column = can_be_column
+        self.new_fields: set[str] = set()
+
+    def judge(self, record: Mapping[str, Any]) -> str | None:
+        """See :class:`ObjectChecker`."""
+        if record.keys() <= self._names:
+            return None
+        new = [name for name, value in record.items() if name not in self._names and _has_value(value)]
+        taken = dict(self._known)
+        for name in new:
+            if not self._can_be_column(name):
+                return "a field that is not in the schema has a name that no column can have"
+            if name.lower() in taken:
+                return f"the field {name} differs from the column {taken[name.lower()]} in upper and lower case only"
+            taken[name.lower()] = name
+        if len(taken) > MOST_COLUMNS:
+            return f"its new fields would make the table wider than {MOST_COLUMNS} columns"
+        self._known = taken
+        self._names.update(new)
+        self.new_fields.update(new)
+        return None
+
+
+def _why_not_json(body: str) -> str | None:
+    try:
+        decode(body)
+    except NotJsonError as error:
+        return str(error)
+    return None
+
+
+def _has_value(value: Any) -> bool:
+    """Whether there is anything that Spark could infer a type from."""
+    if isinstance(value, dict):
+        return any(map(_has_value, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_value, value))
+    return value is not None
+
+
+_OWN = {MESSAGE_ID, SENT_AT, BATCH_ID, REASON}
+
+
+def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) -> list[StructField]:
+    """Let Spark infer the fields of the messages' bodies; all may be null.
+
+    What has no type yet is left out: fields that are null, empty arrays or empty objects in all bodies. So are names
+    that no column should have, and of names that differ in case only all but one. A value that is an object with such
+    names inside stays whole, as JSON text.
+
+    Args:
+        messages: The messages, checked for syntax.
+        only: The fields wanted; None for all.
+
+    Raises:
+        SchemaError: This version of PySpark cannot infer.
+    """
+    if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
+        raise SchemaError(
+            f"a schema is inferred by PySpark 4.2 or newer, and this is {pyspark.__version__}: name the fields in the "
+            "schema, or write them to the pinned schema's file before the first batch"
+        )
+    if only is not None:
+        wanted = F.array(*map(F.lit, sorted(only)))
+        messages = messages.where(F.arrays_overlap(F.json_object_keys(batch_file.BODY), wanted))
+    reader = messages.sparkSession.read.options(
+        dropFieldIfAllNull="true", columnNameOfCorruptRecord=_CORRUPT, mode="PERMISSIVE", samplingRatio="1.0"
+    )
+    found: dict[str, StructField] = {}
+    for field in reader.json(messages.select(batch_file.BODY)).schema.fields:
+        if field.name == _CORRUPT or not can_be_inferred(field.name) or (only is not None and field.name not in only):
+            continue
+        found.setdefault(field.name.lower(), StructField(field.name, _storable(field.dataType)))
+    return list(found.values())
+
+
+def can_be_inferred(name: str) -> bool:
+    """Whether a field of this name may become a column by itself."""
+    return can_be_column(name) and name.lower() not in _OWN
+
+
+def _storable(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        names = {name.lower() for name in kind.names if can_be_column(name)}
+        if len(names) < len(kind.names):
+            return StringType()
+        return StructType([StructField(field.name, _storable(field.dataType)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_storable(kind.elementType))
+    return kind
+
+
+def json_rows(
+    frame: DataFrame, text: str, columns: StructType, carried: Sequence[str], *, closed: bool = False
+) -> DataFrame:
+    """Parse a column of JSON objects that were checked for syntax before.
+
+    Args:
+        frame: Rows with the text and all that is carried. A row whose ``REASON``, if it is carried, is not null keeps
+            it, and its text may be null.
+        text: The name of the column of texts.
+        columns: The columns of a record.
+        carried: Columns that are taken over as they are.
+        closed: Whether an object with a field that is no column is rejected. It costs a second look at the text.
+
+    Returns:
+        ``columns``, ``carried``, and ``REASON``.
+    """
+    schema = StructType([*columns.fields, StructField(_CORRUPT, StringType())])
+    record = F.col(_RECORD)
+    reason = _reason(record, columns, closed=closed)
+    if REASON in carried:
+        reason = F.when(F.col(REASON).isNotNull(), F.col(REASON)).otherwise(reason)
+    return frame.select(
+        *carried,
+        F.col(text).alias(_TEXT),
+        F.from_json(text, schema, JSON_OPTIONS).alias(_RECORD),
+    ).select(
+        *(record.getField(name).alias(name) for name in columns.names),
+        *(name for name in carried if name != REASON),
+        reason.alias(REASON),
+    )
+
+
+def missing(columns: StructType) -> Column:
+    """Say which required places of a row's columns are null; null where none is.
+
+    Spark itself treats every field as nullable when it parses.
+    """
+    gaps = [gap for field in columns.fields for gap in _gaps(F.col(quoted(field.name)), field, field.name)]
+    return _missing(gaps)
+
+
+def _reason(record: Column, columns: StructType, *, closed: bool) -> Column:
+    gaps = [gap for field in columns.fields for gap in _gaps(record.getField(field.name), field, field.name)]
+    reason = (
+        # Spark gives no record for a null text, and then no corrupt one either.
+        F.when(record.isNull(), F.lit("no record could be parsed"))
+        .when(record.getField(_CORRUPT).isNotNull(), _type_reason(record, columns))
+        .otherwise(_missing(gaps))
+    )
+    if not closed:
+        return reason
+    unknown = F.array_except(F.json_object_keys(_TEXT), F.array(*map(F.lit, columns.names)))
+    named = F.transform(F.slice(unknown, 1, SHOWN_FIELDS), lambda name: F.substring(name, 1, SHOWN_CHARACTERS))
+    return F.coalesce(reason, F.when(F.size(unknown) > 0, F.concat(F.lit(UNKNOWN_FIELD), F.array_join(named, ", "))))
+
+
+def _missing(gaps: Sequence[tuple[str, Column]]) -> Column:
+    if not gaps:
+        return F.lit(None).cast("string")
+    named = F.concat_ws(", ", *(F.when(test, F.lit(path)) for path, test in gaps))
+    # Nearly every row has none: seeing that must cost next to nothing.
+    return F.when(reduce(or_, (test for _, test in gaps)), F.concat(F.lit("required, but missing or null: "), named))
+
+
+def _type_reason(record: Column, columns: StructType) -> Column:
+    """Name the fields that the text has and the record has not: their values did not fit the type."""
+    absent = F.array_compact(F.array(*(F.when(record.getField(name).isNull(), F.lit(name)) for name in columns.names)))
+    given = F.map_filter(F.from_json(_TEXT, "MAP<STRING, STRING>"), lambda _, value: value.isNotNull())
+    unfit = F.array_intersect(absent, F.map_keys(given))
+    return (
+        # The limits of Spark's JSON parser, jackson-core's StreamReadConstraints.
+        F.when(unfit.isNull(), F.lit("has a name of more than 50 000 characters, or a number of more than 1000"))
+        .when(F.size(unfit) > 0, F.concat(F.lit("not of the type in the schema: "), F.array_join(unfit, ", ")))
+        .otherwise(F.lit("a nested value is not of the type in the schema"))
+    )
+
+
+def _gaps(value: Column, field: StructField, path: str) -> Iterator[tuple[str, Column]]:
+    """Where required values may be missing: each place by its path, and the test for it."""
+    if not field.nullable:
+        yield path, value.isNull()
+    if isinstance(field.dataType, StructType):
+        for inner in field.dataType.fields:
+            for below, test in _gaps(value.getField(inner.name), inner, f"{path}.{inner.name}"):
+                yield below, value.isNotNull() & test
+    elif isinstance(field.dataType, ArrayType):
+        yield from _element_gaps(value, field.dataType.elementType, field.dataType.containsNull, path)
+    elif isinstance(field.dataType, MapType):
+        yield from _element_gaps(F.map_values(value), field.dataType.valueType, field.dataType.valueContainsNull, path)
+
+
+def _element_gaps(elements: Column, kind: DataType, nullable: bool, path: str) -> Iterator[tuple[str, Column]]:
+    field = StructField("element", kind, nullable)
+    if any(_gaps(elements, field, path)):
+
+        def lacks(element: Column) -> Column:
+            return reduce(or_, (test for _, test in _gaps(element, field, path)))
+
+        yield f"{path}[]", F.exists(elements, lacks)
