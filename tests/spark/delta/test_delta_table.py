@@ -23,6 +23,7 @@ from deltalake.exceptions import DeltaError
 
 from sqs_lease.spark import DeltaSink, TableError
 from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.delta import maintenance as delta_maintenance
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
 from sqs_lease.spark.sinks.delta.storage import TableStorage
@@ -117,6 +118,27 @@ def test_what_was_applied_is_known_after_the_log_was_cut_short(tmp_path: Path) -
     table.apply(location, application(1))
 
     assert stored(table) == [(1, "m1")]
+
+
+@pytest.mark.parametrize("dies_before_the_mark", [False, True])
+def test_what_was_applied_is_known_after_the_table_forgot_it(tmp_path: Path, *, dies_before_the_mark: bool) -> None:
+    """Delta drops the numbers of applications when delta.setTransactionRetentionDuration has passed."""
+    table = open_table(tmp_path)
+    table.apply(stage(table, [row(1, "m1")]), application(1))
+    location = stage(table, [row(2, "m2")])
+    if dies_before_the_mark:
+        with patch.object(AppliedMarks, "add", side_effect=OSError("the process was killed")):
+            table.apply(location, application(2))
+        table.apply(location, application(2))  # the next look-up, while the table remembers
+    else:
+        table.apply(location, application(2))
+    # The table names other files now, so that adding ours again would add its rows again.
+    DeltaTable(tmp_path).optimize.compact()
+
+    with patch.object(DeltaTable, "transaction_version", lambda *_: None):
+        table.apply(location, application(2))
+
+    assert stored(table) == [(1, "m1"), (2, "m2")]
 
 
 def test_an_upsert_that_changes_nothing_is_remembered(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
@@ -43,6 +44,7 @@ from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
+from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.sink import Staged
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
 
@@ -140,14 +142,14 @@ class ParquetTable:
         """See :meth:`.write_ahead.TargetTable.apply`."""
         directory = self.root / f"{NUMBER_COLUMN}={application.number:012d}-{application.ledger_id[:8]}"
         try:
-            if self._is_marked(application):
+            if self._marks.has(application):
                 return None
             if not directory.exists():
                 try:
                     Path(location).rename(directory)
                 except FileNotFoundError as error:
                     # Unless another process did the same at this moment.
-                    if not directory.exists() and not self._is_marked(application):
+                    if not directory.exists() and not self._marks.has(application):
                         raise TableError(
                             f"the rows of batch {application.batch_id}, which the ledger has admitted, are gone from "
                             f"{location}: restore them, or ingest into a new directory"
@@ -173,22 +175,13 @@ class ParquetTable:
             "directory, and that the disk is not full"
         )
 
-    def _mark(self, application: Application) -> Path:
-        return self.root / _OURS / "applied" / f"{application.ledger_id}-{application.number:012d}"
-
-    def _is_marked(self, application: Application) -> bool:
-        """Whether this application was taken, or a later one, which is admitted only after it."""
-        mark = self._mark(application)
-        return any(other.name >= mark.name for other in mark.parent.glob(f"{application.ledger_id}-*"))
+    @property
+    def _marks(self) -> AppliedMarks:
+        return AppliedMarks(pafs.SubTreeFileSystem(str(self.root), pafs.LocalFileSystem()), f"{_OURS}/applied")
 
     def _tidy(self, application: Application) -> None:
         """Say that the batch is in the table, so that it may go from there, and remove what nobody will ask for."""
-        mark = self._mark(application)
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-        for other in mark.parent.glob(f"{application.ledger_id}-*"):
-            if other.name < mark.name:
-                other.unlink(missing_ok=True)
+        self._marks.add(application)
         # All admissions before this one were finished, so nothing old in here will be asked for.
         oldest = time.time() - STAGED_KEPT.total_seconds()
         for directory in (self.root / _OURS / "staged").glob("*/*"):

@@ -21,6 +21,7 @@ from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, directory_of, tries_beside
 from sqs_lease.spark.sinks.delta.maintenance import Optimized, optimize, vacuum
 from sqs_lease.spark.sinks.delta.merge import check_keys, merge_newest
@@ -216,7 +217,7 @@ class OpenDelta:
         """See :meth:`..write_ahead.TargetTable.apply`."""
         for _ in range(_COMMIT_TRIES):
             table = self._existing()
-            if _has(table, application):
+            if self._has(table, application):
                 return table.version()
             try:
                 listing = Listing.read(self.storage, location)
@@ -224,7 +225,7 @@ class OpenDelta:
                 version = self._commit(table, listing, application)
             except (DeltaError, OSError, TableError) as error:
                 now = self._existing()
-                if _has(now, application):
+                if self._has(now, application):
                     # By somebody else, who has tidied up what we looked for; or the answer to our commit was lost.
                     return now.version()
                 if isinstance(error, TableError):
@@ -233,6 +234,7 @@ class OpenDelta:
                     raise self.storage.unusable("cannot be written", error) from error
                 logger.info("table %s changed meanwhile, looking again", self.storage.uri)
             else:
+                self._remember(application)
                 self._tidy(location, listing, tries)
                 return version
         raise self._too_busy(f"batch {application.batch_id} was to be added, which the next look-up tries again")
@@ -244,6 +246,29 @@ class OpenDelta:
     def discard(self, location: str) -> None:
         """See :meth:`..write_ahead.TargetTable.discard`."""
         self.storage.remove(directory_of(location))
+
+    def _has(self, table: DeltaTable, application: Application) -> bool:
+        """Whether the table took an application, by its own memory or by ours, which lasts longer."""
+        try:
+            marked = self._marks.has(application)
+        except (DeltaError, OSError) as error:
+            raise self.storage.unusable("cannot be looked at", error) from error
+        if not marked and _remembers(table, application):
+            # The process that added the rows died before it could write that down.
+            self._remember(application)
+            return True
+        return marked
+
+    def _remember(self, application: Application) -> None:
+        try:
+            self._marks.add(application)
+        except (DeltaError, OSError) as error:
+            # The table remembers it, too, for now; the next look writes it down.
+            logger.warning("table %s: it could not be written down that a batch was added: %s", self.storage.uri, error)
+
+    @property
+    def _marks(self) -> AppliedMarks:
+        return AppliedMarks(self.storage.file_system(), f"{OURS}/applied")
 
     def _new_try(self, batch_id: str) -> str:
         return f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}"
@@ -276,7 +301,7 @@ class OpenDelta:
         )
         if listing.upsert_by:
             merge_newest(table, self.storage, listing.files, listing.upsert_by, properties)
-            if _has(table, application):
+            if _remembers(table, application):
                 return version
             # Nothing was newer than what the table has, and without a change there was no commit to remember it by.
         table.create_write_transaction(
@@ -346,6 +371,6 @@ def _name(application: Application) -> str:
     return f"sqs-lease:{application.ledger_id}"
 
 
-def _has(table: DeltaTable, application: Application) -> bool:
+def _remembers(table: DeltaTable, application: Application) -> bool:
     taken = table.transaction_version(_name(application))
     return taken is not None and taken >= application.number
