@@ -7,14 +7,17 @@ from datetime import UTC, date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.settings import session_settings
+from sqs_lease.spark.settings import INGESTION, session_settings
+from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.json import ClosedChecker, JsonSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
+from sqs_lease.spark.sources.schemas import struct_type
 from tests.spark.sources.parsing import Parsed, parsed
 
 pytestmark = pytest.mark.processes
@@ -195,3 +198,29 @@ def test_the_identity_tells_sources_apart_that_decide_differently(tmp_path: Path
 
     assert len({source.identity for source in sources}) == len(sources)
     assert JsonSource("id INT").identity == sources[0].identity
+
+
+ANOTHER_KIND = {
+    "an envelope of SNS": '{"Type": "Notification", "MessageId": "m", "Message": "{\\"id\\": 1}"}',
+    "the test event of S3": '{"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "b"}',
+    "nothing": "{}",
+    "nulls": '{"id": null, "trip": null}',
+}
+
+
+@pytest.mark.parametrize("new_fields", ["ignore", "reject"])
+def test_another_kind_of_message_is_no_row_of_nulls(spark: SparkSession, new_fields: Any) -> None:
+    source = JsonSource("id BIGINT, name STRING, trip STRUCT<miles: INT>", new_fields)
+    outcome = parsed(spark, source, {**ANOTHER_KIND, "a record": '{"name": ""}', "an empty object": '{"trip": {}}'})
+    assert outcome.rejected.keys() == ANOTHER_KIND.keys()
+    assert outcome.rejected["nothing"] == outcome.rejected["nulls"] == "none of the schema's fields has a value"
+    assert outcome.records.keys() == {"a record", "an empty object"}
+
+
+def test_arrow_leaves_another_kind_of_message_to_spark(spark: SparkSession) -> None:
+    with session_settings(spark, INGESTION):
+        reader = ArrowJson.of(struct_type("id BIGINT, trip STRUCT<miles: INT>"))
+    assert reader is not None
+    records, taken = reader(pa.array([*ANOTHER_KIND.values(), '{"id": 1}', '{"trip": {}}'], pa.string()))
+    assert taken.to_pylist() == [False] * len(ANOTHER_KIND) + [True, True]
+    assert records.to_pylist() == [{"id": 1, "trip": None}, {"id": None, "trip": {"miles": None}}]

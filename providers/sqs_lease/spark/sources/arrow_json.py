@@ -155,6 +155,9 @@ class _Reader:
                 pc.and_,
                 (_fits(_whole(read[field.name]), field.dataType, field.nullable) for field in self._columns.fields),
             )
+            if all(field.nullable for field in self._columns.fields):
+                # With a value for no column it is another kind of message, which Spark rejects.
+                fits = pc.and_(fits, reduce(pc.or_, (pc.is_valid(_whole(read[name])) for name in self.schema.names)))
             if not pc.all(fits).as_py():
                 read = read.filter(fits)
             arrays = [_converted(_whole(read[field.name]), field.dataType) for field in self._columns.fields]

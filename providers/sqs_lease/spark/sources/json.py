@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 from typing import Any, Final, Literal, get_args
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -57,7 +57,7 @@ class JsonSource:
     Rejected are bodies that are empty, not JSON by the letter of RFC 8259 (text after the object, a second object,
     single quotes, ``NaN``), that name a field twice in one object, hold a number that no double can, nest deeper than
     200 levels, or are no object; and objects in which a field that the schema declares ``NOT NULL`` is missing or null,
-    or any field has the wrong type.
+    or any field has the wrong type; and objects with a value for none of the columns, such as an envelope of SNS.
 
     A ``DATE`` is written ``2013-01-31``; a timestamp without a zone is in UTC. A ``STRING`` column takes any value, as
     its JSON text; a ``DECIMAL`` one rounds to its scale, and in a ``FLOAT`` one a number beyond its range is infinite.
@@ -156,6 +156,10 @@ SHOWN_CHARACTERS: Final = 63
 
 UNKNOWN_FIELD: Final = "not in the schema: "
 """How the reason starts when a message has fields that are no columns; their names follow."""
+
+
+NO_VALUE: Final = "none of the schema's fields has a value"
+"""The reason for an object that is another kind of message, such as an envelope, where no column is required."""
 
 
 class AnyJsonChecker:
@@ -360,6 +364,7 @@ def _reason(record: Column, columns: StructType, *, closed: bool) -> Column:
         # Spark gives no record for a null text, and then no corrupt one either.
         F.when(record.isNull(), F.lit("no record could be parsed"))
         .when(record.getField(_CORRUPT).isNotNull(), _type_reason(record, columns))
+        .when(_is_without_value(record, columns), F.lit(NO_VALUE))
         .otherwise(_missing(gaps))
     )
     if not closed:
@@ -367,6 +372,13 @@ def _reason(record: Column, columns: StructType, *, closed: bool) -> Column:
     unknown = F.array_except(F.json_object_keys(_TEXT), F.array(*map(F.lit, columns.names)))
     named = F.transform(F.slice(unknown, 1, SHOWN_FIELDS), lambda name: F.substring(name, 1, SHOWN_CHARACTERS))
     return F.coalesce(reason, F.when(F.size(unknown) > 0, F.concat(F.lit(UNKNOWN_FIELD), F.array_join(named, ", "))))
+
+
+def _is_without_value(record: Column, columns: StructType) -> Column:
+    """Whether an object has a value for no column. Where a column is required, that is said of it."""
+    if not all(field.nullable for field in columns.fields):
+        return F.lit(False)
+    return reduce(and_, (record.getField(name).isNull() for name in columns.names))
 
 
 def _missing(gaps: Sequence[tuple[str, Column]]) -> Column:
