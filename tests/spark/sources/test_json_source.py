@@ -25,8 +25,11 @@ pytestmark = pytest.mark.processes
 SCHEMA = """
     id BIGINT NOT NULL, name STRING, small SMALLINT, amount DECIMAL(6,2), ratio DOUBLE, ok BOOLEAN,
     day DATE, moment TIMESTAMP, raw BINARY, tags ARRAY<STRING>, counts MAP<STRING, INT>,
+    seen ARRAY<STRUCT<at: MAP<STRING, TIMESTAMP>>>,
     trip STRUCT<miles: INT NOT NULL, stops: ARRAY<STRUCT<at: STRING NOT NULL>>>
 """
+
+TIME = "a time beyond the years 1 to 9999; numbers are seconds since 1970: "
 
 # (the body, the reason)
 NOT_A_RECORD = {
@@ -53,6 +56,10 @@ NOT_A_RECORD = {
     "a date that is none": ('{"id": 1, "day": "2013-02-30"}', "not of the type in the schema: day"),
     "a date and more": ('{"id": 1, "day": "2013-01-02 or so"}', "not of the type in the schema: day"),
     "a date without dashes": ('{"id": 1, "day": "20130102"}', "not of the type in the schema: day"),
+    "milliseconds in a time": ('{"id": 1, "moment": 1700000000000}', TIME + "moment"),
+    "microseconds in a time": ('{"id": 1, "moment": 1700000000000000}', TIME + "moment"),
+    "a time before year 1": ('{"id": 1, "moment": -63000000000}', TIME + "moment"),
+    "milliseconds inside": ('{"id": 1, "seen": [{"at": {"a": 1700000000000}}]}', TIME + "seen[]"),
     "a time that is none": ('{"id": 1, "moment": "soon"}', "not of the type in the schema: moment"),
     "no base 64": ('{"id": 1, "raw": "?"}', "not of the type in the schema: raw"),
     "an object for an array": ('{"id": 1, "tags": {}}', "not of the type in the schema: tags"),

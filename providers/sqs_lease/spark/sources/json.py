@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyspark
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, TimestampType
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
 from sqs_lease.spark import batch_file
@@ -59,8 +59,10 @@ class JsonSource:
     200 levels, or are no object; and objects in which a field that the schema declares ``NOT NULL`` is missing or null,
     or any field has the wrong type; and objects with a value for none of the columns, such as an envelope of SNS.
 
-    A ``DATE`` is written ``2013-01-31``; a timestamp without a zone is in UTC. A ``STRING`` column takes any value, as
-    its JSON text; a ``DECIMAL`` one rounds to its scale, and in a ``FLOAT`` one a number beyond its range is infinite.
+    A ``DATE`` is written ``2013-01-31``; a timestamp without a zone is in UTC. A number in a ``TIMESTAMP`` column is
+    seconds since 1970; one beyond the years 1 to 9999, such as milliseconds, is rejected: take ``BIGINT`` for those. A
+    ``STRING`` column takes any value, as its JSON text; a ``DECIMAL`` one rounds to its scale, and in a ``FLOAT`` one
+    a number beyond its range is infinite.
 
     Attributes:
         schema: The fields of the object, as a Spark DDL string (``"id BIGINT NOT NULL, name STRING"``), a
@@ -160,6 +162,15 @@ UNKNOWN_FIELD: Final = "not in the schema: "
 
 NO_VALUE: Final = "none of the schema's fields has a value"
 """The reason for an object that is another kind of message, such as an envelope, where no column is required."""
+
+
+STRANGE_TIME: Final = "a time beyond the years 1 to 9999; numbers are seconds since 1970: "
+"""How the reason starts for milliseconds in a TIMESTAMP column, which Spark takes for a year such as 55840."""
+
+_YEAR_1: Final = -62_135_596_800_000_000
+_YEAR_9999: Final = 253_402_300_799_999_999  # microseconds since 1970
+
+_Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
 
 
 class AnyJsonChecker:
@@ -343,10 +354,17 @@ def json_rows(
         F.col(text).alias(_TEXT),
         F.from_json(text, schema, JSON_OPTIONS).alias(_RECORD),
     ).select(
-        *(record.getField(name).alias(name) for name in columns.names),
+        *(_readable(record, field).alias(field.name) for field in columns.fields),
         *(name for name in carried if name != REASON),
         reason.alias(REASON),
     )
+
+
+def _readable(record: Column, field: StructField) -> Column:
+    """A column's value; null where Python could not read it, which rejects its row."""
+    value = record.getField(field.name)
+    strange = [test for _, test in _strange_times(record, field)]
+    return F.when(~F.coalesce(reduce(or_, strange), F.lit(False)), value) if strange else value
 
 
 def missing(columns: StructType) -> Column:
@@ -360,12 +378,13 @@ def missing(columns: StructType) -> Column:
 
 def _reason(record: Column, columns: StructType, *, closed: bool) -> Column:
     gaps = [gap for field in columns.fields for gap in _gaps(record.getField(field.name), field, field.name)]
+    times = [time for field in columns.fields for time in _strange_times(record, field)]
     reason = (
         # Spark gives no record for a null text, and then no corrupt one either.
         F.when(record.isNull(), F.lit("no record could be parsed"))
         .when(record.getField(_CORRUPT).isNotNull(), _type_reason(record, columns))
         .when(_is_without_value(record, columns), F.lit(NO_VALUE))
-        .otherwise(_missing(gaps))
+        .otherwise(F.coalesce(_missing(gaps), _named(STRANGE_TIME, times)))
     )
     if not closed:
         return reason
@@ -382,11 +401,15 @@ def _is_without_value(record: Column, columns: StructType) -> Column:
 
 
 def _missing(gaps: Sequence[tuple[str, Column]]) -> Column:
-    if not gaps:
+    return _named("required, but missing or null: ", gaps)
+
+
+def _named(reason: str, places: Sequence[tuple[str, Column]]) -> Column:
+    if not places:
         return F.lit(None).cast("string")
-    named = F.concat_ws(", ", *(F.when(test, F.lit(path)) for path, test in gaps))
+    named = F.concat_ws(", ", *(F.when(test, F.lit(path)) for path, test in places))
     # Nearly every row has none: seeing that must cost next to nothing.
-    return F.when(reduce(or_, (test for _, test in gaps)), F.concat(F.lit("required, but missing or null: "), named))
+    return F.when(reduce(or_, (test for _, test in places)), F.concat(F.lit(reason), named))
 
 
 def _type_reason(record: Column, columns: StructType) -> Column:
@@ -404,23 +427,41 @@ def _type_reason(record: Column, columns: StructType) -> Column:
 
 def _gaps(value: Column, field: StructField, path: str) -> Iterator[tuple[str, Column]]:
     """Where required values may be missing: each place by its path, and the test for it."""
-    if not field.nullable:
-        yield path, value.isNull()
+    yield from _places(value, field, path, lambda found, of: None if of.nullable else found.isNull())
+
+
+def _strange_times(record: Column, field: StructField) -> Iterator[tuple[str, Column]]:
+    """Where in a column a time may lie beyond the years that others read: each place by its path, and the test."""
+
+    def beyond(found: Column, of: StructField) -> Column | None:
+        if not isinstance(of.dataType, TimestampType):
+            return None
+        return ~F.unix_micros(found).between(_YEAR_1, _YEAR_9999)
+
+    yield from _places(record.getField(field.name), field, field.name, beyond)
+
+
+def _places(value: Column, field: StructField, path: str, flaw: _Flaw) -> Iterator[tuple[str, Column]]:
+    if (test := flaw(value, field)) is not None:
+        yield path, test
     if isinstance(field.dataType, StructType):
         for inner in field.dataType.fields:
-            for below, test in _gaps(value.getField(inner.name), inner, f"{path}.{inner.name}"):
+            for below, test in _places(value.getField(inner.name), inner, f"{path}.{inner.name}", flaw):
                 yield below, value.isNotNull() & test
     elif isinstance(field.dataType, ArrayType):
-        yield from _element_gaps(value, field.dataType.elementType, field.dataType.containsNull, path)
+        yield from _in_elements(value, field.dataType.elementType, field.dataType.containsNull, path, flaw)
     elif isinstance(field.dataType, MapType):
-        yield from _element_gaps(F.map_values(value), field.dataType.valueType, field.dataType.valueContainsNull, path)
+        values = F.map_values(value)
+        yield from _in_elements(values, field.dataType.valueType, field.dataType.valueContainsNull, path, flaw)
 
 
-def _element_gaps(elements: Column, kind: DataType, nullable: bool, path: str) -> Iterator[tuple[str, Column]]:
+def _in_elements(
+    elements: Column, kind: DataType, nullable: bool, path: str, flaw: _Flaw
+) -> Iterator[tuple[str, Column]]:
     field = StructField("element", kind, nullable)
-    if any(_gaps(elements, field, path)):
+    if any(_places(elements, field, path, flaw)):
 
-        def lacks(element: Column) -> Column:
-            return reduce(or_, (test for _, test in _gaps(element, field, path)))
+        def is_flawed(element: Column) -> Column:
+            return reduce(or_, (test for _, test in _places(element, field, path, flaw)))
 
-        yield f"{path}[]", F.exists(elements, lacks)
+        yield f"{path}[]", F.exists(elements, is_flawed)
