@@ -94,7 +94,8 @@ class Ground:
 
         async def scenario() -> dict[str, Any]:
             async with Keeper(self.transport, clock=self.clock) as keeper:
-                return await move_filtered(self.transport, keeper, MoveOrder(queue="dead" + self.kind, **order), None)
+                wanted = MoveOrder(**{"queue": "dead" + self.kind, **order})
+                return await move_filtered(self.transport, keeper, wanted, None)
 
         return self.run(scenario)
 
@@ -451,18 +452,19 @@ def test_no_more_messages_are_sent_in_a_second_than_allowed(ground: Ground) -> N
     assert sent[-1] - sent[0] == pytest.approx(4.5)
 
 
-def test_groups_keep_their_order_ids_and_deduplication_ids() -> None:
+def test_groups_keep_their_order_and_deduplicate_by_message_id() -> None:
     ground = Ground(".fifo")
     for number in range(12):
         ground.dead_letter(f"a{number}", group="a", reason="x")
         ground.dead_letter(f"b{number}", group="b", reason="x")
+    message_id = next(iter(ground.sqs.bodies(ground.dead)))
     report = ground.move(reason="x")
     assert (report["moved"], report["hidden"]) == (24, 0)
     for group in "ab":
         assert [body for body in ground.bodies(ground.orders) if body[0] == group] == [f"{group}{n}" for n in range(12)]
     first = ground.sqs.receive(ground.orders)[0]
     assert first.message_group_id == "a"
-    assert first.attributes["MessageDeduplicationId"] == "id-of-a0"
+    assert first.attributes["MessageDeduplicationId"] == message_id
 
 
 def test_a_lost_answer_puts_no_second_copy_into_a_fifo_queue() -> None:
@@ -490,6 +492,117 @@ def test_behind_a_message_that_cannot_be_sent_nothing_of_its_group_is() -> None:
     with pytest.raises(MoveError, match="3 were not moved"):
         ground.move(older_than_seconds=0.0)
     assert ground.bodies(ground.orders) == []
+
+
+def test_messages_that_share_a_deduplication_id_are_all_moved() -> None:
+    ground = Ground(".fifo")
+    for body in ("monday's", "tuesday's"):
+        ground.sqs.send(ground.dead, body, message_group_id="a", deduplication_id="report")
+        ground.clock.advance(400)
+    # SQS would take the second one, drop it as a duplicate of the first, and say that all is well.
+    assert ground.move(older_than_seconds=0.0)["moved"] == 2
+    assert ground.bodies(ground.orders) == ["monday's", "tuesday's"]
+
+
+def test_a_message_whose_lease_ended_is_not_sent_again(ground: Ground) -> None:
+    ground.dead_letter("a")
+    lost = Fault(request_lost=True, after_seconds=400)
+    sends = ScriptedFaults(lost, operation=Operation.SEND)
+    extensions_denied = denied(Operation.CHANGE_VISIBILITY)
+    ground.transport.faults = lambda call: sends(call) if call.operation is Operation.SEND else extensions_denied(call)
+    with pytest.raises(MoveError, match="its lease ended before it was sent"):
+        ground.move(older_than_seconds=0.0)
+    assert ground.transport.count(Operation.SEND) == 1
+
+
+def test_a_message_that_comes_again_after_it_was_sent_is_deleted(ground: Ground) -> None:
+    ground.dead_letter(*(f"order {number}" for number in range(300)))
+    # The first message is sent, and its delete refused: it is visible again long before the last one is sent.
+    ground.transport.faults = ScriptedFaults(Fault(error=ACCESS_DENIED), operation=Operation.DELETE)
+    report = ground.move(older_than_seconds=0.0, max_per_second=1)
+    assert (report["moved"], report["duplicated"]) == (300, 0)
+    assert len(ground.bodies(ground.orders)) == 300
+    assert ground.bodies(ground.dead) == []
+
+
+@pytest.mark.parametrize("operation", [Operation.QUEUE_URL, Operation.SEND])
+def test_a_source_queue_that_cannot_be_used_stops_only_its_own_messages(ground: Ground, operation: Operation) -> None:
+    bookings = ground.create("bookings")
+    for number in range(30):
+        ground.fail(f"booking {number}", url=bookings)
+        ground.fail(f"order {number}")
+
+    def no_bookings(call: TransportCall) -> Fault:
+        is_concerned = call.operation is operation and call.queue_url.endswith("bookings")
+        return Fault(error=ACCESS_DENIED) if is_concerned else Fault()
+
+    ground.transport.faults = no_bookings
+    with pytest.raises(MoveError, match=r"of 60 messages .* 30 were not moved, .*bookings: access denied"):
+        ground.move(older_than_seconds=0.0)
+    assert len(ground.bodies(ground.orders)) == len(ground.bodies(ground.dead)) == 30
+    assert ground.transport.count(operation) < 45  # The queue is not asked again for each of its messages.
+
+
+def test_a_named_destination_takes_messages_of_a_queue_that_nobody_dead_letters_to(ground: Ground) -> None:
+    kept = ground.sqs.create_queue("kept")
+    ground.dead_letter("a")
+    ground.dead = kept  # whose redrive policy was removed, for example
+    ground.dead_letter("b")
+    with pytest.raises(MoveError, match="it is not the dead-letter queue of any queue"):
+        ground.move(queue="kept", older_than_seconds=0.0)
+    assert ground.move(queue="kept", older_than_seconds=0.0, destination="orders")["moved"] == 1
+
+
+def test_messages_that_another_consumer_holds_are_waited_for_and_then_counted(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    ground.dead_letter("held for a minute", "held for hours", "visible")
+    for seconds in (60, 10_000):
+        ground.sqs.receive(ground.dead, max_messages=1, visibility_seconds=seconds)
+    report = ground.move(older_than_seconds=0.0)
+    assert (report["moved"], report["hidden"]) == (2, 1)
+    assert "About 1 messages" in caplog.text
+    assert ground.clock.now() < 1000 + 300
+
+
+def test_a_triggerer_that_takes_over_from_one_that_was_killed_moves_what_that_one_held(
+    ground: Ground, supervisor: ScriptedComms
+) -> None:
+    ground.dead_letter(*(f"order {number}" for number in range(50)))
+
+    async def scenario() -> None:
+        trigger = filtered_trigger(ground, older_than_seconds=0.0, max_per_second=5)
+        killed = VirtualTriggerer(ground.sqs, ground.clock)
+        killed.start(trigger, REDRIVE)
+        await asyncio.sleep(5)
+        killed.faults = lambda _: Fault(unreachable=True)
+        await killed.kill()
+        await asyncio.sleep(30)
+        (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
+        assert event.payload["status"] == MOVED
+
+    ground.run(scenario)
+    assert len(set(ground.bodies(ground.orders))) == 50
+    assert ground.bodies(ground.dead) == []
+
+
+def test_a_mover_that_is_cancelled_sends_nothing_more_and_ends_at_once(
+    ground: Ground, supervisor: ScriptedComms
+) -> None:
+    ground.dead_letter(*(f"order {number}" for number in range(50)))
+
+    async def scenario() -> None:
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        running = triggerer.start(filtered_trigger(ground, older_than_seconds=0.0, max_per_second=1), REDRIVE)
+        await asyncio.sleep(10.5)
+        sent = len(ground.bodies(ground.orders))
+        cancelled_at = ground.clock.now()
+        await running.cancel(USER_ACTION)
+        # A triggerer that stops is killed after ten seconds, and a task's process after five.
+        assert ground.clock.now() - cancelled_at < 2
+        assert len(ground.bodies(ground.orders)) == sent > 0
+
+    ground.run(scenario)
 
 
 def test_queues_of_the_other_kind_and_the_same_queue_are_refused(ground: Ground) -> None:

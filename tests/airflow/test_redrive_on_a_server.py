@@ -36,13 +36,14 @@ class Queues:
         attributes = {"VisibilityTimeout": "300", **({"FifoQueue": "true"} if self.fifo else {})}
         return self.sqs.create_queue(QueueName=f"{name}-{uuid4()}{end}", Attributes=attributes)["QueueUrl"]  # type: ignore[arg-type]
 
-    def dead_letter(self, body: str, reason: str) -> None:
+    def dead_letter(self, body: str, reason: str) -> str:
         more: dict[str, Any] = {"MessageGroupId": "a", "MessageDeduplicationId": body} if self.fifo else {}
         attributes: Any = {
             "sqs_lease_reason": {"DataType": "String", "StringValue": reason},
             "raw": {"DataType": "Binary", "BinaryValue": b"\x00\xff"},
         }
-        self.sqs.send_message(QueueUrl=self.dead, MessageBody=body, MessageAttributes=attributes, **more)
+        sent = self.sqs.send_message(QueueUrl=self.dead, MessageBody=body, MessageAttributes=attributes, **more)
+        return sent["MessageId"]
 
     def visible(self, url: str) -> list[MessageTypeDef]:
         answer = self.sqs.receive_message(
@@ -63,8 +64,7 @@ def context() -> dict[str, Any]:
 
 
 def test_what_matches_is_moved_whole_and_the_rest_is_given_back(queues: Queues, supervisor: ScriptedComms) -> None:
-    for number in range(3):
-        queues.dead_letter(f"order-{number}", "task load failed with builtins.ValueError")
+    ids = [queues.dead_letter(f"order-{n}", "task load failed with builtins.ValueError") for n in range(3)]
     queues.dead_letter("other", "task load ended as failed")
     with DAG("shop", schedule=None):
         operator = SqsMoveMessagesOperator(
@@ -86,5 +86,5 @@ def test_what_matches_is_moved_whole_and_the_rest_is_given_back(queues: Queues, 
     assert "ValueError" in moved[0]["MessageAttributes"]["sqs_lease_reason"]["StringValue"]
     if queues.fifo:
         attributes = moved[0]["Attributes"]
-        assert (attributes["MessageGroupId"], attributes["MessageDeduplicationId"]) == ("a", "order-0")
+        assert (attributes["MessageGroupId"], attributes["MessageDeduplicationId"]) == ("a", ids[0])
     assert [message["Body"] for message in queues.visible(queues.dead)] == ["other"]

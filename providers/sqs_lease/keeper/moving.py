@@ -4,16 +4,19 @@ The rules:
 
 - **Each message is looked at once.** All messages are received with a lease. Those that do not match are held until the
   end, so that they are not received again, and are then released.
-- **A message is deleted only after SQS confirmed that it was sent.** Where the answer to a send is lost, it is sent
-  again: a standard queue may then have it twice, and a FIFO queue drops the second one by its deduplication id. A
-  message whose lease is not certain any more is not sent.
-- **Body, attributes, message group and deduplication id stay.** The message has another id and sent time, and its
-  receive count begins anew.
+- **A message is deleted only after SQS confirmed that it was sent.** It is sent only while its lease is certain. Where
+  the answer to a send is lost, it is sent again: a standard queue may then have it twice, and a FIFO queue drops the
+  second one. One that was sent and comes again, because it could not be deleted, is deleted then.
+- **Body, attributes and message group stay.** The message has another id and sent time, and its receive count begins
+  anew. On a FIFO queue its deduplication id is its id in the dead-letter queue, as after SQS itself moved it there. Two
+  messages may share any other deduplication id, and SQS would drop one of them while it says that it took both.
 - **Order within message groups stays.** Messages of a FIFO queue are sent group by group, in order; behind one that
   could not be sent nothing of its group is sent. SQS gives out no message of a group while an earlier one is held, so
-  what is behind a message that does not match cannot be looked at: :attr:`MoveCounts.hidden` tells how many there are.
+  what is behind a message that does not match cannot be looked at.
 - **It ends.** It stops at ``max_messages``, at the end of the queue, and leaves alone what was sent after it began:
-  messages that it moved may fail again, and come back while it runs.
+  messages that it moved may fail again, and come back while it runs. For one visibility timeout from its start it waits
+  for messages that others hold: a mover that was killed held them. :attr:`MoveCounts.hidden` counts what was not seen.
+- **A queue that cannot be sent to stops the messages for it**, and the whole move if it is the only destination.
 - **Cancelled**, it starts no more sends, waits for those under way, releases what it holds and then raises.
 """
 
@@ -23,6 +26,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
@@ -73,7 +77,8 @@ class MoveCounts:
         moved: Those that were sent, and deleted afterwards.
         duplicated: Those that were sent but could not be deleted: they are in both queues.
         failed: Those that were not sent.
-        hidden: Approximate number of messages that are behind held ones of their message group (FIFO).
+        hidden: Approximate number of messages that could not be looked at: others hold them, or they are behind held
+            ones of their message group (FIFO).
         is_whole: Whether the queue was looked through; False where ``max_messages`` ended it.
         failure: Why the first of the failed ones failed.
     """
@@ -104,22 +109,30 @@ class Destinations:
         self._transport = transport
         self._destination_url = destination_url
         self._only_source_url = only_source_url
-        self._urls: dict[str, str] = {}
+        self._found: dict[str | None, str | SqsError] = {}
 
     async def of(self, message: Message) -> str | None:
         """Return the URL of the queue that a message goes to; None where nothing says which.
 
         Raises:
-            SqsError: The queue that it came from does not exist any more, or cannot be looked up.
+            SqsError: The queue cannot be used, or cannot be looked up now.
         """
         if self._destination_url is not None:
             return self._destination_url
-        arn = message.attributes.get(_SOURCE_ARN)
-        if arn is None:
-            return self._only_source_url
-        if arn not in self._urls:
-            self._urls[arn] = await self._transport.queue_url(arn)
-        return self._urls[arn]
+        source_arn = message.attributes.get(_SOURCE_ARN)
+        found = self._found.get(source_arn)
+        if found is None:
+            found = self._only_source_url if source_arn is None else await self._transport.queue_url(source_arn)
+            if found is not None:
+                self._found[source_arn] = found
+        if isinstance(found, SqsError):
+            raise found
+        return found
+
+    def give_up(self, message: Message, error: SqsError) -> bool:
+        """Stop using the queue that a message goes to; return whether there may be others."""
+        self._found[message.attributes.get(_SOURCE_ARN)] = error
+        return self._destination_url is None and self._only_source_url is None
 
 
 class MessageMover:
@@ -160,8 +173,10 @@ class MessageMover:
         self._max_messages = max_messages
         self._pace = _Pace(max_per_second, self._clock)
         self._sends = asyncio.Semaphore(_SENDS_AT_ONCE)
-        self._stopped = False
+        self._stopping = asyncio.Event()
         self._error: SqsError | None = None
+        self._sent: set[str] = set()
+        self._deleted: set[str] = set()
 
     async def run(self) -> MoveCounts:
         """Look through the queue, and move what matches.
@@ -181,6 +196,8 @@ class MessageMover:
             batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
         seen: set[str] = set()
+        # By then what a mover that was killed held is visible again.
+        look_until = self._clock.now() + self._policy.visibility_seconds
         try:
             while (left := self._max_messages - self.counts.looked_at) > 0:
                 collected = await receiver.collect(
@@ -189,22 +206,35 @@ class MessageMover:
                 if collected.error is not None:
                     logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
                 if not collected.messages:
+                    held_by_others = await self._count_hidden(batch)
+                    if held_by_others and self._clock.now() < look_until:
+                        continue
                     self.counts.is_whole = True
                     break
                 # A message whose lease lapsed may come again: it is held by its newer receipt, and not counted twice.
                 new = [message for message in collected.messages if message.message_id not in seen]
                 seen.update(message.message_id for message in new)
                 self.counts.looked_at += len(new)
+                for message in collected.messages:
+                    if message.message_id in self._sent:
+                        await self._delete(message, batch)
                 chosen = [message for message in new if _is_older(message, began_at) and self._matches(message)]
                 self.counts.matched += len(chosen)
                 await self._move_all(chosen, batch)
                 if self._error is not None:
                     raise self._error
-            if self.counts.is_whole and self._queue_url.endswith(FIFO_SUFFIX):
-                self.counts.hidden = (await self._transport.queue_attributes(self._queue_url)).visible
         finally:
             await self._give_back(batch)
         return self.counts
+
+    async def _count_hidden(self, batch: Batch) -> int:
+        """Count the messages that cannot be looked at now; return how many of them others hold."""
+        attributes = await self._transport.queue_attributes(self._queue_url)
+        held = batch.count_held()
+        held_by_others = max(attributes.in_flight - held, 0)
+        is_blocked = held > 0 and attributes.fifo
+        self.counts.hidden = held_by_others + (attributes.visible if is_blocked else 0)
+        return held_by_others
 
     async def _move_all(self, messages: Iterable[Message], batch: Batch) -> None:
         loop = asyncio.get_running_loop()
@@ -214,7 +244,7 @@ class MessageMover:
         try:
             await asyncio.wait(moving)
         except asyncio.CancelledError:
-            self._stopped = True
+            self._stopping.set()
             await asyncio.wait(moving, timeout=GIVE_BACK_SECONDS)
             for task in moving:
                 task.cancel()
@@ -233,23 +263,26 @@ class MessageMover:
     async def _move_in_order(self, messages: Sequence[Message], batch: Batch) -> None:
         for place, message in enumerate(messages):
             async with self._sends:
-                if self._stopped:
+                await self._pause(self._pace.next_turn())
+                if self._stopping.is_set():
                     return
                 try:
                     moved = await self._move(message, batch)
                 except (SqsError, ValueError) as error:
                     moved = False
-                    self._note_failure(error)
+                    self._note_failure(message, error)
             if not moved:
                 # Those behind it in its group stay, too.
                 self.counts.failed += len(messages) - place
                 return
 
-    def _note_failure(self, error: Exception) -> None:
+    def _note_failure(self, message: Message, error: Exception) -> None:
         self.counts.failure = self.counts.failure or str(error)
-        if isinstance(error, SqsError) and not isinstance(error, InvalidRequestError):
-            # Not about this message alone: every other one would fail in the same way.
-            self._stopped = True
+        if not isinstance(error, SqsError) or isinstance(error, InvalidRequestError):
+            return
+        # Not about this message alone: every other one for the same queue would fail in the same way.
+        if error.verdict is not Verdict.REFUSED or not self._destinations.give_up(message, error):
+            self._stopping.set()
             self._error = self._error or error
 
     async def _move(self, message: Message, batch: Batch) -> bool:
@@ -261,40 +294,50 @@ class MessageMover:
                 "dead_letter() does) and several queues share that: name the destination"
             )
             return False
-        await self._pace.wait()
-        if not batch.still_held(message.receipt):
+        if not await self._send(destination_url, message, batch):
             self.counts.failure = self.counts.failure or "its lease ended before it was sent: it may be received again"
             return False
-        await self._send(destination_url, message)
-        try:
-            settled = await batch.settle({message.receipt: Delete()}, in_order=False)
-            is_deleted = settled[message.receipt].outcome is Outcome.DELETED
-        except KeeperClosedError:
-            is_deleted = False
-        if is_deleted:
-            self.counts.moved += 1
-        else:
-            self.counts.duplicated += 1
+        self._sent.add(message.message_id)
+        await self._delete(message, batch)
         return True
 
-    async def _send(self, destination_url: str, message: Message) -> None:
-        fifo = destination_url.endswith(FIFO_SUFFIX)
-        for attempt in range(1, SEND_ATTEMPTS + 1):
+    async def _send(self, destination_url: str, message: Message, batch: Batch) -> bool:
+        """Send a message, again after failures that may pass; return False where its lease ended before."""
+        attempt = 0
+        while batch.still_held(message.receipt):
+            attempt += 1
             try:
                 await self._transport.send(
                     destination_url,
                     message.body,
                     message_attributes=message.message_attributes,
                     message_group_id=message.message_group_id,
-                    deduplication_id=message.attributes.get("MessageDeduplicationId") if fifo else None,
+                    deduplication_id=message.message_id if destination_url.endswith(FIFO_SUFFIX) else None,
                 )
             except SqsError as error:
-                if error.verdict is Verdict.REFUSED or attempt == SEND_ATTEMPTS or self._stopped:
+                if error.verdict is Verdict.REFUSED or attempt == SEND_ATTEMPTS or self._stopping.is_set():
                     raise
                 logger.info("Attempt %d of %d: %s", attempt, SEND_ATTEMPTS, error)
             else:
-                return
-            await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1))
+                return True
+            await self._pause(_FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1))
+        return False
+
+    async def _delete(self, message: Message, batch: Batch) -> None:
+        """Delete a message that was sent."""
+        with suppress(KeeperClosedError):
+            settled = await batch.settle({message.receipt: Delete()}, in_order=False)
+            if settled[message.receipt].outcome is Outcome.DELETED:
+                self._deleted.add(message.message_id)
+        self.counts.moved = len(self._deleted)
+        self.counts.duplicated = len(self._sent) - len(self._deleted)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not once no more sends are to start."""
+        if seconds > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._stopping.wait()
 
     async def _give_back(self, batch: Batch) -> None:
         try:
@@ -318,13 +361,12 @@ class _Pace:
         self._clock = clock
         self._free_at = clock.now()
 
-    async def wait(self) -> None:
-        """Wait for one's turn."""
+    def next_turn(self) -> float:
+        """Take the next turn, and return how long to wait for it, in seconds."""
         now = self._clock.now()
         turn_at = max(self._free_at, now)
         self._free_at = turn_at + self._pause_seconds
-        if turn_at > now:
-            await asyncio.sleep(turn_at - now)
+        return turn_at - now
 
 
 def _is_older(message: Message, moment: float) -> bool:

@@ -281,8 +281,11 @@ async def move_filtered(
     clock = keeper.clock
     queue_url = await transport.queue_url(order.queue)
     attributes = await transport.queue_attributes(queue_url)
-    destination_url = None if order.destination is None else await transport.queue_url(order.destination)
-    only_source_url = await _only_source(transport, queue_url)
+    destination_url = only_source_url = None
+    if order.destination is None:
+        only_source_url = await _only_source(transport, queue_url)
+    else:
+        destination_url = await transport.queue_url(order.destination)
     if destination_url is not None and destination_url.endswith(FIFO_SUFFIX) != attributes.fifo:
         raise MoveError(
             f"messages of {queue_url} cannot be moved to {destination_url}: one is a FIFO queue and the other is not",
@@ -327,7 +330,8 @@ def _checked_counts(counts: MoveCounts, queue_url: str, order: MoveOrder) -> dic
         logger.warning("Looked at %d messages of %s only: raise max_messages for more", order.max_messages, queue_url)
     if counts.hidden:
         logger.warning(
-            "About %d messages of %s could not be looked at: earlier messages of their groups do not match",
+            "About %d messages of %s could not be looked at: others hold them, or earlier messages of their groups do "
+            "not match",
             counts.hidden,
             queue_url,
         )

@@ -77,12 +77,12 @@ class SqsMoveMessagesOperator(BaseOperator):
     ``newer_than`` only some messages are moved. SQS cannot do that, so they are received with a lease, those that match
     are sent and deleted when SQS confirmed that, and the others are released at the end, so that none is seen twice. A
     message that was moved has another id and sent time, and its receive count begins anew. Its body, its attributes
-    (the reason among them), its message group and its deduplication id stay.
+    (the reason among them) and its message group stay.
 
     The return value says what was done: ``moved`` and ``to_move``; without a filter also the ``status`` of the move
-    task, and with one ``looked_at``, ``not_moved``, ``duplicated`` (sent but not deleted) and ``hidden`` (on a FIFO
-    queue, behind messages that do not match). A task that failed leaves it, too. With a filter, the numbers begin anew
-    when another triggerer takes over.
+    task, and with one ``looked_at``, ``not_moved``, ``duplicated`` (sent but not deleted) and ``hidden`` (held by
+    others or, on a FIFO queue, behind messages that do not match). A task that failed leaves it, too. With a filter,
+    the numbers begin anew when another triggerer takes over.
 
     When the task is marked, cleared or killed, or ``execution_timeout`` is over, the move task is cancelled, or what is
     held is released. What was moved until then stays moved.
