@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from threading import Thread
 from types import SimpleNamespace
@@ -19,11 +19,11 @@ from sqs_lease.airflow import SqsMoveMessagesOperator
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.queues import move_orders
-from sqs_lease.airflow.queues.move_orders import MoveError, MoveOrder, StartedMove, move_filtered, start
+from sqs_lease.airflow.queues.move_orders import MoveError, MoveOrder, StartedMove, follow, move_filtered, start
 from sqs_lease.airflow.queues.redrive import MOVED, SqsFilteredMoveTrigger, SqsMoveTaskTrigger
 from sqs_lease.keeper.driver import REASON_ATTRIBUTE
 from sqs_lease.keeper.keeper import Keeper
-from sqs_lease.sqs.move_tasks import CANCELLED, RUNNING
+from sqs_lease.sqs.move_tasks import CANCELLED, RUNNING, MoveTask
 from sqs_lease.testing import (
     Fault,
     LeasedQueues,
@@ -36,7 +36,14 @@ from sqs_lease.testing import (
     VirtualClock,
     run_virtual,
 )
-from sqs_lease.testing.service_errors import ACCESS_DENIED, INTERNAL_ERROR, MESSAGE_TOO_LONG, UNAVAILABLE
+from sqs_lease.testing.service_errors import (
+    ACCESS_DENIED,
+    INTERNAL_ERROR,
+    MESSAGE_TOO_LONG,
+    THROTTLED,
+    UNAVAILABLE,
+    ServiceError,
+)
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import DAG_ID, RUN_ID, USER_ACTION, VirtualTriggerer
 
@@ -112,7 +119,7 @@ def task_trigger(ground: Ground, started: StartedMove, *, ends_at: float | None 
         ends_at=ends_at,
         source_arn=started.source_arn,
         task_handle=started.handle,
-        asked_at=started.asked_at,
+        started_after=started.started_after,
     )
 
 
@@ -239,9 +246,9 @@ def test_answers_that_are_lost_meanwhile_are_asked_for_again(ground: Ground, sup
 def test_a_move_task_that_sqs_does_not_list_is_given_up(ground: Ground, supervisor: ScriptedComms) -> None:
     async def scenario() -> None:
         arn = ground.sqs.attributes(ground.dead).arn
-        trigger = task_trigger(ground, StartedMove(arn, "handle", ground.clock.wall()))
+        trigger = task_trigger(ground, StartedMove(arn, 0.0, "handle"))
         (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
-        assert event.payload["error"] == f"SQS does not list the move task of {arn}"
+        assert event.payload["error"].startswith(f"SQS does not list it any more, and the move task of {arn} may go on")
 
     ground.run(scenario)
 
@@ -319,6 +326,169 @@ def test_a_missing_permission_is_named_with_all_that_a_move_task_needs(ground: G
     ground.transport.faults = denied(Operation.START_MOVE_TASK)
     with pytest.raises(MoveError, match=r"Allow sqs:StartMessageMoveTask .*sqs:SendMessage on each destination"):
         ground.run(lambda: started(ground))
+
+
+def test_a_move_task_that_ended_before_is_not_taken_for_this_one(ground: Ground) -> None:
+    ground.fail("a", "b", "c")
+
+    async def scenario() -> None:
+        first = await started(ground, max_per_second=1)
+        ground.sqs.cancel_message_move_task(first.handle)
+        await asyncio.sleep(2)
+        second = await started(ground, max_per_second=1)
+        transport = ForgetfulTransport(ground.sqs, newest_missing_from=(1, 1))
+        assert (await follow(transport, second, ground.clock))["status"] == "COMPLETED"
+
+    ground.run(scenario)
+
+
+def test_a_move_task_that_the_list_lacks_for_a_moment_is_followed_on(ground: Ground) -> None:
+    ground.fail(*(f"order {number}" for number in range(120)))
+
+    async def scenario() -> None:
+        begun = await started(ground, max_per_second=1)
+        transport = ForgetfulTransport(ground.sqs, newest_missing_from=(15, 17))
+        assert (await follow(transport, begun, ground.clock))["moved"] == 120
+
+    ground.run(scenario)
+
+
+class ForgetfulTransport(MemoryTransport):
+    """Lists move tasks, some of the times without the newest one."""
+
+    def __init__(self, sqs: MemorySqs, newest_missing_from: tuple[int, int]) -> None:
+        super().__init__(sqs)
+        self._missing = newest_missing_from
+
+    async def move_tasks(self, source_arn: str) -> Sequence[MoveTask]:
+        tasks = await super().move_tasks(source_arn)
+        first, last = self._missing
+        return tasks[1:] if first <= self.count(Operation.LIST_MOVE_TASKS) <= last else tasks
+
+
+def test_a_move_task_whose_start_got_no_answer_is_followed(ground: Ground) -> None:
+    ground.fail(*"abcdefghijklmnopqrstuvwxyz")
+    ground.transport.faults = ScriptedFaults(Fault(answer_lost=True), operation=Operation.START_MOVE_TASK)
+
+    async def scenario() -> None:
+        begun = await started(ground, max_per_second=1)
+        assert (await follow(ground.transport, begun, ground.clock))["moved"] == 26
+
+    ground.run(scenario)
+    assert len(ground.sqs.move_tasks(ground.dead)) == 1
+
+
+@pytest.mark.parametrize("failure", [Fault(error=UNAVAILABLE), Fault(error=THROTTLED)])
+def test_a_start_that_may_succeed_later_is_repeated(ground: Ground, failure: Fault) -> None:
+    ground.fail("a")
+    ground.transport.faults = ScriptedFaults(failure, operation=Operation.START_MOVE_TASK)
+    ground.run(lambda: started(ground))
+    assert ground.bodies(ground.orders) == ["a"]
+
+
+def test_a_start_that_is_cancelled_leaves_no_move_task_behind(ground: Ground) -> None:
+    ground.fail(*"abcdefghij")
+    ground.transport.faults = ScriptedFaults(Fault(after_seconds=3), operation=Operation.START_MOVE_TASK)
+
+    async def scenario() -> None:
+        starting = asyncio.get_running_loop().create_task(started(ground, max_per_second=1))
+        await asyncio.sleep(1)
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+        await asyncio.sleep(2)
+        assert ground.sqs.move_tasks(ground.dead)[0].status == CANCELLED
+
+    ground.run(scenario)
+
+
+def test_the_source_queue_is_not_asked_for_its_arn(ground: Ground) -> None:
+    # A connection may move messages without being allowed to read the attributes of the queues that they go to.
+    ground.dead_letter("a")
+    ground.transport.faults = lambda call: (
+        Fault(error=ACCESS_DENIED)
+        if call.operation is Operation.QUEUE_ATTRIBUTES and call.queue_url == ground.orders
+        else Fault()
+    )
+    ground.run(lambda: started(ground))
+    assert ground.bodies(ground.orders) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "code", ["InvalidAction", "UnknownOperationException", "AWS.SimpleQueueService.UnsupportedOperation"]
+)
+def test_a_server_without_move_tasks_is_told_of_with_the_way_round(ground: Ground, code: str) -> None:
+    error = ServiceError(code, "not here", 400)
+    ground.transport.faults = lambda call: (
+        Fault(error=error) if call.operation in (Operation.LIST_MOVE_TASKS, Operation.START_MOVE_TASK) else Fault()
+    )
+    with pytest.raises(MoveError, match=r"has no move tasks.* older_than=0 moves messages one by one") as raised:
+        ground.run(lambda: started(ground))
+    assert raised.value.status == "failed for good"
+
+
+def test_a_cancellation_that_may_succeed_later_is_repeated(ground: Ground, supervisor: ScriptedComms) -> None:
+    ground.fail(*"abcdefghij")
+
+    async def scenario() -> None:
+        trigger = task_trigger(ground, await started(ground, max_per_second=1))
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        triggerer.faults = ScriptedFaults(
+            Fault(error=UNAVAILABLE), Fault(error=THROTTLED), operation=Operation.CANCEL_MOVE_TASK
+        )
+        running = triggerer.start(trigger, REDRIVE)
+        await asyncio.sleep(0.5)
+        await running.cancel(USER_ACTION)
+        await asyncio.sleep(2)
+        assert ground.sqs.move_tasks(ground.dead)[0].status == CANCELLED
+
+    ground.run(scenario)
+
+
+def test_a_move_task_that_could_not_be_cancelled_is_not_called_cancelled(
+    ground: Ground, supervisor: ScriptedComms
+) -> None:
+    ground.fail(*"abcdefghij")
+
+    async def scenario() -> None:
+        trigger = task_trigger(ground, await started(ground, max_per_second=1), ends_at=ground.clock.wall() + 4.5)
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        triggerer.faults = denied(Operation.CANCEL_MOVE_TASK)
+        (event,) = await triggerer.start(trigger, REDRIVE).ended()
+        assert event.payload["status"] == "timed out"
+        assert "may go on" in event.payload["error"]
+        assert "Allow sqs:CancelMessageMoveTask" in event.payload["error"]
+        assert "was cancelled" not in event.payload["error"]
+
+    ground.run(scenario)
+
+
+def test_a_move_task_that_ended_in_time_is_not_called_late(ground: Ground, supervisor: ScriptedComms) -> None:
+    ground.fail("a", "b", "c")
+
+    async def scenario() -> None:
+        trigger = task_trigger(ground, await started(ground, max_per_second=1), ends_at=ground.clock.wall() + 4.5)
+        (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
+        assert event.payload == {"status": MOVED, "report": {"status": "COMPLETED", "moved": 3, "to_move": 3}}
+
+    ground.run(scenario)
+
+
+def test_a_move_task_that_cannot_be_followed_is_cancelled(ground: Ground, supervisor: ScriptedComms) -> None:
+    ground.fail(*"abcdefghij")
+
+    async def scenario() -> None:
+        trigger = task_trigger(ground, await started(ground, max_per_second=1))
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        triggerer.faults = denied(Operation.LIST_MOVE_TASKS)
+        (event,) = await triggerer.start(trigger, REDRIVE).ended()
+        assert event.payload["status"] == "failed for good"
+        assert "Allow sqs:ListMessageMoveTasks" in event.payload["error"]
+        assert "was cancelled" in event.payload["error"]
+        await asyncio.sleep(2)
+        assert ground.sqs.move_tasks(ground.dead)[0].status == CANCELLED
+
+    ground.run(scenario)
 
 
 def denied(operation: Operation) -> Callable[[TransportCall], Fault]:

@@ -26,6 +26,9 @@ NOT_A_DEAD_LETTER_QUEUE: Final = "must be configured as a dead letter queue"
 ALREADY_RUNNING: Final = "already a task running"
 """A part of the text, in lower case, by which the service refuses a second task for a queue."""
 
+UNKNOWN_CALL_CODES: Final = frozenset({"InvalidAction", "UnknownOperation", "UnsupportedOperation"})
+"""How servers other than SQS answer calls about move tasks that they do not have."""
+
 UNKNOWN_SOURCE: Final = "CouldNotDetermineMessageSource"
 """Why a task without a destination fails at a message that was sent to the dead-letter queue directly."""
 

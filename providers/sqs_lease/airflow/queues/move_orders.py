@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final
 
 from sqs_lease.airflow.receiving.collector import with_visibility
+from sqs_lease.airflow.runtime import end_of
 from sqs_lease.clock import Clock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.limits import MAX_IN_FLIGHT
@@ -29,11 +32,12 @@ from sqs_lease.sqs.move_tasks import (
     COMPLETED,
     MAX_MOVES_PER_SECOND,
     NOT_A_DEAD_LETTER_QUEUE,
+    RUNNING,
+    UNKNOWN_CALL_CODES,
     UNKNOWN_SOURCE,
     MoveTask,
     RedriveTransport,
 )
-from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX, check_whole_number, queue_reference
 
 logger = logging.getLogger(__name__)
@@ -47,11 +51,11 @@ LOG_SECONDS: Final = 30.0
 NOT_LISTED_SECONDS: Final = 60.0
 """How long a move task that was started may be missing in the service's list."""
 
-CLOCK_SKEW_SECONDS: Final = 300.0
-"""By how much this machine's clock may be ahead of the service's."""
+PATIENCE_SECONDS: Final = 15.0
+"""How long to try to start or cancel a move task. After a clear, the one before is still being cancelled."""
 
-CANCELLATION_SECONDS: Final = 15.0
-"""How long to wait until a move task that runs already has ended: after a clear, it is being cancelled."""
+CANCEL_AGAIN_SECONDS: Final = 1.0
+"""Pause before a cancellation that failed is tried again: a process that is killed has 5 s."""
 
 TIMED_OUT: Final = "timed out"
 FAILED: Final = "failed"
@@ -80,6 +84,10 @@ class MoveError(Exception):
         super().__init__(text)
         self.status = status
         self.report = dict(report or {})
+
+
+class _NotFollowedError(MoveError):
+    """Nobody can tell what becomes of a move task that runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,17 +159,24 @@ class StartedMove:
 
     Attributes:
         source_arn: The dead-letter queue.
-        handle: The task's handle.
-        asked_at: When it was asked for, in seconds since the epoch.
+        started_after: When the move task before it was started, by the service's clock, in seconds since the epoch; 0
+            if there was none.
+        handle: The task's handle; empty where only the service knows it.
     """
 
     source_arn: str
-    handle: str
-    asked_at: float
+    started_after: float
+    handle: str = field(default="", repr=False)
+
+    def find(self, tasks: Sequence[MoveTask]) -> MoveTask | None:
+        """Find it in the service's list, which has the handles of running tasks only."""
+        later = [task for task in tasks if task.started_at > self.started_after]
+        ours = (task for task in tasks if task.handle and task.handle == self.handle)
+        return next(ours, None) or min(later, key=attrgetter("started_at"), default=None)
 
 
 async def start(transport: RedriveTransport, order: MoveOrder, clock: Clock) -> StartedMove:
-    """Start a move task.
+    """Start a move task. Cancelled, it leaves none behind.
 
     Raises:
         MoveError: It cannot be started: the text says why and what to do.
@@ -169,95 +184,147 @@ async def start(transport: RedriveTransport, order: MoveOrder, clock: Clock) -> 
     """
     queue_url = await transport.queue_url(order.queue)
     source_arn = (await transport.queue_attributes(queue_url)).arn
-    if order.destination is not None:
-        destination_arn: str | None = await _arn_of(transport, order.destination)
-    else:
-        # Named where it can only be one: messages that were sent to the dead-letter queue directly, as by
-        # dead_letter(), do not say where they came from, and would end the move task.
-        only_source_url = await _only_source(transport, queue_url)
-        destination_arn = None if only_source_url is None else await _arn_of(transport, only_source_url)
-    give_up_at = clock.now() + CANCELLATION_SECONDS
-    while True:
-        asked_at = clock.wall()
+    destination_arn = await _destination_arn(transport, order, queue_url, source_arn)
+    with _telling_of_move_tasks(queue_url):
+        tasks = await transport.move_tasks(source_arn)
+        unknown = StartedMove(source_arn, max((task.started_at for task in tasks), default=0.0))
+        is_lost = False
+        give_up_at = clock.now() + PATIENCE_SECONDS
         try:
-            handle = await transport.start_move_task(
-                source_arn, destination_arn=destination_arn, max_per_second=order.max_per_second
-            )
-        except SqsError as error:
-            if NOT_A_DEAD_LETTER_QUEUE in error.text.lower():
-                raise MoveError(f"queue {queue_url}: {_NOT_DEAD_LETTERS}", FAILED_FOR_GOOD) from error
-            if ALREADY_RUNNING not in error.text.lower():
-                raise _with_permissions(error) from error
-            if clock.now() >= give_up_at:
-                raise await _runs_already(transport, queue_url, source_arn) from error
-            await asyncio.sleep(LOOK_SECONDS)
-        else:
-            logger.info("Started to move the messages of %s to %s", queue_url, destination_arn or "their source queues")
-            return StartedMove(source_arn, handle, asked_at)
+            while True:
+                request = transport.start_move_task(
+                    source_arn, destination_arn=destination_arn, max_per_second=order.max_per_second
+                )
+                asking = asyncio.get_running_loop().create_task(request)
+                try:
+                    return replace(unknown, handle=await asyncio.shield(asking))
+                except SqsError as error:
+                    runs_already = ALREADY_RUNNING in error.text.lower()
+                    if error.verdict is Verdict.REFUSED and not runs_already:
+                        raise
+                    # An earlier request of ours may have been carried out although its answer was lost.
+                    is_lost = is_lost or error.verdict is Verdict.TRANSIENT
+                    tasks = await transport.move_tasks(source_arn)
+                    task = unknown.find(tasks) if is_lost else None
+                    if task is not None and task.handle:
+                        return replace(unknown, handle=task.handle)
+                    if clock.now() >= give_up_at:
+                        raise (_runs_already(queue_url, tasks) if runs_already else error) from None
+                await asyncio.sleep(LOOK_SECONDS)
+        except asyncio.CancelledError:
+            await end_of(asking)
+            await abandon(transport, unknown, clock)
+            raise
 
 
-async def follow(transport: RedriveTransport, started: StartedMove, clock: Clock) -> dict[str, Any]:
+async def follow(
+    transport: RedriveTransport, started: StartedMove, clock: Clock, ends_at: float | None = None
+) -> dict[str, Any]:
     """Follow a move task to its end, log its progress, and return what it moved.
 
-    Raises:
-        MoveError: It failed, or was cancelled by somebody else.
-        SqsError: It cannot be followed.
-    """
-    following = _Following(started, clock)
-    while True:
-        try:
-            task = following.found(await transport.move_tasks(started.source_arn))
-        except SqsError as error:
-            if error.verdict is Verdict.REFUSED:
-                raise _with_permissions(error) from error
-            logger.warning("The progress of the move task cannot be read now: %s", error)
-        else:
-            if task is not None and not task.is_active:
-                return _end_report(task, started.source_arn)
-        await asyncio.sleep(LOOK_SECONDS)
-
-
-async def follow_until(
-    transport: RedriveTransport, started: StartedMove, ends_at: float | None, clock: Clock
-) -> dict[str, Any]:
-    """Follow a move task to its end, and cancel it when its time is up.
+    It is cancelled when its time is up, and when it cannot be followed any more.
 
     Args:
         transport: Reaches SQS.
         started: The move task.
-        ends_at: Until when it may take, in seconds since the epoch; None for ever.
         clock: Source of time.
+        ends_at: Until when it may take, in seconds since the epoch; None for ever.
 
     Raises:
-        MoveError: It failed, its time was up, or it was cancelled by somebody else.
-        SqsError: It cannot be followed.
+        MoveError: It failed, its time was up, it cannot be followed, or it was cancelled by somebody else.
     """
     try:
         async with asyncio.timeout(None if ends_at is None else max(ends_at - clock.wall(), 0.0)):
-            return await follow(transport, started, clock)
+            return await _end_of(transport, started, clock)
     except TimeoutError:
-        report = await cancel(transport, started, clock)
-        raise MoveError(
-            f"the move task of {started.source_arn} was cancelled, because execution_timeout was over: "
-            f"{_progress(report)}. What was moved stays moved; run it again for the rest",
-            TIMED_OUT,
-            report,
-        ) from None
-
-
-async def cancel(transport: RedriveTransport, started: StartedMove, clock: Clock) -> dict[str, Any]:
-    """Cancel a move task, and return what it moved; one that has ended already is left as it is."""
+        why, status = "execution_timeout was over", TIMED_OUT
+    except _NotFollowedError as error:
+        why, status = str(error), error.status
     try:
-        await transport.cancel_move_task(started.source_arn, started.handle)
+        task = await cancel(transport, started, clock)
     except SqsError as error:
-        logger.warning("The move task was not cancelled, it may have ended already: %s", error)
-    else:
-        logger.info("Cancelled the move task of %s", started.source_arn)
+        text = f"{why}, and the move task of {started.source_arn} may go on: {error} Or cancel it in the AWS console"
+        raise MoveError(text, status) from error
+    if task is not None and task.status not in (RUNNING, CANCELLING, CANCELLED):
+        return _end_report(task, started.source_arn)
+    report = {} if task is None else _report(task)
+    raise MoveError(
+        f"the move task of {started.source_arn} was cancelled, because {why}: {_progress(report)}. What was moved "
+        "stays moved; run it again for the rest",
+        status,
+        report,
+    )
+
+
+async def cancel(transport: RedriveTransport, started: StartedMove, clock: Clock) -> MoveTask | None:
+    """Cancel a move task unless it has ended.
+
+    Returns:
+        The task as SQS lists it afterwards; None where it does not list it.
+
+    Raises:
+        SqsError: It could not be cancelled, and goes on.
+    """
+    give_up_at = clock.now() + PATIENCE_SECONDS
+    while True:
+        failure: SqsError | None = None
+        task = await _listed(transport, started)
+        handle = started.handle or ("" if task is None else task.handle)
+        if handle and (task is None or task.status == RUNNING):
+            try:
+                await transport.cancel_move_task(started.source_arn, handle)
+            except SqsError as error:
+                failure = error
+            task = await _listed(transport, started)
+        if failure is None or (task is not None and task.status != RUNNING):
+            return task
+        if failure.verdict is Verdict.REFUSED or clock.now() >= give_up_at:
+            raise failure
+        await asyncio.sleep(CANCEL_AGAIN_SECONDS)
+
+
+async def abandon(transport: RedriveTransport, started: StartedMove, clock: Clock) -> None:
+    """Cancel a move task that nobody follows any more, and say in the log what became of it."""
     try:
-        task = _Following(started, clock).found(await transport.move_tasks(started.source_arn))
-    except (SqsError, MoveError):
-        task = None
-    return {} if task is None else _report(task)
+        task = await cancel(transport, started, clock)
+    except SqsError as error:
+        logger.warning("The move task of %s may go on: %s", started.source_arn, error)
+    else:
+        if task is not None:
+            progress = _progress(_report(task))
+            logger.info("The move task of %s was cancelled or has ended: %s", started.source_arn, progress)
+
+
+async def _listed(transport: RedriveTransport, started: StartedMove) -> MoveTask | None:
+    try:
+        return started.find(await transport.move_tasks(started.source_arn))
+    except SqsError:
+        return None
+
+
+async def _end_of(transport: RedriveTransport, started: StartedMove, clock: Clock) -> dict[str, Any]:
+    listed_at = logged_at = clock.now()
+    while True:
+        try:
+            tasks = await transport.move_tasks(started.source_arn)
+        except SqsError as error:
+            if error.verdict is Verdict.REFUSED:
+                raise _NotFollowedError(str(error), FAILED_FOR_GOOD) from error
+            progress = f"it cannot be read now: {error}"
+        else:
+            if (task := started.find(tasks)) is not None:
+                if not task.is_active:
+                    return _end_report(task, started.source_arn)
+                listed_at = clock.now()
+                progress = _progress(_report(task))
+            elif clock.now() - listed_at > NOT_LISTED_SECONDS:
+                raise _NotFollowedError("SQS does not list it any more", FAILED)
+            else:
+                progress = "SQS does not list it now"
+        if clock.now() - logged_at >= LOG_SECONDS:
+            logged_at = clock.now()
+            logger.info("The move task of %s: %s", started.source_arn, progress)
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def move_filtered(
@@ -356,10 +423,20 @@ async def _log_progress(mover: MessageMover, queue_url: str) -> None:
         logger.info("Moved %d messages of %s, looked at %d", mover.counts.moved, queue_url, mover.counts.looked_at)
 
 
-async def _arn_of(transport: Transport, queue: str) -> str:
-    if queue.startswith("arn:"):
-        return queue
-    return (await transport.queue_attributes(await transport.queue_url(queue))).arn
+async def _destination_arn(
+    transport: RedriveTransport, order: MoveOrder, queue_url: str, source_arn: str
+) -> str | None:
+    if order.destination is None:
+        # Named where it can only be one: messages that were sent to the dead-letter queue directly, as by
+        # dead_letter(), do not say where they came from, and would end the move task.
+        only_source_url = await _only_source(transport, queue_url)
+        if only_source_url is None:
+            return None
+        # A dead-letter queue is in the account and region of its source queues.
+        return f"{source_arn.rpartition(':')[0]}:{queue_reference(only_source_url).name}"
+    if order.destination.startswith("arn:"):
+        return order.destination
+    return (await transport.queue_attributes(await transport.queue_url(order.destination))).arn
 
 
 async def _only_source(transport: RedriveTransport, queue_url: str) -> str | None:
@@ -382,56 +459,30 @@ async def _only_source(transport: RedriveTransport, queue_url: str) -> str | Non
     return sources[0] if len(sources) == 1 else None
 
 
-async def _runs_already(transport: RedriveTransport, queue_url: str, source_arn: str) -> MoveError:
+def _runs_already(queue_url: str, tasks: Sequence[MoveTask]) -> MoveError:
     text = "a move task runs already for this queue, and SQS allows one"
-    try:
-        active = next((task for task in await transport.move_tasks(source_arn) if task.is_active), None)
-    except SqsError:
-        active = None
-    if active is not None:
+    if (active := next((task for task in tasks if task.is_active), None)) is not None:
         text = f"{text} ({_progress(_report(active))})"
     return MoveError(f"queue {queue_url}: {text}. Wait for its end, or cancel it in the AWS console", FAILED)
 
 
-def _with_permissions(error: SqsError) -> SqsError | MoveError:
-    return MoveError(f"{error}. {_PERMISSIONS}", FAILED_FOR_GOOD) if isinstance(error, AccessDeniedError) else error
-
-
-class _Following:
-    """Finds a move task in the service's list, and logs its progress now and then."""
-
-    def __init__(self, started: StartedMove, clock: Clock) -> None:
-        self._started = started
-        self._clock = clock
-        self._began_at = clock.now()
-        self._listed_at: float | None = None
-        self._logged_at = clock.now()
-
-    def found(self, tasks: Sequence[MoveTask]) -> MoveTask | None:
-        """Return the task; None while it is not listed.
-
-        Raises:
-            MoveError: It is not listed for too long.
-        """
-        task = next((task for task in tasks if self._is_ours(task)), None)
-        now = self._clock.now()
-        if task is None:
-            if now - self._began_at > NOT_LISTED_SECONDS:
-                raise MoveError(f"SQS does not list the move task of {self._started.source_arn}", FAILED)
-            return None
-        self._listed_at = task.started_at
-        if now - self._logged_at >= LOG_SECONDS:
-            self._logged_at = now
-            logger.info("The move task of %s: %s", self._started.source_arn, _progress(_report(task)))
-        return task
-
-    def _is_ours(self, task: MoveTask) -> bool:
-        if task.handle:
-            return task.handle == self._started.handle
-        # A task that has ended has no handle. It is the newest that began when ours did.
-        if self._listed_at is not None:
-            return task.started_at == self._listed_at
-        return task.started_at >= self._started.asked_at - CLOCK_SKEW_SECONDS
+@contextmanager
+def _telling_of_move_tasks(queue_url: str) -> Iterator[None]:
+    """Add what move tasks need to the errors of their calls."""
+    try:
+        yield
+    except SqsError as error:
+        if NOT_A_DEAD_LETTER_QUEUE in error.text.lower():
+            raise MoveError(f"queue {queue_url}: {_NOT_DEAD_LETTERS}", FAILED_FOR_GOOD) from error
+        if error.code in UNKNOWN_CALL_CODES:
+            raise MoveError(
+                f"queue {queue_url}: this SQS server has no move tasks ({error.code}); older_than=0 moves messages "
+                "one by one",
+                FAILED_FOR_GOOD,
+            ) from error
+        if isinstance(error, AccessDeniedError):
+            raise MoveError(f"{error}. {_PERMISSIONS}", FAILED_FOR_GOOD) from error
+        raise
 
 
 def _report(task: MoveTask) -> dict[str, Any]:

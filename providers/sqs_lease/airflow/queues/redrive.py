@@ -5,8 +5,8 @@ its trigger follows it, and a worker ends it. Whoever follows knows the move tas
 can take over. The service has no filter. With one, the messages are received with a lease, and those that match are
 sent and then deleted (:mod:`sqs_lease.keeper.moving`); another triggerer that takes over begins anew with what is left.
 
-A move task is cancelled when its time is up, and when a user marks or clears its task. It goes on when a triggerer
-stops, and when Airflow does not say what became of the task.
+A move task is cancelled when its time is up, when it cannot be followed, and when a user marks or clears its task. It
+goes on when a triggerer stops, and when Airflow does not say what became of the task.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sqs_lease.airflow.queues.move_orders import (
     MoveError,
     MoveOrder,
     StartedMove,
-    cancel,
-    follow_until,
+    abandon,
+    follow,
     move_filtered,
     start,
 )
@@ -185,7 +185,7 @@ class SqsMoveMessagesOperator(BaseOperator):
                 ends_at=ends_at,
                 source_arn=started.source_arn,
                 task_handle=started.handle,
-                asked_at=started.asked_at,
+                started_after=started.started_after,
             )
         timeout = None if self.execution_timeout is None else self.execution_timeout + TRIGGERER_MARGIN
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
@@ -220,9 +220,9 @@ class SqsMoveMessagesOperator(BaseOperator):
                     return await move_filtered(transport, keeper, order, None)
             started = await start(transport, order, clock)
             try:
-                return await follow_until(transport, started, None, clock)
+                return await follow(transport, started, clock)
             except asyncio.CancelledError:
-                await cancel(transport, started, clock)
+                await abandon(transport, started, clock)
                 raise
 
         moved: dict[str, Any] = self._called(context, move)
@@ -344,7 +344,7 @@ class SqsMoveTaskTrigger(_MoveTrigger):
         ends_at: See there.
         source_arn: The dead-letter queue.
         task_handle: The move task's handle.
-        asked_at: When the move task was asked for, in seconds since the epoch.
+        started_after: When the move task before it was started, in seconds since the epoch; 0 if there was none.
     """
 
     def __init__(
@@ -355,12 +355,12 @@ class SqsMoveTaskTrigger(_MoveTrigger):
         ends_at: float | None,
         source_arn: str,
         task_handle: str,
-        asked_at: float,
+        started_after: float,
     ) -> None:
         super().__init__(connection=connection, deferred_at=deferred_at, ends_at=ends_at)
         self.source_arn = source_arn
         self.task_handle = task_handle
-        self.asked_at = asked_at
+        self.started_after = started_after
 
     @carried_out
     async def on_kill(self) -> None:
@@ -379,7 +379,7 @@ class SqsMoveTaskTrigger(_MoveTrigger):
         except SqsError as error:
             logger.warning("The move task of %s goes on: %s", self.source_arn, error)
             return
-        await cancel(_redriving(shared.transport), self._started(), keepers.clock)
+        await abandon(_redriving(shared.transport), self._started(), keepers.clock)
 
     async def _is_deferred(self) -> bool:
         task = run_of(self.task_instance)
@@ -388,16 +388,16 @@ class SqsMoveTaskTrigger(_MoveTrigger):
         return states.get(task.run_id, {}).get(key) == "deferred"
 
     def _started(self) -> StartedMove:
-        return StartedMove(self.source_arn, self.task_handle, self.asked_at)
+        return StartedMove(self.source_arn, self.started_after, self.task_handle)
 
     def _queue(self) -> str:
         return self.source_arn
 
     def _arguments(self) -> dict[str, Any]:
-        return {"source_arn": self.source_arn, "task_handle": self.task_handle, "asked_at": self.asked_at}
+        return {"source_arn": self.source_arn, "task_handle": self.task_handle, "started_after": self.started_after}
 
     async def _move(self, shared: SharedKeeper, keepers: TriggererKeepers) -> dict[str, Any]:
-        return await follow_until(_redriving(shared.transport), self._started(), self.ends_at, keepers.clock)
+        return await follow(_redriving(shared.transport), self._started(), keepers.clock, self.ends_at)
 
 
 class SqsFilteredMoveTrigger(_MoveTrigger):
