@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PythonException
 
 from sqs_lease.batch_files.manifest import ManifestError, read_manifest
 from sqs_lease.core.messages import Message
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 _EXPECTED: Final = (IngestionError, ManifestError, SpecError)
 _SHOWN_CHARACTERS: Final = 2_000
+
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,8 +144,18 @@ def _messages(manifests: Sequence[Path]) -> Iterator[Message]:
 def _one_line(error: Exception) -> str:
     if isinstance(error, _EXPECTED):
         text = str(error)
+    elif isinstance(error, PythonException) and (raised := _raised_in_worker(str(error))):
+        text = f"{raised} (raised in a Python worker of Spark)"
     else:
         # Spark's texts go on for pages with stack traces and plans.
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         text = f"{type(error).__name__} {condition or ''} {str(error).strip().partition(chr(10))[0]}"
     return " ".join(text.split())[:_SHOWN_CHARACTERS]
+
+
+def _raised_in_worker(text: str) -> str | None:
+    """The exception at the end of the last traceback in a text, without further lines of its message."""
+    _, found, frames = text.rpartition(_TRACEBACK)
+    return (
+        next((line for line in frames.splitlines() if line.strip() and not line[0].isspace()), None) if found else None
+    )
