@@ -103,10 +103,13 @@ class AirflowApi:
         """
         if self._request("GET", f"/dags/{dag_id}", allowed=(404,)).status_code == httpx.codes.OK:
             return True
-        errors = self._get("/importErrors")["import_errors"]
-        if errors:
-            raise AirflowApiError(f"{errors[0]['filename']} cannot be imported: {errors[0]['stack_trace']}")
+        for filename, stack_trace in self.import_errors().items():
+            raise AirflowApiError(f"{filename} cannot be imported: {stack_trace}")
         return False
+
+    def import_errors(self) -> dict[str, str]:
+        """The stack traces of the DAG files that cannot be imported, by their names within their bundles."""
+        return {error["filename"]: error["stack_trace"] for error in self._get("/importErrors")["import_errors"]}
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Start a run.

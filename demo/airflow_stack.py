@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import configparser
 import os
+import re
 import secrets
 import shutil
 import sqlite3
@@ -50,8 +51,13 @@ COMPONENTS: Mapping[str, tuple[str, ...]] = {
 }
 """Airflow's processes: the arguments of its command by the name of the component."""
 
+WORKER = "worker"
+"""The component that runs the tasks of the CeleryExecutor; started on demand only."""
+
 SECOND_TRIGGERER = "triggerer-2"
 """One more component, started on demand only."""
+
+_COMMANDS: Mapping[str, tuple[str, ...]] = {**COMPONENTS, WORKER: ("celery", "worker", "--skip-serve-logs")}
 
 LOCAL_SETTINGS = Path(__file__).with_name("airflow_local_settings.py")
 
@@ -77,13 +83,15 @@ class AirflowStack:
     processes: dict[str, ServerProcess] = field(default_factory=dict)
     """The processes by the name of their component, see :data:`COMPONENTS`."""
 
-    def start(self, component: str) -> ServerProcess:
+    def start(self, component: str, *options: str) -> ServerProcess:
         """Start a component, for example one that was killed; its log goes on in the same file.
 
         What is left of the component's former process is ended first.
 
         Args:
-            component: Its name, see :data:`COMPONENTS`, or :data:`SECOND_TRIGGERER`.
+            component: Its name, see :data:`COMPONENTS`, or :data:`WORKER`; with a number behind it (`scheduler-2`) it
+                is one more of that kind.
+            options: More options of its command.
 
         Returns:
             The process, which is also in :attr:`processes`; it may not be ready yet.
@@ -92,7 +100,7 @@ class AirflowStack:
             self.processes[component].stop()
         process = start_process(
             f"Airflow's {component}",
-            [sys.executable, "-m", "airflow", *COMPONENTS[component.removesuffix("-2")]],
+            [sys.executable, "-m", "airflow", *_COMMANDS[re.sub(r"-\d+$", "", component)], *options],
             log_path=self.home / "logs" / f"{component}.log",
             environment=self.environment,
             directory=self.home,

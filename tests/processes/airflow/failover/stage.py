@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from botocore.config import Config
 
-from demo.airflow_stack import AirflowStack, airflow_stack
+from demo.airflow_stack import COMPONENTS, AirflowStack, airflow_stack
 from demo.processes import pause, wait_until
 from demo.sqs_server import sqs_server
 from tests.second_consumer import SecondConsumer
@@ -79,10 +79,14 @@ class Stage:
 
     def send(self, queue: str, messages: int) -> None:
         """Send so many messages to a queue, which is made with the first of them."""
+        self.send_bodies(queue, [f"message {number}" for number in range(messages)])
+
+    def send_bodies(self, queue: str, bodies: Sequence[str]) -> None:
+        """Send messages with these bodies to a queue, which is made with the first of them."""
         if queue not in self.queue_urls:
             self.queue_urls[queue] = self.sqs.create_queue(QueueName=queue)["QueueUrl"]
-        for number in range(messages):
-            self.sqs.send_message(QueueUrl=self.queue_urls[queue], MessageBody=f"message {number}")
+        for body in bodies:
+            self.sqs.send_message(QueueUrl=self.queue_urls[queue], MessageBody=body)
 
     def in_flight(self, queue: str) -> int:
         """How many messages of a queue are in flight."""
@@ -142,13 +146,20 @@ class Stage:
 
 @contextmanager
 def stage(
-    home: Path, dags_folder: Path, environment: Mapping[str, str], *, database_url: str | None = None
+    home: Path,
+    dags_folder: Path,
+    environment: Mapping[str, str],
+    *,
+    database_url: str | None = None,
+    components: Sequence[str] = tuple(COMPONENTS),
 ) -> Iterator[Stage]:
     """Run Airflow beside an SQS server, which its default AWS connection leads to, until the block ends."""
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
         environment = {"AIRFLOW_CONN_AWS_DEFAULT": server.airflow_connection, **environment}
-        stack = exits.enter_context(airflow_stack(home, dags_folder, environment, database_url=database_url))
+        stack = exits.enter_context(
+            airflow_stack(home, dags_folder, environment, database_url=database_url, components=components)
+        )
         # A connection for each second consumer's long poll.
         here = Stage(stack, server.sqs_client(Config(max_pool_connections=64)), exits)
         try:
