@@ -2,6 +2,9 @@
 
 The tasks on the killed worker are tried again by the other one where they have a retry left, and their messages are
 held meanwhile; where they have none, their messages come back when Airflow misses the tasks' heartbeats.
+
+Celery itself delivers a task again after a visibility timeout of its own, which is shorter here than the work: Airflow
+ignores that while the task runs.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ DAGS_FOLDER: Final = Path(__file__).parent / "dags"
 VISIBILITY_SECONDS: Final = 30
 HEARTBEAT_SECONDS: Final = 30
 DETECTION_SECONDS: Final = 10
+CELERY_VISIBILITY_SECONDS: Final = 15
 CONCURRENCY: Final = 5
 """How many tasks a worker runs at a time: with eight tasks that wait, neither of two workers has fewer than three."""
 
@@ -41,7 +45,7 @@ class Story:
 
     Attributes:
         scene: Where.
-        killed: The worker that was killed.
+        killed_session: The session of the worker that was killed.
         given_back_after: How long after the kill another consumer was given the message whose work had no retry.
         failed_latencies: How long after its task failed a message was received by another consumer, in seconds.
         seen_before_failing: What other consumers were given before work failed by itself.
@@ -49,7 +53,7 @@ class Story:
     """
 
     scene: Scene
-    killed: str = ""
+    killed_session: int = 0
     given_back_after: float = 0.0
     failed_latencies: list[float] = field(default_factory=list)
     seen_before_failing: list[str] = field(default_factory=list)
@@ -69,7 +73,7 @@ class Story:
         here.wait_for_starts(KEPT + GIVEN_BACK)
         (only,) = here.starts(*GIVEN_BACK)
         (worker,) = (worker for worker in workers if worker.pid == only.session)
-        self.killed = worker.name
+        self.killed_session = worker.pid
         worker.kill()
         killed_at = time()
         consumer = here.stage.consumers["given_back"]
@@ -106,6 +110,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             "AIRFLOW__CORE__PARALLELISM": "16",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(HEARTBEAT_SECONDS),
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": str(DETECTION_SECONDS),
+            "AIRFLOW__CELERY_BROKER_TRANSPORT_OPTIONS__VISIBILITY_TIMEOUT": str(CELERY_VISIBILITY_SECONDS),
             "VISIBILITY_SECONDS": str(VISIBILITY_SECONDS),
         }
         with scene(home, DAGS_FOLDER, settings) as here:
@@ -116,13 +121,14 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             yield told
 
 
-def test_work_of_a_killed_worker_is_done_again_by_the_other_one(story: Story) -> None:
-    lost = [body for body in KEPT if len(story.scene.starts(body)) > 1]
-    assert [body for body in lost if body.startswith("long")] != [], "the killed worker had no other work"
-    for body in lost:
-        first, second = story.scene.starts(body)
-        assert first.session != second.session
-    assert all(len(story.scene.starts(body)) == 1 for body in KEPT if body.startswith("good"))
+def test_work_of_a_killed_worker_alone_is_done_again_by_the_other_one(story: Story) -> None:
+    sessions = {body: [start.session for start in story.scene.starts(body)] for body in KEPT}
+    waiting = {body: where for body, where in sessions.items() if not body.startswith("good")}
+    lost = {body: where for body, where in waiting.items() if where[0] == story.killed_session}
+    assert lost != {}
+    for first, second in lost.values():
+        assert first != second
+    assert all(len(where) == 1 for body, where in sessions.items() if body not in lost)
 
 
 def test_nobody_else_is_given_messages_whose_work_has_a_retry_left(story: Story) -> None:
