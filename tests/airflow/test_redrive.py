@@ -6,21 +6,31 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
-from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout, TaskDeferred
+from airflow.sdk import DAG, task
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowTaskTimeout,
+    TaskDeferralError,
+    TaskDeferralTimeout,
+    TaskDeferred,
+)
 
 from sqs_lease.airflow import SqsMoveMessagesOperator
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.queues import move_orders
-from sqs_lease.airflow.queues.move_orders import MoveError, MoveOrder, StartedMove, follow, move_filtered, start
-from sqs_lease.airflow.queues.redrive import MOVED, SqsFilteredMoveTrigger, SqsMoveTaskTrigger
+from sqs_lease.airflow.queues.move_orders import MoveOrder, StartedMove, follow, move_filtered, start
+from sqs_lease.airflow.queues.outcome import OutcomeError
+from sqs_lease.airflow.queues.queue_task import DONE
+from sqs_lease.airflow.queues.redrive import SqsFilteredMoveTrigger, SqsMoveTaskTrigger
 from sqs_lease.keeper.driver import REASON_ATTRIBUTE
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.sqs.move_tasks import CANCELLED, RUNNING, MoveTask
@@ -114,21 +124,20 @@ def ground() -> Ground:
 
 def task_trigger(ground: Ground, started: StartedMove, *, ends_at: float | None = None) -> SqsMoveTaskTrigger:
     return SqsMoveTaskTrigger(
-        connection=AwsConnection().encode(),
+        queue="dead",
         deferred_at=ground.clock.wall(),
         ends_at=ends_at,
-        source_arn=started.source_arn,
-        task_handle=started.handle,
-        started_after=started.started_after,
+        **AwsConnection().encode(),
+        **asdict(started),
     )
 
 
 def filtered_trigger(ground: Ground, *, ends_at: float | None = None, **order: Any) -> SqsFilteredMoveTrigger:
     return SqsFilteredMoveTrigger(
-        connection=AwsConnection().encode(),
         deferred_at=ground.clock.wall(),
         ends_at=ends_at,
-        order={"queue": "dead", **order},
+        **AwsConnection().encode(),
+        **asdict(MoveOrder(queue="dead", **order)),
     )
 
 
@@ -149,7 +158,7 @@ def test_a_move_task_is_followed_to_its_end(
         trigger = task_trigger(ground, await started(ground, max_per_second=1))
         triggerer = VirtualTriggerer(ground.sqs, ground.clock)
         (event,) = await triggerer.start(trigger, REDRIVE).ended()
-        assert event.payload == {"status": MOVED, "report": {"status": "COMPLETED", "moved": 50, "to_move": 50}}
+        assert event.payload == {"status": DONE, "report": {"status": "COMPLETED", "moved": 50, "to_move": 50}}
         assert triggerer.open_transports == 0
 
     ground.run(scenario)
@@ -238,7 +247,7 @@ def test_answers_that_are_lost_meanwhile_are_asked_for_again(ground: Ground, sup
             Fault(error=INTERNAL_ERROR), Fault(error=UNAVAILABLE), operation=Operation.LIST_MOVE_TASKS
         )
         (event,) = await triggerer.start(trigger, REDRIVE).ended()
-        assert event.payload["status"] == MOVED
+        assert event.payload["status"] == DONE
 
     ground.run(scenario)
 
@@ -301,7 +310,7 @@ def test_a_queue_that_is_no_dead_letter_queue_is_refused(ground: Ground, *, may_
     async def scenario() -> None:
         await start(ground.transport, MoveOrder(queue="orders"), ground.clock)
 
-    with pytest.raises(MoveError, match=r"orders: it is not the dead-letter queue of any queue. Name the") as raised:
+    with pytest.raises(OutcomeError, match=r"orders: it is not the dead-letter queue of any queue. Name the") as raised:
         ground.run(scenario)
     assert raised.value.status == "failed for good"
 
@@ -311,7 +320,9 @@ def test_a_second_move_task_waits_a_little_and_then_says_what_runs(ground: Groun
 
     async def scenario() -> None:
         begun = await started(ground, max_per_second=1)
-        with pytest.raises(MoveError, match=r"runs already .*\(16 of 26 messages moved\). Wait for its end") as raised:
+        with pytest.raises(
+            OutcomeError, match=r"runs already .*\(16 of 26 messages moved\). Wait for its end"
+        ) as raised:
             await started(ground)
         assert raised.value.status == "failed"
         assert begun.handle not in str(raised.value)
@@ -324,7 +335,7 @@ def test_a_second_move_task_waits_a_little_and_then_says_what_runs(ground: Groun
 
 def test_a_missing_permission_is_named_with_all_that_a_move_task_needs(ground: Ground) -> None:
     ground.transport.faults = denied(Operation.START_MOVE_TASK)
-    with pytest.raises(MoveError, match=r"Allow sqs:StartMessageMoveTask .*sqs:SendMessage on each destination"):
+    with pytest.raises(OutcomeError, match=r"Allow sqs:StartMessageMoveTask .*sqs:SendMessage on each destination"):
         ground.run(lambda: started(ground))
 
 
@@ -422,7 +433,7 @@ def test_a_server_without_move_tasks_is_told_of_with_the_way_round(ground: Groun
     ground.transport.faults = lambda call: (
         Fault(error=error) if call.operation in (Operation.LIST_MOVE_TASKS, Operation.START_MOVE_TASK) else Fault()
     )
-    with pytest.raises(MoveError, match=r"has no move tasks.* older_than=0 moves messages one by one") as raised:
+    with pytest.raises(OutcomeError, match=r"has no move tasks.* older_than=0 moves messages one by one") as raised:
         ground.run(lambda: started(ground))
     assert raised.value.status == "failed for good"
 
@@ -469,7 +480,7 @@ def test_a_move_task_that_ended_in_time_is_not_called_late(ground: Ground, super
     async def scenario() -> None:
         trigger = task_trigger(ground, await started(ground, max_per_second=1), ends_at=ground.clock.wall() + 4.5)
         (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
-        assert event.payload == {"status": MOVED, "report": {"status": "COMPLETED", "moved": 3, "to_move": 3}}
+        assert event.payload == {"status": DONE, "report": {"status": "COMPLETED", "moved": 3, "to_move": 3}}
 
     ground.run(scenario)
 
@@ -535,7 +546,7 @@ def test_a_message_that_nothing_says_the_origin_of_stays(ground: Ground) -> None
     ground.create("bookings")
     ground.fail("order")
     ground.dead_letter("from where")
-    with pytest.raises(MoveError, match=r"of 2 messages .* 1 were not moved, .* name the destination") as raised:
+    with pytest.raises(OutcomeError, match=r"of 2 messages .* 1 were not moved, .* name the destination") as raised:
         ground.move(older_than_seconds=0.0)
     assert (raised.value.report["moved"], raised.value.report["not_moved"]) == (1, 1)
     assert ground.bodies(ground.dead) == ["from where"]
@@ -593,7 +604,7 @@ def test_a_message_is_deleted_only_after_its_send_was_confirmed(ground: Ground, 
 def test_a_destination_that_may_not_be_sent_to_ends_it_and_gives_all_back(ground: Ground) -> None:
     ground.dead_letter(*"abcdefghijklmnop")
     ground.transport.faults = denied(Operation.SEND)
-    with pytest.raises(MoveError, match=r"Allow sqs:SendMessage .*0 of 16 messages moved until then"):
+    with pytest.raises(OutcomeError, match=r"Allow sqs:SendMessage .*0 of 16 messages moved until then"):
         ground.move(older_than_seconds=0.0)
     assert set(ground.sqs.contents(ground.dead).values()) == {MessageState.VISIBLE}
     assert len(ground.sqs.contents(ground.dead)) == 16
@@ -602,7 +613,7 @@ def test_a_destination_that_may_not_be_sent_to_ends_it_and_gives_all_back(ground
 def test_a_message_that_the_destination_refuses_stays_and_the_others_go(ground: Ground) -> None:
     ground.dead_letter("a", "b", "c")
     ground.transport.faults = ScriptedFaults(Fault(error=MESSAGE_TOO_LONG), operation=Operation.SEND)
-    with pytest.raises(MoveError, match=r"1 were not moved, .*must be shorter"):
+    with pytest.raises(OutcomeError, match=r"1 were not moved, .*must be shorter"):
         ground.move(older_than_seconds=0.0)
     assert len(ground.bodies(ground.orders)) == 2
     assert len(ground.bodies(ground.dead)) == 1
@@ -611,7 +622,7 @@ def test_a_message_that_the_destination_refuses_stays_and_the_others_go(ground: 
 def test_a_message_that_cannot_be_deleted_is_told_of(ground: Ground) -> None:
     ground.dead_letter("a")
     ground.transport.faults = denied(Operation.DELETE)
-    with pytest.raises(MoveError, match="1 were sent but could not be deleted, and are in both queues"):
+    with pytest.raises(OutcomeError, match="1 were sent but could not be deleted, and are in both queues"):
         ground.move(older_than_seconds=0.0)
 
 
@@ -659,7 +670,7 @@ def test_behind_a_message_that_cannot_be_sent_nothing_of_its_group_is() -> None:
     ground = Ground(".fifo")
     ground.dead_letter("a", "b", "c")
     ground.transport.faults = ScriptedFaults(Fault(error=MESSAGE_TOO_LONG), operation=Operation.SEND)
-    with pytest.raises(MoveError, match="3 were not moved"):
+    with pytest.raises(OutcomeError, match="3 were not moved"):
         ground.move(older_than_seconds=0.0)
     assert ground.bodies(ground.orders) == []
 
@@ -680,7 +691,7 @@ def test_a_message_whose_lease_ended_is_not_sent_again(ground: Ground) -> None:
     sends = ScriptedFaults(lost, operation=Operation.SEND)
     extensions_denied = denied(Operation.CHANGE_VISIBILITY)
     ground.transport.faults = lambda call: sends(call) if call.operation is Operation.SEND else extensions_denied(call)
-    with pytest.raises(MoveError, match="its lease ended before it was sent"):
+    with pytest.raises(OutcomeError, match="its lease ended before it was sent"):
         ground.move(older_than_seconds=0.0)
     assert ground.transport.count(Operation.SEND) == 1
 
@@ -707,7 +718,7 @@ def test_a_source_queue_that_cannot_be_used_stops_only_its_own_messages(ground: 
         return Fault(error=ACCESS_DENIED) if is_concerned else Fault()
 
     ground.transport.faults = no_bookings
-    with pytest.raises(MoveError, match=r"of 60 messages .* 30 were not moved, .*bookings: access denied"):
+    with pytest.raises(OutcomeError, match=r"of 60 messages .* 30 were not moved, .*bookings: access denied"):
         ground.move(older_than_seconds=0.0)
     assert len(ground.bodies(ground.orders)) == len(ground.bodies(ground.dead)) == 30
     assert ground.transport.count(operation) < 45  # The queue is not asked again for each of its messages.
@@ -718,7 +729,7 @@ def test_a_named_destination_takes_messages_of_a_queue_that_nobody_dead_letters_
     ground.dead_letter("a")
     ground.dead = kept  # whose redrive policy was removed, for example
     ground.dead_letter("b")
-    with pytest.raises(MoveError, match="it is not the dead-letter queue of any queue"):
+    with pytest.raises(OutcomeError, match="it is not the dead-letter queue of any queue"):
         ground.move(queue="kept", older_than_seconds=0.0)
     assert ground.move(queue="kept", older_than_seconds=0.0, destination="orders")["moved"] == 1
 
@@ -749,7 +760,7 @@ def test_a_triggerer_that_takes_over_from_one_that_was_killed_moves_what_that_on
         await killed.kill()
         await asyncio.sleep(30)
         (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
-        assert event.payload["status"] == MOVED
+        assert event.payload["status"] == DONE
 
     ground.run(scenario)
     assert len(set(ground.bodies(ground.orders))) == 50
@@ -777,9 +788,9 @@ def test_a_mover_that_is_cancelled_sends_nothing_more_and_ends_at_once(
 
 def test_queues_of_the_other_kind_and_the_same_queue_are_refused(ground: Ground) -> None:
     ground.sqs.create_queue("other.fifo")
-    with pytest.raises(MoveError, match="one is a FIFO queue and the other is not"):
+    with pytest.raises(OutcomeError, match="one is a FIFO queue and the other is not"):
         ground.move(older_than_seconds=0.0, destination="other.fifo")
-    with pytest.raises(MoveError, match="to the same queue"):
+    with pytest.raises(OutcomeError, match="to the same queue"):
         ground.move(older_than_seconds=0.0, destination="dead")
 
 
@@ -790,7 +801,7 @@ def test_the_trigger_moves_what_matches(ground: Ground, supervisor: ScriptedComm
     async def scenario() -> None:
         triggerer = VirtualTriggerer(ground.sqs, ground.clock)
         (event,) = await triggerer.start(filtered_trigger(ground, reason="x"), REDRIVE).ended()
-        assert event.payload["status"] == MOVED
+        assert event.payload["status"] == DONE
         assert event.payload["report"]["moved"] == 1
         assert triggerer.open_transports == 0
 
@@ -858,7 +869,10 @@ class TaskInstance(SimpleNamespace):
         self.pushed: dict[str, Any] = {}
 
     def xcom_push(self, *, key: str, value: Any) -> None:
-        self.pushed[key] = value
+        self.pushed[key] = json.loads(json.dumps(value))
+
+    def xcom_pull(self, *, key: str, **_: Any) -> Any:
+        return self.pushed.get(key)
 
 
 def operator(**options: Any) -> SqsMoveMessagesOperator:
@@ -892,7 +906,7 @@ def test_with_a_filter_the_operator_defers_at_once(leased_queues: LeasedQueues, 
     assert isinstance(deferred.value.trigger, SqsFilteredMoveTrigger)
     _, arguments = deferred.value.trigger.serialize()
     assert json.loads(json.dumps(arguments)) == arguments
-    assert (arguments["order"]["reason"], arguments["order"]["older_than_seconds"]) == ("ValueError", 3600)
+    assert (arguments["reason"], arguments["older_than_seconds"]) == ("ValueError", 3600)
 
 
 def test_an_operator_that_does_not_defer_moves_in_its_own_process(
@@ -958,7 +972,90 @@ def test_the_resumed_task_fails_as_the_trigger_says_and_leaves_its_report(status
 
 def test_the_resumed_task_returns_the_report() -> None:
     report = {"status": "COMPLETED", "moved": 2, "to_move": 2}
-    assert operator().execute_complete({"ti": TaskInstance()}, {"status": MOVED, "report": report}) == report
+    assert operator().execute_complete({"ti": TaskInstance()}, {"status": DONE, "report": report}) == report
+
+
+def test_values_of_other_tasks_are_taken_as_arguments(leased_queues: LeasedQueues, supervisor: ScriptedComms) -> None:
+    @task
+    def choose() -> str:
+        return "orders-dead-letters"
+
+    with DAG("shop", schedule=None):
+        chosen: Any = choose()
+        SqsMoveMessagesOperator(task_id="redrive", queue_url=chosen, destination=chosen, reason=chosen)
+
+
+def test_arguments_of_the_connection_come_from_default_args_and_through_mapping() -> None:
+    with DAG("shop", schedule=None, default_args={"aws_conn_id": "other", "region_name": "eu-west-1"}) as dag:
+        made = SqsMoveMessagesOperator(task_id="redrive", queue_url="orders-dead-letters", verify=False)
+        names = ["orders-dead-letters", "bookings-dead-letters"]
+        SqsMoveMessagesOperator.partial(task_id="mapped", aws_conn_id=None).expand(queue_url=names)
+    assert (made.aws_conn_id, made.region_name, made.verify) == ("other", "eu-west-1", False)
+    mapped: Any = dag.get_task("mapped")
+    assert mapped.unmap({"queue_url": names[1]}).aws_conn_id is None
+    with pytest.raises(TypeError, match="aws_con_id"), DAG("shop", schedule=None):
+        SqsMoveMessagesOperator.partial(task_id="mapped", aws_con_id=None)
+
+
+@pytest.mark.parametrize("reason", ["", 404])
+def test_a_reason_that_a_template_left_empty_moves_nothing(
+    leased_queues: LeasedQueues, supervisor: ScriptedComms, reason: Any
+) -> None:
+    made = operator(reason="{{ params.reason }}")
+    made.reason = reason
+    with pytest.raises(AirflowFailException, match="reason must be a regular expression"):
+        execute(made)
+
+
+def test_a_task_that_is_killed_while_it_defers_cancels_its_move_task(
+    leased_queues: LeasedQueues, supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = leased_queues.create("orders")
+    for number in range(5):
+        leased_queues.sqs.send(queue.dead_letter_url, f"order {number}")
+    made = operator(max_per_second=1)
+
+    def killed_now(**arguments: Any) -> None:
+        made.on_kill()
+        raise TaskDeferred(**arguments)
+
+    monkeypatch.setattr(made, "defer", killed_now)
+    with pytest.raises(AirflowException, match="killed"):
+        execute(made)
+    (task,) = leased_queues.sqs.move_tasks(queue.dead_letter_url)
+    assert task.status != RUNNING
+
+
+def test_a_task_that_is_killed_before_its_first_call_starts_nothing(
+    leased_queues: LeasedQueues, supervisor: ScriptedComms
+) -> None:
+    queue = leased_queues.create("orders")
+    leased_queues.sqs.send(queue.dead_letter_url, "an order")
+    for deferrable in (True, False):
+        made = operator(deferrable=deferrable)
+        made.on_kill()
+        with pytest.raises(AirflowException, match="killed"):
+            execute(made)
+    assert not leased_queues.sqs.move_tasks(queue.dead_letter_url)
+
+
+@pytest.mark.parametrize("error", ["Trigger timeout", "Trigger failure"])
+def test_a_deferral_that_ends_without_its_trigger_cancels_the_move_task(
+    leased_queues: LeasedQueues, supervisor: ScriptedComms, error: str
+) -> None:
+    queue = leased_queues.create("orders")
+    for number in range(5):
+        leased_queues.sqs.send(queue.dead_letter_url, f"order {number}")
+    task_instance = TaskInstance()
+    with pytest.raises(TaskDeferred):
+        execute(operator(max_per_second=1), task_instance)
+    handle = leased_queues.sqs.move_tasks(queue.dead_letter_url)[0].handle
+    assert handle not in json.dumps(task_instance.pushed)
+    with pytest.raises((TaskDeferralError, TaskDeferralTimeout)):
+        # In another process, which knows only what was published.
+        operator(max_per_second=1).resume_execution("__fail__", {"error": error}, {"ti": task_instance})
+    (task,) = leased_queues.sqs.move_tasks(queue.dead_letter_url)
+    assert task.status != RUNNING
 
 
 @pytest.mark.parametrize(

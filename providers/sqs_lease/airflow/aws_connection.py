@@ -15,7 +15,7 @@ from botocore.exceptions import NoRegionError
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.client import client_config
-from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.move_tasks import RedriveTransport
 from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _region_of(queue: str | None) -> str | None:
         return None  # whoever uses the queue refuses it
 
 
-async def open_transport(connection: AwsConnection) -> Transport:
+async def open_transport(connection: AwsConnection) -> RedriveTransport:
     """Make a client through the amazon provider's hook, and a transport over it.
 
     Raises:
@@ -143,7 +143,7 @@ def load_client_code() -> None:
     session.warm_up_loader_caches("sqs")
 
 
-def make_transport(connection: AwsConnection) -> Transport:
+def make_transport(connection: AwsConnection) -> RedriveTransport:
     """Make a client through the amazon provider's hook, and a transport over it. It blocks.
 
     The transport may then be used in any event loop, but in one only.

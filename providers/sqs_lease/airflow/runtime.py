@@ -30,7 +30,7 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
 from sqs_lease.keeper.turns import Turns
-from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.move_tasks import RedriveTransport
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ Airflow tells it within about a second which of its triggers run elsewhere by no
 has released meanwhile would hide its message again.
 """
 
-OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[Transport]]
+OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[RedriveTransport]]
 GetReady: TypeAlias = Callable[[], Awaitable[None]]
 
 
@@ -54,7 +54,7 @@ class SharedKeeper:
 
     connection: AwsConnection
     keeper: Keeper
-    transport: Transport
+    transport: RedriveTransport
     users: int = 0
 
     def open_batch(

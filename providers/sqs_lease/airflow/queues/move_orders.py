@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
 
+from sqs_lease.airflow.queues.outcome import FAILED, FAILED_FOR_GOOD, TIMED_OUT, OutcomeError
 from sqs_lease.airflow.receiving.collector import with_visibility
 from sqs_lease.airflow.runtime import end_of
 from sqs_lease.clock import Clock
@@ -57,10 +58,6 @@ PATIENCE_SECONDS: Final = 15.0
 CANCEL_AGAIN_SECONDS: Final = 1.0
 """Pause before a cancellation that failed is tried again: a process that is killed has 5 s."""
 
-TIMED_OUT: Final = "timed out"
-FAILED: Final = "failed"
-FAILED_FOR_GOOD: Final = "failed for good"
-
 _PERMISSIONS: Final = (
     "A move task needs sqs:StartMessageMoveTask, sqs:ListMessageMoveTasks, sqs:CancelMessageMoveTask, "
     "sqs:ReceiveMessage, sqs:DeleteMessage and sqs:GetQueueAttributes on the dead-letter queue, and sqs:SendMessage on "
@@ -72,21 +69,7 @@ _NOT_DEAD_LETTERS: Final = (
 )
 
 
-class MoveError(Exception):
-    """Messages could not be moved, or not all of them.
-
-    Attributes:
-        status: :data:`FAILED`, :data:`FAILED_FOR_GOOD` or :data:`TIMED_OUT`.
-        report: What was moved until then.
-    """
-
-    def __init__(self, text: str, status: str, report: Mapping[str, Any] | None = None) -> None:
-        super().__init__(text)
-        self.status = status
-        self.report = dict(report or {})
-
-
-class _NotFollowedError(MoveError):
+class _NotFollowedError(OutcomeError):
     """Nobody can tell what becomes of a move task that runs."""
 
 
@@ -123,18 +106,34 @@ class MoveOrder:
         Raises:
             ValueError: A value is out of range, or a queue is not a name, URL or ARN.
         """
-        doing = f"moving messages of {self.queue}"
+        self.check_numbers()
         queue_reference(self.queue)
         if self.destination is not None:
             queue_reference(self.destination)
-        if self.max_per_second is not None:
-            check_whole_number(self.max_per_second, "max_per_second", 1, MAX_MOVES_PER_SECOND, doing)
-        check_whole_number(self.max_messages, "max_messages", 1, MAX_IN_FLIGHT, doing)
         if self.reason is not None:
+            # An empty one would be found in every reason.
+            if not isinstance(self.reason, str) or not self.reason:
+                raise ValueError(f"{self._doing}: reason must be a regular expression, not {self.reason!r}")
             try:
                 re.compile(self.reason)
             except re.error as error:
-                raise ValueError(f"{doing}: reason is not a regular expression, {self.reason!r}: {error}") from error
+                raise ValueError(
+                    f"{self._doing}: reason is not a regular expression, {self.reason!r}: {error}"
+                ) from error
+
+    def check_numbers(self) -> None:
+        """Check the numbers alone, while the texts are templates.
+
+        Raises:
+            ValueError: A number is out of range.
+        """
+        if self.max_per_second is not None:
+            check_whole_number(self.max_per_second, "max_per_second", 1, MAX_MOVES_PER_SECOND, self._doing)
+        check_whole_number(self.max_messages, "max_messages", 1, MAX_IN_FLIGHT, self._doing)
+
+    @property
+    def _doing(self) -> str:
+        return f"moving messages of {self.queue}"
 
     def matcher(self, clock: Clock) -> Matches:
         """Make the test for a message."""
@@ -179,7 +178,7 @@ async def start(transport: RedriveTransport, order: MoveOrder, clock: Clock) -> 
     """Start a move task. Cancelled, it leaves none behind.
 
     Raises:
-        MoveError: It cannot be started: the text says why and what to do.
+        OutcomeError: It cannot be started: the text says why and what to do.
         SqsError: A queue cannot be used.
     """
     queue_url = await transport.queue_url(order.queue)
@@ -231,7 +230,7 @@ async def follow(
         ends_at: Until when it may take, in seconds since the epoch; None for ever.
 
     Raises:
-        MoveError: It failed, its time was up, it cannot be followed, or it was cancelled by somebody else.
+        OutcomeError: It failed, its time was up, it cannot be followed, or it was cancelled by somebody else.
     """
     try:
         async with asyncio.timeout(None if ends_at is None else max(ends_at - clock.wall(), 0.0)):
@@ -244,11 +243,11 @@ async def follow(
         task = await cancel(transport, started, clock)
     except SqsError as error:
         text = f"{why}, and the move task of {started.source_arn} may go on: {error} Or cancel it in the AWS console"
-        raise MoveError(text, status) from error
+        raise OutcomeError(text, status) from error
     if task is not None and task.status not in (RUNNING, CANCELLING, CANCELLED):
         return _end_report(task, started.source_arn)
     report = {} if task is None else _report(task)
-    raise MoveError(
+    raise OutcomeError(
         f"the move task of {started.source_arn} was cancelled, because {why}: {_progress(report)}. What was moved "
         "stays moved; run it again for the rest",
         status,
@@ -342,7 +341,7 @@ async def move_filtered(
         ends_at: Until when it may take, in seconds since the epoch; None for ever.
 
     Raises:
-        MoveError: Not all of them could be moved.
+        OutcomeError: Not all of them could be moved.
         SqsError: A queue cannot be used.
     """
     clock = keeper.clock
@@ -354,12 +353,12 @@ async def move_filtered(
     else:
         destination_url = await transport.queue_url(order.destination)
     if destination_url is not None and destination_url.endswith(FIFO_SUFFIX) != attributes.fifo:
-        raise MoveError(
+        raise OutcomeError(
             f"messages of {queue_url} cannot be moved to {destination_url}: one is a FIFO queue and the other is not",
             FAILED_FOR_GOOD,
         )
     if destination_url == queue_url:
-        raise MoveError(f"messages of {queue_url} cannot be moved to the same queue", FAILED_FOR_GOOD)
+        raise OutcomeError(f"messages of {queue_url} cannot be moved to the same queue", FAILED_FOR_GOOD)
     mover = MessageMover(
         keeper,
         queue_url,
@@ -375,7 +374,7 @@ async def move_filtered(
             await mover.run()
     except TimeoutError:
         report = _filtered_report(mover.counts)
-        raise MoveError(
+        raise OutcomeError(
             f"queue {queue_url}: execution_timeout was over: {_progress(report)}. What was moved stays moved, and the "
             "other messages are visible again; run it again for the rest",
             TIMED_OUT,
@@ -384,7 +383,7 @@ async def move_filtered(
     except SqsError as error:
         status = FAILED_FOR_GOOD if error.verdict is Verdict.REFUSED else FAILED
         report = _filtered_report(mover.counts)
-        raise MoveError(f"{error} ({_progress(report)} until then)", status, report) from error
+        raise OutcomeError(f"{error} ({_progress(report)} until then)", status, report) from error
     finally:
         logging_progress.cancel()
     return _checked_counts(mover.counts, queue_url, order)
@@ -411,7 +410,7 @@ def _checked_counts(counts: MoveCounts, queue_url: str, order: MoveOrder) -> dic
                 f"{counts.duplicated} were sent but could not be deleted, and are in both queues: check that the "
                 "connection may sqs:DeleteMessage"
             )
-        raise MoveError(
+        raise OutcomeError(
             f"of {counts.matched} messages of {queue_url} that match, {'; '.join(parts)}", FAILED_FOR_GOOD, report
         )
     return report
@@ -443,7 +442,7 @@ async def _only_source(transport: RedriveTransport, queue_url: str) -> str | Non
     """The URL of the only queue whose dead-letter queue this is; None where there are several, or nobody may know.
 
     Raises:
-        MoveError: There is no such queue.
+        OutcomeError: There is no such queue.
         SqsError: The queue cannot be used.
     """
     try:
@@ -455,15 +454,15 @@ async def _only_source(transport: RedriveTransport, queue_url: str) -> str | Non
         logger.info("The source queues of %s are not known: %s", queue_url, error)
         return None
     if not sources:
-        raise MoveError(f"queue {queue_url}: {_NOT_DEAD_LETTERS}", FAILED_FOR_GOOD)
+        raise OutcomeError(f"queue {queue_url}: {_NOT_DEAD_LETTERS}", FAILED_FOR_GOOD)
     return sources[0] if len(sources) == 1 else None
 
 
-def _runs_already(queue_url: str, tasks: Sequence[MoveTask]) -> MoveError:
+def _runs_already(queue_url: str, tasks: Sequence[MoveTask]) -> OutcomeError:
     text = "a move task runs already for this queue, and SQS allows one"
     if (active := next((task for task in tasks if task.is_active), None)) is not None:
         text = f"{text} ({_progress(_report(active))})"
-    return MoveError(f"queue {queue_url}: {text}. Wait for its end, or cancel it in the AWS console", FAILED)
+    return OutcomeError(f"queue {queue_url}: {text}. Wait for its end, or cancel it in the AWS console", FAILED)
 
 
 @contextmanager
@@ -473,15 +472,15 @@ def _telling_of_move_tasks(queue_url: str) -> Iterator[None]:
         yield
     except SqsError as error:
         if NOT_A_DEAD_LETTER_QUEUE in error.text.lower():
-            raise MoveError(f"queue {queue_url}: {_NOT_DEAD_LETTERS}", FAILED_FOR_GOOD) from error
+            raise OutcomeError(f"queue {queue_url}: {_NOT_DEAD_LETTERS}", FAILED_FOR_GOOD) from error
         if error.code in UNKNOWN_CALL_CODES:
-            raise MoveError(
+            raise OutcomeError(
                 f"queue {queue_url}: this SQS server has no move tasks ({error.code}); older_than=0 moves messages "
                 "one by one",
                 FAILED_FOR_GOOD,
             ) from error
         if isinstance(error, AccessDeniedError):
-            raise MoveError(f"{error}. {_PERMISSIONS}", FAILED_FOR_GOOD) from error
+            raise OutcomeError(f"{error}. {_PERMISSIONS}", FAILED_FOR_GOOD) from error
         raise
 
 
@@ -513,14 +512,14 @@ def _end_report(task: MoveTask, source_arn: str) -> dict[str, Any]:
         logger.info("The move task of %s has ended: %s", source_arn, _progress(report))
         return report
     if task.status in (CANCELLED, CANCELLING):
-        raise MoveError(f"somebody cancelled the move task of {source_arn}: {_progress(report)}", FAILED, report)
+        raise OutcomeError(f"somebody cancelled the move task of {source_arn}: {_progress(report)}", FAILED, report)
     remedy = "check that the destination exists and that the connection may sqs:SendMessage to it"
     if task.failure == UNKNOWN_SOURCE:
         remedy = (
             "a message was sent to the dead-letter queue directly, as dead_letter() does, so SQS does not know which "
             "queue it came from: name the destination"
         )
-    raise MoveError(
+    raise OutcomeError(
         f"the move task of {source_arn} failed with {task.failure or 'no reason given'}, {_progress(report)}: {remedy}",
         FAILED_FOR_GOOD,
         report,

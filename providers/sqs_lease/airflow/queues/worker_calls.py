@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, telling_of_aws
 from sqs_lease.airflow.runtime import cancelled_once
 from sqs_lease.keeper.loop_thread import LoopThread
-from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.move_tasks import RedriveTransport
 
 _T = TypeVar("_T")
 
@@ -29,9 +29,10 @@ class WorkerCalls:
     def __init__(self, connection: AwsConnection, queue: str) -> None:
         with telling_of_aws(queue):
             # In this thread: Airflow's connections are read through the task's own channel.
-            self._transport: Transport = make_transport(connection)
+            self._transport = make_transport(connection)
         self._thread = LoopThread(f"sqs-lease {queue}")
         self._work: asyncio.Task[object] | None = None
+        self._is_cancelled = False
 
     def __enter__(self) -> Self:
         return self
@@ -44,10 +45,22 @@ class WorkerCalls:
         finally:
             self._thread.stop()
 
-    def run(self, work: Callable[[Transport], Coroutine[object, object, _T]]) -> _T:
-        """Do some work and wait for its result; an interruption of this thread cancels it and waits for its end."""
+    def run(
+        self, work: Callable[[RedriveTransport], Coroutine[object, object, _T]], *, even_if_cancelled: bool = False
+    ) -> _T:
+        """Do some work and wait for its result; an interruption of this thread cancels it and waits for its end.
+
+        Args:
+            work: What to do, in the event loop.
+            even_if_cancelled: Whether to do it after :meth:`cancel`, too.
+
+        Raises:
+            CancelledError: Of ``concurrent.futures``: it was cancelled.
+        """
 
         async def known() -> _T:
+            if self._is_cancelled and not even_if_cancelled:
+                raise asyncio.CancelledError
             self._work = asyncio.current_task()
             try:
                 return await work(self._transport)
@@ -57,6 +70,7 @@ class WorkerCalls:
         return self._thread.run(known())
 
     def cancel(self) -> None:
-        """Cancel the work under way, and wait for its end; a signal handler may call this within :meth:`run`."""
+        """Begin no more work, cancel what is under way, and wait for its end; a signal handler may call this."""
+        self._is_cancelled = True
         if self._work is not None:
             self._thread.run(cancelled_once(self._work))
