@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.failure_rules import MessageFailed
+from sqs_lease.dagster.attempts import RetryWithoutMessagesError
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.backlog_state import Backlog
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check
@@ -24,6 +25,7 @@ __all__ = [
     "LeasedBatch",
     "MessageFailed",
     "ResumedRunError",
+    "RetryWithoutMessagesError",
     "RunBatch",
     "SqsIngestionComponent",
     "SqsQueueResource",

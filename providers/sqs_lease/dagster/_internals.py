@@ -1,4 +1,4 @@
-"""The step that a context belongs to: its key, and metadata for what it makes."""
+"""The step that a context belongs to: its key, metadata for what it makes, and whether it is tried again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import dagster as dg
+from dagster._core.events import EngineEventData, RunFailureReason
+from dagster._core.execution.retries import auto_reexecution_should_retry_run
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
@@ -46,6 +48,54 @@ def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | Non
         if not output.is_dynamic and not step.has_seen_output(output.name):
             earlier = step.get_output_metadata(output.name) or {}
             context.add_output_metadata(combine(earlier, metadata) if combine else metadata, output.name)
+
+
+def report_event(context: Context, text: str, metadata: Metadata, *, is_listener: bool = False) -> None:
+    """Add an event of a step to the run's log.
+
+    Args:
+        context: The context of the asset or op, in a step.
+        text: What the log says.
+        metadata: By key.
+        is_listener: Whether a listener of the instance's events calls this. Dagster's loggers take nothing then.
+    """
+    data = EngineEventData(metadata=metadata)
+    if is_listener:
+        context.instance.report_engine_event(text, context.run, data, step_key=step_key(context))
+    else:
+        dg.DagsterEvent.engine_event(context.op_execution_context.get_step_execution_context(), text, data)
+
+
+def is_tried_again(context: Context, error: Exception) -> bool:
+    """Whether Dagster tries a step again that ends with an exception: the step itself, or its run.
+
+    Args:
+        context: The context of the asset or op, in a step.
+        error: What the step is about to raise.
+    """
+    step = context.op_execution_context.get_step_execution_context()
+    if not step.retry_mode.disabled:
+        if isinstance(error, dg.RetryRequested):
+            if step.previous_attempt_count < error.max_retries:
+                return True
+        elif not (isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)):
+            policy = step.op_retry_policy
+            if policy is not None and step.previous_attempt_count < policy.max_retries:
+                return True
+    return is_run_tried_again(context.instance, context.run)
+
+
+def is_run_tried_again(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether Dagster repeats a run if one of its steps fails for good.
+
+    Args:
+        instance: The instance that has the run.
+        run: The run.
+    """
+    if not instance.run_retries_enabled:
+        return False
+    failed = run.with_status(dg.DagsterRunStatus.FAILURE)
+    return bool(auto_reexecution_should_retry_run(instance, failed, RunFailureReason.STEP_FAILURE))
 
 
 def _only_partition(context: dg.AssetExecutionContext) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
-from sqs_lease.dagster.metadata import FAILED, PREFIX, QUEUE, UNSAFE
+from sqs_lease.dagster.metadata import EARLIER, FAILED, PREFIX, QUEUE, UNSAFE
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
@@ -18,6 +18,8 @@ from sqs_lease.sqs.transport import QueueAttributes
 Asset: TypeAlias = dg.AssetsDefinition | dg.AssetKey | str | Sequence[str]
 
 _MOST_EVENTS = 1000
+_EARLIER_FAILED = (f"{EARLIER}dead_lettered", f"{EARLIER}expired")
+_EARLIER_RELEASED = f"{EARLIER}released"
 
 
 def build_sqs_lease_check(
@@ -33,6 +35,9 @@ def build_sqs_lease_check(
     settled always fail the check: others may have worked on those messages too. In a run that materializes the asset
     it is about that run, partitions included; by itself it is about the newest materialization of any partition.
     An asset that was never materialized passes.
+
+    Earlier attempts at the step count as well: what they dead-lettered or left to expire has failed, and their leases
+    must have held too. What they gave back does not count, because a later attempt or another run works on it.
 
     Args:
         asset: The asset; of a multi-asset, the key of one.
@@ -64,14 +69,19 @@ def build_sqs_lease_check(
                 "in every run, with SqsQueueResource.lease(context).",
                 metadata={"run": run_id},
             )
-        unsafe = {key: numbers.get(key, 0) for key in UNSAFE}
-        passed = numbers.get(FAILED, 0) <= max_failed and not any(unsafe.values())
-        said = ", ".join(f"{number} {key.removeprefix(PREFIX)}" for key, number in unsafe.items() if number)
+        unsafe = {key: numbers.get(key, 0) + numbers.get(_earlier(key), 0) for key in UNSAFE}
+        failed = sum(numbers.get(key, 0) for key in (FAILED, *_EARLIER_FAILED))
+        parts = [f"{failed} messages failed"]
+        parts += [f"{number} {key.removeprefix(PREFIX)}" for key, number in unsafe.items() if number]
+        if given_back := numbers.get(_EARLIER_RELEASED, 0):
+            parts.append(f"{given_back} given back by earlier attempts")
+        shown = {key: numbers.get(key, 0) for key in (f"{PREFIX}received", FAILED, *UNSAFE)}
+        earlier = {key: number for key, number in numbers.items() if key.startswith(EARLIER)}
         return dg.AssetCheckResult(
-            passed=passed,
+            passed=failed <= max_failed and not any(unsafe.values()),
             severity=severity,
-            description=f"{numbers.get(FAILED, 0)} messages failed{f', {said}' if said else ''}.",
-            metadata={"run": run_id, **{key: numbers.get(key, 0) for key in (f"{PREFIX}received", FAILED, *UNSAFE)}},
+            description=f"{', '.join(parts)}.",
+            metadata={"run": run_id, **shown, **earlier},
         )
 
     return check
@@ -180,6 +190,10 @@ def _events(
     entries = [record.event_log_entry for record in records]
     found = [entry.asset_materialization or entry.asset_observation for entry in entries]
     return [event.metadata for event in found if event is not None and event.asset_key == key]
+
+
+def _earlier(key: str) -> str:
+    return f"{EARLIER}{key.removeprefix(PREFIX)}"
 
 
 def _check_limit(name: str, value: int) -> None:

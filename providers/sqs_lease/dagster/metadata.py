@@ -21,6 +21,9 @@ UNSAFE: Final = (f"{PREFIX}lost", f"{PREFIX}late", f"{PREFIX}unsettled")
 
 QUEUE: Final = f"{PREFIX}queue"
 
+EARLIER: Final = f"{PREFIX}earlier_"
+"""What the keys begin with that are about earlier attempts at the step."""
+
 _OLDEST_AGE: Final = f"{PREFIX}oldest_age_seconds"
 _LEFT: Final = f"{PREFIX}left_"
 
@@ -96,7 +99,8 @@ def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
         later: What :func:`lease_metadata` says of one more lease.
 
     Returns:
-        Counts added up, and the greatest age. What is left in the queue is that of the later lease.
+        Counts added up, and the greatest age. What is left in the queue, and what earlier attempts did, is as the
+        later lease has it.
     """
     if QUEUE not in earlier:
         return dict(later)
@@ -108,6 +112,6 @@ def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
             metadata[key] = dg.MetadataValue.text(before if now in queues else f"{before}, {now}")
         elif key == _OLDEST_AGE:
             metadata[key] = dg.MetadataValue.float(max(before, now))
-        elif key.startswith(PREFIX) and not key.startswith(_LEFT):
+        elif key.startswith(PREFIX) and not key.startswith((_LEFT, EARLIER)):
             metadata[key] = dg.MetadataValue.int(before + now)
     return metadata

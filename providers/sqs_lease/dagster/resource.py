@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
@@ -12,12 +10,13 @@ from typing import TYPE_CHECKING, Literal
 import dagster as dg
 from pydantic import Field
 
-from sqs_lease.blocking import LeaseBlock, LeasedBatch, lease, queue_attributes
+from sqs_lease.blocking import LeasedBatch, lease, queue_attributes
 from sqs_lease.core.durations import Duration
-from sqs_lease.core.failure_rules import FailureRule
+from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.dagster._internals import Context, add_metadata, step_key
-from sqs_lease.dagster.metadata import combined_metadata, lease_metadata, lease_summary
+from sqs_lease.dagster.attempts import StepLease
+from sqs_lease.dagster.metadata import combined_metadata, lease_metadata
 from sqs_lease.dagster.reexecution import refuse_where_steps_are_left_out
 from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS
 from sqs_lease.sqs import client as boto3_client
@@ -109,8 +108,12 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Receive a batch in an op or asset, and keep it invisible to others until the block ends.
 
         A thread of this process extends the leases. At the end of the block the messages are deleted. If it raises
-        they are given back by ``on_failure`` instead, so a step that is retried leases again; with ``MessageFailed``
-        only those that it names. Single messages are failed by ``batch.fail(ids, reason)`` while the others go on.
+        they are given back instead; with ``MessageFailed`` only those that it names. While Dagster tries again
+        (``RetryPolicy``, ``RetryRequested``, run retries) they are visible again at once, and the next attempt receives
+        them; ``on_failure`` is for the last attempt. With it, a ``JobError`` dead-letters nothing, unless
+        ``by_exception`` names it. Single messages are failed for good, in any attempt, by ``batch.fail(ids, reason)``
+        while the others go on.
+
         When the run is terminated, all are visible again at once. If the process is killed, they are visible again
         when their last extension ends.
 
@@ -131,7 +134,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought.
             policy: When to extend: a renewal policy or its name; ``Growing`` by default.
             visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
-            on_failure: What becomes of failed messages; visible again at once by default.
+            on_failure: What becomes of failed messages after the last attempt; visible again at once by default.
             on_resume: What to do in a run that repeats another one from its failure and leaves out steps before or
                 after this one: refuse, the default, or receive, for a step whose work depends on no other.
 
@@ -140,6 +143,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Raises:
             ResumedRunError: The run leaves out steps that would never see the messages.
+            RetryWithoutMessagesError: This attempt received nothing, and the one before it left messages.
             ValueError: An argument is out of range.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
             SettlementError: The block succeeded, and the service refused to delete some of its messages.
@@ -148,29 +152,35 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             raise ValueError(f"on_resume must be 'refuse' or 'receive', not {on_resume!r}")
         if on_resume == "refuse" and (key := step_key(context)) is not None:
             refuse_where_steps_are_left_out(context.instance, context.run, key, self.queue)
-        batch: LeasedBatch | None = None
+        step = StepLease(context, release() if on_failure is None else on_failure)
+        block = lease(
+            self.queue,
+            max_messages=max_messages,
+            wait=wait,
+            linger=linger,
+            policy=policy,
+            visibility=visibility,
+            on_failure=step.rule,
+            client=self.client(),
+        )
+        step.give_back_if_step_fails(block)
         try:
-            block = lease(
-                self.queue,
-                max_messages=max_messages,
-                wait=wait,
-                linger=linger,
-                policy=policy,
-                visibility=visibility,
-                on_failure=on_failure,
-                client=self.client(),
-            )
-            give_back_if_step_fails(context, block)
             with block as batch:
-                context.log.info("Received %d messages of %s", len(batch), batch.queue_url)
-                yield batch
+                try:
+                    step.received(batch)
+                    yield batch
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    step.raised(error)
+                    raise
         finally:
             # The generator may be closed long after the step has failed, when nobody takes log lines of its run.
-            if batch is not None and not isinstance(sys.exception(), GeneratorExit):
-                context.log.info(lease_summary(batch))
-        self._add_metadata(context, batch)
+            if not isinstance(sys.exception(), GeneratorExit):
+                step.ended()
+        self._add_metadata(context, batch, step)
 
-    def _add_metadata(self, context: Context, batch: LeasedBatch) -> None:
+    def _add_metadata(self, context: Context, batch: LeasedBatch, step: StepLease) -> None:
         if step_key(context) is None:
             return
         try:
@@ -179,43 +189,5 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             # The work is done and settled; that it cannot be counted is no reason to fail it.
             context.log.warning("What is left in the queue is not known: %s", error)
             queue = None
-        add_metadata(context, lease_metadata(batch, queue), combine=combined_metadata)
-
-
-logger = logging.getLogger(__name__)
-
-_ENDS = (dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.STEP_UP_FOR_RETRY)
-
-
-def give_back_if_step_fails(context: Context, block: LeaseBlock) -> None:
-    """Have a lease given back when its step is reported as failed, or as to be tried again.
-
-    The step may have failed while the generator was suspended in the block. Dagster keeps a step's exception in the
-    step's context. From Python 3.12 on, the exception's traceback leads to the frames of all callers, from there to the
-    suspended generator, and from its frame to the context again. So nothing closes the generator before the garbage
-    collector finds that circle, and that may take until the process ends. The failure is reported before.
-
-    A block that has ended by then is left alone. Where the function is called directly, nothing is done.
-
-    Args:
-        context: The context of the op or asset.
-        block: The lease.
-    """
-    key = step_key(context)
-    if key is None:
-        return
-    # Dagster keeps the listener as long as the instance.
-    listening = weakref.ref(block)
-
-    def see(entry: dg.EventLogEntry) -> None:
-        event, suspended = entry.dagster_event, listening()
-        if suspended is None or event is None or event.step_key != key or event.event_type not in _ENDS:
-            return
-        try:
-            if suspended.give_back():
-                logger.info("Step %s failed while it was suspended in the block of its lease, which is given back", key)
-        except Exception:
-            # The step's failure is reported whatever becomes of its messages.
-            logger.exception("The lease of step %s could not be given back", key)
-
-    context.instance.add_event_listener(context.run.run_id, see)
+        metadata = {**lease_metadata(batch, queue), **step.metadata_of_earlier_attempts()}
+        add_metadata(context, metadata, combine=combined_metadata)

@@ -1,0 +1,345 @@
+"""Attempts at a step: what becomes of messages while Dagster tries again, and what earlier attempts did.
+
+Dagster repeats a step by ``RetryPolicy`` or ``RetryRequested``, and a failed run by run retries. The failure rule is
+for the last attempt: before that, messages are given back plainly, so that the next attempt works on them.
+
+Attempts may run in different processes, so each lease leaves two events in the run's log: what it received, and what
+became of it. The next attempt reads them. A lease without the second event was cut off: its process was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from threading import Event
+from typing import Any, Final
+from uuid import uuid4
+
+import dagster as dg
+
+from sqs_lease.blocking import LeaseBlock, LeasedBatch
+from sqs_lease.core.failure_rules import ByExceptionRule, DeadLetter, FailureRule, ReleaseRule, Settlement
+from sqs_lease.dagster._internals import Context, is_tried_again, report_event, step_key
+from sqs_lease.dagster.metadata import EARLIER, PREFIX, QUEUE, lease_metadata, lease_summary
+from sqs_lease.ingestion.job import JobError
+from sqs_lease.keeper.batch import LeaseReport
+
+logger = logging.getLogger(__name__)
+
+_LEASE: Final = f"{PREFIX}lease"
+"""Names one lease in the two events that it leaves."""
+
+_RECEIVED: Final = f"{PREFIX}received"
+_ATTEMPT: Final = f"{PREFIX}attempt"
+_UNFINISHED: Final = f"{PREFIX}unfinished"
+_RETRY_NUMBER_TAG: Final = "dagster/retry_number"
+"""Dagster's tag of runs that its daemon repeats by itself."""
+
+_STEP_FAILED: Final = (dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.STEP_UP_FOR_RETRY)
+_EVENTS_AT_ONCE: Final = 1000
+_JOB_ERROR: Final = f"{JobError.__module__}.{JobError.__qualname__}"
+_COUNTS: Final = (
+    "received",
+    "deleted",
+    "released",
+    "dead_lettered",
+    "expired",
+    "lost",
+    "late",
+    "uncertain",
+    "unsettled",
+)
+
+
+class RetryWithoutMessagesError(RuntimeError):
+    """A retry received nothing, and the attempt before it left messages that it did not finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRule(FailureRule):
+    """The failure rule of a lease in a step.
+
+    Attributes:
+        last: What becomes of messages that failed for good.
+        is_repeated: Set when the block raised, and Dagster tries again.
+    """
+
+    last: FailureRule
+    is_repeated: Event
+
+    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
+        """As the last attempt settles it."""
+        return self.last.settlement(receive_count=receive_count, reason=reason, random=random)
+
+    def matching(self, errors: Sequence[str]) -> FailureRule:
+        """A plain release where Dagster tries again; else the rule for the exception."""
+        return ReleaseRule(delay=0) if self.is_repeated.is_set() else self.last.matching(errors)
+
+
+@dataclass(frozen=True, slots=True)
+class SparingRule(FailureRule):
+    """A failure rule that sends no message to the dead-letter queue because a Spark job failed.
+
+    A :class:`JobError <sqs_lease.ingestion.job.JobError>` says that the job could not do its work: no executor was
+    left, or the table was locked. Messages are not at fault, so a rule that would dead-letter them makes them visible
+    again. Only ``by_exception`` that names ``JobError`` itself is taken at its word.
+
+    Attributes:
+        rule: The user's rule.
+    """
+
+    rule: FailureRule
+
+    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
+        """As the user's rule has it."""
+        return self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
+
+    def matching(self, errors: Sequence[str]) -> FailureRule:
+        """The user's rule for the exception, without its dead letters where a job failed."""
+        rule = self.rule.matching(errors)
+        named = isinstance(self.rule, ByExceptionRule) and _JOB_ERROR in dict(self.rule.rules)
+        return _WithoutDeadLetters(rule) if _JOB_ERROR in errors and not named else rule
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutDeadLetters(FailureRule):
+    rule: FailureRule
+
+    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
+        settlement = self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
+        if isinstance(settlement, DeadLetter):
+            return ReleaseRule().settlement(receive_count=receive_count, reason=reason, random=random)
+        return settlement
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """What the run's log says of one lease.
+
+    Attributes:
+        attempt: The run, and the number of the attempt within it: 0 is the first.
+        queue_url: The queue.
+        received: How many messages it received.
+        counts: What became of them: received, deleted, released and so on.
+        unfinished: How many of them were held when the block raised or was cut off, and were not deleted.
+    """
+
+    attempt: tuple[str, int]
+    queue_url: str
+    received: int
+    counts: Mapping[str, int]
+    unfinished: int
+
+
+class StepLease:
+    """One lease in a step, and what it leaves in the run's log.
+
+    Where the function is called directly, as in a test, it only logs.
+
+    Args:
+        context: The context of the op or asset.
+        on_failure: What becomes of messages that failed for good.
+    """
+
+    def __init__(self, context: Context, on_failure: FailureRule) -> None:
+        # The lease's thread has the rule, which must not refer to the batch: a lease is given back when nothing does.
+        self._is_repeated = Event()
+        self.rule = AttemptRule(SparingRule(on_failure), self._is_repeated)
+        self._context = context
+        self._key = step_key(context)
+        self._id = uuid4().hex
+        self._batch: LeasedBatch | None = None
+        self._when_raised: LeaseReport | None = None
+        self._has_ended = False
+
+    def received(self, batch: LeasedBatch) -> None:
+        """Tell what was received.
+
+        Raises:
+            RetryWithoutMessagesError: This is a retry that received nothing, and the attempt before left messages.
+        """
+        self._batch = batch
+        numbers = {QUEUE: dg.MetadataValue.text(batch.queue_url), _RECEIVED: dg.MetadataValue.int(len(batch))}
+        self._tell(f"Received {len(batch)} messages of {batch.queue_url}", numbers)
+        if len(batch) == 0 and (unfinished := self._left_by_the_attempt_before(batch.queue_url)):
+            raise RetryWithoutMessagesError(
+                f"This attempt at {self._key!r} received nothing from {batch.queue_url}, and the attempt before it "
+                f"left {unfinished} messages unfinished. They may be with another consumer; in the dead-letter queue, "
+                "if that attempt sent them there or they were received maxReceiveCount times; or still invisible, if "
+                "its process was killed. Look there; a new run starts afresh"
+            )
+
+    def raised(self, error: BaseException) -> None:
+        """Take note of what the block raised, before its messages are settled."""
+        if self._batch is not None:
+            self._when_raised = self._batch.report()
+        if self._key is None or not isinstance(error, Exception):
+            return
+        try:
+            if is_tried_again(self._context, error):
+                self._is_repeated.set()
+        except Exception:
+            # The user's exception must go on, and a message that is given back can still be dead-lettered later.
+            logger.exception("Whether step %s is tried again is not known: its messages are given back", self._key)
+            self._is_repeated.set()
+
+    def ended(self, *, is_listener: bool = False) -> None:
+        """Tell what became of the messages; only the first call counts.
+
+        Args:
+            is_listener: Whether a listener of the instance's events calls this.
+        """
+        if self._batch is None or self._has_ended:
+            return
+        self._has_ended = True
+        text = lease_summary(self._batch)
+        if self._is_repeated.is_set():
+            text += "; Dagster tries the step again, so on_failure was not applied"
+        unfinished = dg.MetadataValue.int(self._unfinished(self._batch.report()))
+        self._tell(text, {**lease_metadata(self._batch), _UNFINISHED: unfinished}, is_listener=is_listener)
+
+    def metadata_of_earlier_attempts(self) -> dict[str, dg.MetadataValue]:
+        """What the attempts before this one did with messages; empty where none of them leased.
+
+        Returns:
+            By key: ``sqs/earlier_attempts``, and ``sqs/earlier_received`` and so on, as in :func:`lease_metadata`.
+            What a process held that was killed counts as unsettled.
+        """
+        earlier = [record for record in self._records() if record.attempt != self._attempt()]
+        if not earlier:
+            return {}
+        numbers = {"attempts": len({record.attempt for record in earlier})}
+        numbers |= {name: sum(record.counts[name] for record in earlier) for name in _COUNTS}
+        return {f"{EARLIER}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()}
+
+    def give_back_if_step_fails(self, block: LeaseBlock) -> None:
+        """Have the lease given back when its step is reported as failed, or as to be tried again.
+
+        The step may have failed while the generator was suspended in the block. Dagster keeps a step's exception in
+        the step's context. From Python 3.12 on, the exception's traceback leads to the frames of all callers, from
+        there to the suspended generator, and from its frame to the context again. So nothing closes the generator
+        before the garbage collector finds that circle, and that may take until the process ends. The failure is
+        reported before.
+
+        A block that has ended by then is left alone. Where the function is called directly, nothing is done.
+
+        Args:
+            block: The lease.
+        """
+        if self._key is None:
+            return
+        key = self._key
+        # Dagster keeps the listener as long as the instance.
+        listening, suspended = weakref.ref(self), weakref.ref(block)
+
+        def see(entry: dg.EventLogEntry) -> None:
+            lease, open_block, event = listening(), suspended(), entry.dagster_event
+            if lease is None or open_block is None or event is None:
+                return
+            if event.step_key != key or event.event_type not in _STEP_FAILED:
+                return
+            try:
+                lease.give_back(open_block)
+            except Exception:
+                # The step's failure is reported whatever becomes of its messages.
+                logger.exception("The lease of step %s could not be given back", key)
+
+        self._context.instance.add_event_listener(self._context.run.run_id, see)
+
+    def give_back(self, block: LeaseBlock) -> None:
+        """Give back the lease of a step that has failed, where its block was not left.
+
+        Args:
+            block: The lease.
+        """
+        if self._batch is None or self._has_ended:
+            return
+        when_failed = self._batch.report()
+        if block.give_back():
+            logger.info(
+                "Step %s failed while it was suspended in the block of its lease, which is given back", self._key
+            )
+            self._when_raised = when_failed
+            self.ended(is_listener=True)
+
+    def _tell(self, text: str, metadata: Mapping[str, dg.MetadataValue], *, is_listener: bool = False) -> None:
+        if self._key is None:
+            self._context.log.info(text)
+            return
+        number = dg.MetadataValue.int(self._context.op_execution_context.retry_number)
+        named = {_LEASE: dg.MetadataValue.text(self._id), _ATTEMPT: number, **metadata}
+        report_event(self._context, text, named, is_listener=is_listener)
+
+    def _unfinished(self, now: LeaseReport) -> int:
+        """How many messages were held when the block raised, and were not deleted."""
+        if self._when_raised is None:
+            return 0
+        before = self._when_raised
+        return before.held - (now.deleted + now.uncertain - before.deleted - before.uncertain)
+
+    def _left_by_the_attempt_before(self, queue_url: str) -> int:
+        """How many messages of a queue the last attempt left that had any; 0 where this one had some."""
+        with_messages = [record for record in self._records() if record.queue_url == queue_url and record.received]
+        if not with_messages or with_messages[-1].attempt == self._attempt():
+            return 0
+        last = with_messages[-1].attempt
+        return sum(record.unfinished for record in with_messages if record.attempt == last)
+
+    def _attempt(self) -> tuple[str, int]:
+        return self._context.run.run_id, self._context.op_execution_context.retry_number
+
+    def _records(self) -> list[LeaseRecord]:
+        """The leases of this attempt and those before it, oldest first; none where this is the first attempt."""
+        if self._key is None:
+            return []
+        run, instance = self._context.run, self._context.instance
+        runs = [run]
+        while _RETRY_NUMBER_TAG in runs[0].tags and runs[0].parent_run_id is not None:
+            parent = instance.get_run_by_id(runs[0].parent_run_id)
+            if parent is None:
+                break
+            runs.insert(0, parent)
+        if len(runs) == 1 and self._context.op_execution_context.retry_number == 0:
+            return []
+        return [record for each in runs for record in lease_records(instance, each.run_id, self._key)]
+
+
+def lease_records(instance: dg.DagsterInstance, run_id: str, key: str) -> list[LeaseRecord]:
+    """Read from a run's log what a step leased, oldest first.
+
+    Args:
+        instance: The instance that has the run.
+        run_id: The run.
+        key: The step's.
+    """
+    records: dict[str, LeaseRecord] = {}
+    for event in _engine_events(instance, run_id):
+        numbers: dict[str, Any] = {name: value.value for name, value in event.engine_event_data.metadata.items()}
+        if event.step_key != key or _LEASE not in numbers:
+            continue
+        received, queue_url = numbers[_RECEIVED], numbers[QUEUE]
+        attempt = (run_id, numbers[_ATTEMPT])
+        if _UNFINISHED in numbers:
+            counts = {name: numbers[f"{PREFIX}{name}"] for name in _COUNTS}
+            record = LeaseRecord(attempt, queue_url, received, counts, numbers[_UNFINISHED])
+        else:
+            # Until the second event says otherwise.
+            cut_off = {**dict.fromkeys(_COUNTS, 0), "received": received, "unsettled": received}
+            record = LeaseRecord(attempt, queue_url, received, cut_off, received)
+        records[numbers[_LEASE]] = record
+    return list(records.values())
+
+
+def _engine_events(instance: dg.DagsterInstance, run_id: str) -> Iterator[dg.DagsterEvent]:
+    cursor, has_more = None, True
+    while has_more:
+        found = instance.get_records_for_run(
+            run_id, cursor=cursor, of_type=dg.DagsterEventType.ENGINE_EVENT, limit=_EVENTS_AT_ONCE
+        )
+        for record in found.records:
+            if (event := record.event_log_entry.dagster_event) is not None:
+                yield event
+        cursor, has_more = found.cursor, found.has_more
