@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 KEEPER: Final = "orders_keeper"
 
+HELD: Final = ("Keeping", "Taking over")
+"""What the log of a keeper's trigger says when it holds the messages."""
+
 LOADED_SECONDS: Final = 60.0
 """How much longer than it takes anything may take on a loaded machine."""
 
@@ -93,11 +96,22 @@ class Scene:
         self.pause(seconds)
         assert consumer.polls > polls, "nobody looked"
 
-    def wait_for_keeper(self, dag_id: str) -> None:
-        """Wait until the keeper's trigger holds the messages."""
-        self.wait_until(
-            lambda: bool(self.stage.log_lines(KEEPER, "Keeping", dag_id=dag_id)), f"holding the messages of {dag_id}"
-        )
+    def wait_for_keeper(self, dag_id: str, *, since: float = 0.0) -> float:
+        """Wait until the keeper's trigger holds the messages, from the triggerer that received them or taken over.
+
+        Args:
+            dag_id: The DAG.
+            since: How long ago is too long, in seconds since the epoch.
+
+        Returns:
+            When it began to hold them.
+        """
+        self.wait_until(lambda: bool(self._kept_at(dag_id, since)), f"holding the messages of {dag_id}")
+        return min(self._kept_at(dag_id, since))
+
+    def _kept_at(self, dag_id: str, since: float) -> list[float]:
+        lines = [line for how in HELD for line in self.stage.log_lines(KEEPER, how, dag_id=dag_id)]
+        return [line.at for line in lines if line.at > since]
 
     def wait_for_starts(self, bodies: Sequence[str], times: int = 1) -> None:
         """Wait until the work of these messages began so often."""
