@@ -206,6 +206,39 @@ def test_a_callback_that_fails_changes_nothing(world: LeasedMessages, caplog: py
     assert "callback tests.airflow.test_lost_leases.fail failed" in caplog.text
 
 
+def test_a_callback_that_the_triggerer_cannot_import_is_told_when_the_keeper_begins(
+    world: LeasedMessages, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        running = world.keep(triggerer, on_lost=encode_on_lost(AsyncCallback("beside_dag_files.notice")))
+        await asyncio.sleep(5)
+        assert world.message_states() == ALL_HELD
+        assert "on_lost callback beside_dag_files.notice cannot be imported" in caplog.text
+        assert "ModuleNotFoundError" in caplog.text
+        world.states["load"] = "success"
+        assert [type(one) for one in await running.ended()] == [TaskSuccessEvent]
+
+    world.run(scenario)
+
+
+def test_a_callback_that_can_be_imported_is_not_worth_a_word(
+    world: LeasedMessages, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        running = world.keep(triggerer, on_lost=encode_on_lost(AsyncCallback(note, {"to": "me"})))
+        await asyncio.sleep(5)
+        world.states["load"] = "success"
+        assert [type(one) for one in await running.ended()] == [TaskSuccessEvent]
+
+    with caplog.at_level(logging.WARNING):
+        world.run(scenario)
+    assert "on_lost" not in caplog.text
+
+
 def test_a_callback_that_does_not_end_is_ended(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await keep_and_lose(world, AsyncCallback(never_end))

@@ -10,7 +10,8 @@ leases it befell at that time. It is called with its own ``kwargs``, and, as Air
      "message_ids": [...]}
 
 It must be a function, or a notifier with an ``async_notify``, of a module that the triggerer can import, so not
-of the DAG file itself. What a callback raises is logged, and changes nothing.
+of the DAG file itself, nor of a module beside it: a triggerer has no DAG bundles. Where it cannot import the module,
+the keeper's log says so at once. What a callback raises is logged, and changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pkgutil import resolve_name
 from typing import Any, Final, Literal, TypeAlias
 
@@ -83,6 +84,11 @@ class LostLeases:
         self._gathered: dict[str, list[str]] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
+    def begin(self) -> None:
+        """Say now whether this triggerer cannot import the callback, and not only when a lease is lost."""
+        if self._callback is not None:
+            self._start(self._import(self._callback["path"]))
+
     def happened(self, event: LeaseEvent) -> None:
         """Take in what happened to one of the leases."""
         lost = isinstance(event, Settled) and event.outcome is Outcome.LOST
@@ -91,9 +97,7 @@ class LostLeases:
             return
         if kind not in self._gathered:
             self._gathered[kind] = []
-            call = asyncio.get_running_loop().create_task(self._call(self._callback, kind))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+            self._start(self._call(self._callback, kind))
         self._gathered[kind].append(event.receipt.message_id)
 
     def learn(self, batch: Batch) -> None:
@@ -110,6 +114,24 @@ class LostLeases:
         """Wait until the callback was called about all that happened."""
         if self._calls:
             await asyncio.wait(self._calls)
+
+    def _start(self, call: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _import(self, path: str) -> None:
+        try:
+            # In a thread, because the import runs a module of the user's.
+            await asyncio.to_thread(resolve_name, path)
+        except Exception as error:  # noqa: BLE001 - a module may raise anything
+            logger.warning(
+                "The on_lost callback %s cannot be imported in this triggerer (%s: %s), so it will not be called: "
+                "install its module as a package, or put it into Airflow's plugins folder",
+                path,
+                type(error).__name__,
+                error,
+            )
 
     async def _call(self, callback: Mapping[str, Any], kind: str) -> None:
         await asyncio.sleep(GATHERING_SECONDS)

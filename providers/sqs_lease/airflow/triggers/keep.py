@@ -169,6 +169,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
             yield TriggerEvent({"error": str(error), "give_back": self.lease["batch_id"]})  # type: ignore[no-untyped-call]
             return
+        losses.begin()
         listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
         with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
             if not await self._settled_before_it_was_cleared(settler.run(watch), task, keepers):
