@@ -24,9 +24,19 @@ from sqs_lease.airflow import SqsQueueDepthSensor
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.queues import depth
-from sqs_lease.airflow.queues.depth import MET, SqsQueueDepthTrigger, cloudwatch_client
+from sqs_lease.airflow.queues.depth import SqsQueueDepthTrigger, cloudwatch_client
+from sqs_lease.airflow.queues.queue_task import DONE
 from sqs_lease.sqs.errors import AccessDeniedError
-from sqs_lease.testing import Fault, LeasedQueues, MemorySqs, Operation, ScriptedFaults, VirtualClock, run_virtual
+from sqs_lease.testing import (
+    Fault,
+    LeasedQueues,
+    MemorySqs,
+    Operation,
+    ScriptedFaults,
+    TransportCall,
+    VirtualClock,
+    run_virtual,
+)
 from sqs_lease.testing.service_errors import ACCESS_DENIED, UNAVAILABLE
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import DAG_ID, RUN_ID, VirtualTriggerer
@@ -53,15 +63,17 @@ class Ground:
 
         return run_virtual(main, clock=self.clock)
 
-    def trigger(self, *, timeout: float = 600.0, queue: str = "orders", **bounds: Any) -> SqsQueueDepthTrigger:
+    def trigger(
+        self, *, timeout: float = 600.0, queue: str = "orders", poke_seconds: float = 60.0, **bounds: Any
+    ) -> SqsQueueDepthTrigger:
         none = dict.fromkeys(("at_least", "at_most", "oldest_at_least_seconds", "oldest_at_most_seconds"))
         return SqsQueueDepthTrigger(
             queue=queue,
-            connection=AwsConnection().encode(),
-            bounds={**none, "counts": ["visible"], **bounds},
-            poke_seconds=60.0,
+            **AwsConnection().encode(),
+            **{**none, "counts": ["visible"], **bounds},
+            poke_seconds=poke_seconds,
             deferred_at=self.clock.wall(),
-            expires_at=self.clock.wall() + timeout,
+            ends_at=self.clock.wall() + timeout,
         )
 
     def payload(self, **options: Any) -> dict[str, Any]:
@@ -94,7 +106,7 @@ def test_it_waits_until_there_are_enough_messages(ground: Ground) -> None:
         assert not running.events
         ground.send(1)
         (event,) = await running.ended()
-        assert event.payload["depth"] == {"visible": 1000, "in_flight": 0, "delayed": 0, "oldest_seconds": None}
+        assert event.payload["report"] == {"visible": 1000, "in_flight": 0, "delayed": 0, "oldest_seconds": None}
         assert ground.clock.now() == 1000 + 240
 
     ground.run(scenario)
@@ -105,9 +117,9 @@ def test_the_chosen_counts_are_added_up(ground: Ground) -> None:
     ground.sqs.send(ground.orders, "later", delay_seconds=900)
     ground.sqs.receive(ground.orders, visibility_seconds=10_000)
     bounds = {"at_least": 3, "at_most": 3, "counts": ["visible", "in_flight", "delayed"]}
-    assert ground.payload(**bounds)["status"] == MET
-    assert ground.payload(at_most=1)["status"] == MET
-    assert ground.payload(at_least=1, counts=["delayed"])["status"] == MET
+    assert ground.payload(**bounds)["status"] == DONE
+    assert ground.payload(at_most=1)["status"] == DONE
+    assert ground.payload(at_least=1, counts=["delayed"])["status"] == DONE
     assert ground.payload(at_least=2)["status"] == "timed out"
     assert ground.payload(at_most=0, counts=["visible", "in_flight"])["status"] == "timed out"
 
@@ -124,7 +136,7 @@ def test_failures_that_may_pass_are_waited_out_and_others_end_the_wait(ground: G
     async def scenario(triggerer: VirtualTriggerer) -> None:
         triggerer.faults = ScriptedFaults(Fault(error=UNAVAILABLE), operation=Operation.QUEUE_ATTRIBUTES)
         (event,) = await triggerer.start(ground.trigger(at_most=0), WAIT).ended()
-        assert event.payload["status"] == MET
+        assert event.payload["status"] == DONE
         triggerer.faults = ScriptedFaults(Fault(error=ACCESS_DENIED), operation=Operation.QUEUE_ATTRIBUTES)
         (event,) = await triggerer.start(ground.trigger(at_most=0), WAIT).ended()
         assert event.payload["status"] == "failed for good"
@@ -144,11 +156,13 @@ class CloudWatch:
     def __init__(self, *ages: float, error: str | None = None) -> None:
         self._ages = list(ages)
         self._error = error
+        self.closed = 0
 
     async def __aenter__(self) -> CloudWatch:
         return self
 
-    async def __aexit__(self, *_: object) -> None: ...
+    async def __aexit__(self, *_: object) -> None:
+        self.closed += 1
 
     async def get_metric_statistics(self, **parameters: Any) -> dict[str, Any]:
         if self._error is not None:
@@ -163,7 +177,7 @@ class CloudWatch:
 
 @pytest.mark.parametrize(
     ("client", "status"),
-    [(CloudWatch(500.0, 10.0), MET), (CloudWatch(10.0, 500.0), "timed out"), (CloudWatch(), "timed out")],
+    [(CloudWatch(500.0, 10.0), DONE), (CloudWatch(10.0, 500.0), "timed out"), (CloudWatch(), "timed out")],
 )
 def test_the_newest_age_of_the_oldest_message_counts(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, client: CloudWatch, status: str
@@ -171,13 +185,42 @@ def test_the_newest_age_of_the_oldest_message_counts(
     monkeypatch.setattr(depth, "cloudwatch_client", lambda connection, arn: client)
     payload = ground.payload(oldest_at_least_seconds=300.0)
     assert payload["status"] == status
-    if status == MET:
-        assert payload["depth"]["oldest_seconds"] == 500.0
+    if status == DONE:
+        assert payload["report"]["oldest_seconds"] == 500.0
 
 
 def test_without_a_bound_for_the_age_cloudwatch_is_not_asked(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(depth, "cloudwatch_client")
-    assert ground.payload(at_most=0)["status"] == MET
+    assert ground.payload(at_most=0)["status"] == DONE
+
+
+def test_the_time_out_tells_that_the_metric_has_no_value(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depth, "cloudwatch_client", lambda connection, arn: CloudWatch())
+    payload = ground.payload(oldest_at_most_seconds=300.0)
+    assert "CloudWatch has no value for the age of the oldest message" in payload["error"]
+
+
+def test_one_client_of_cloudwatch_serves_all_looks(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[CloudWatch] = []
+
+    def make(*_: Any) -> CloudWatch:
+        made.append(CloudWatch(10.0))
+        return made[-1]
+
+    monkeypatch.setattr(depth, "cloudwatch_client", make)
+    assert ground.payload(oldest_at_least_seconds=300.0, timeout=600)["status"] == "timed out"
+    assert [client.closed for client in made] == [1]
+
+
+def test_a_queue_is_never_looked_at_more_than_once_a_second(ground: Ground) -> None:
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        looks: list[TransportCall] = []
+        triggerer.faults = lambda call: looks.append(call) or Fault()  # type: ignore[func-returns-value]
+        trigger = ground.trigger(at_least=1, timeout=10, poke_seconds=0.0)
+        await asyncio.wait_for(triggerer.start(trigger, WAIT).ended(), 60)
+        assert sum(look.operation is Operation.QUEUE_ATTRIBUTES for look in looks) < 15
+
+    ground.run(scenario)
 
 
 def test_a_missing_permission_for_the_metric_is_named(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +236,7 @@ def test_a_missing_permission_for_the_metric_is_named(ground: Ground, monkeypatc
 def test_a_throttled_metric_is_waited_out(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = [CloudWatch(error="Throttling"), CloudWatch(10.0)]
     monkeypatch.setattr(depth, "cloudwatch_client", lambda connection, arn: clients.pop(0))
-    assert ground.payload(oldest_at_most_seconds=300.0)["status"] == MET
+    assert ground.payload(oldest_at_most_seconds=300.0)["status"] == DONE
 
 
 @pytest.fixture
@@ -250,8 +293,8 @@ def test_the_sensor_defers_with_plain_values(supervisor: ScriptedComms) -> None:
     assert isinstance(deferred.value.trigger, SqsQueueDepthTrigger)
     _, arguments = deferred.value.trigger.serialize()
     assert json.loads(json.dumps(arguments)) == arguments
-    assert arguments["expires_at"] - arguments["deferred_at"] == 600
-    assert arguments["bounds"]["oldest_at_most_seconds"] == 300
+    assert arguments["ends_at"] - arguments["deferred_at"] == 600
+    assert arguments["oldest_at_most_seconds"] == 300
     assert deferred.value.timeout == timedelta(minutes=11)
 
 
@@ -275,9 +318,29 @@ def test_only_the_time_out_skips_softly(leased_queues: LeasedQueues, supervisor:
         execute(made)
     made = sensor(at_most=0, soft_fail=True)
     with pytest.raises(AirflowSkipException):
-        made.resume_execution("execute_complete", {"event": {"status": "timed out", "error": "why"}}, context())
+        made.resume_execution(
+            "execute_complete", {"event": {"status": "timed out", "error": "why", "report": {}}}, context()
+        )
     with pytest.raises(AirflowFailException):
-        made.resume_execution("execute_complete", {"event": {"status": "failed for good", "error": "why"}}, context())
+        made.resume_execution(
+            "execute_complete", {"event": {"status": "failed for good", "error": "why", "report": {}}}, context()
+        )
+
+
+def test_a_queue_that_a_template_spelt_wrong_is_not_skipped_softly(supervisor: ScriptedComms) -> None:
+    for deferrable in (True, False):
+        made = sensor(queue_url="{{ params.queue }}", at_most=0, deferrable=deferrable, soft_fail=True)
+        made.queue_url = "no queue"
+        with pytest.raises(AirflowFailException, match="'no queue' is not a queue name"):
+            execute(made)
+
+
+def test_a_sensor_that_does_not_defer_waits_failures_out_that_may_pass(
+    leased_queues: LeasedQueues, supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased_queues.create("orders", "an order")
+    monkeypatch.setattr(depth, "cloudwatch_client", lambda connection, arn: CloudWatch(error="Throttling"))
+    assert sensor(oldest_at_most=10, deferrable=False).poke(context()) is False
 
 
 @pytest.mark.parametrize(
@@ -286,10 +349,10 @@ def test_only_the_time_out_skips_softly(leased_queues: LeasedQueues, supervisor:
 )
 def test_the_resumed_sensor_ends_as_the_trigger_says(status: str, error: type[Exception]) -> None:
     with pytest.raises(error, match="task 'wait' of DAG 'shop': why") as raised:
-        sensor(at_most=0).execute_complete(context(), {"status": status, "error": "why"})
+        sensor(at_most=0).execute_complete(context(), {"status": status, "error": "why", "report": {}})
     assert type(raised.value) is error
     depth = {"visible": 0, "in_flight": 0, "delayed": 0, "oldest_seconds": None}
-    assert sensor(at_most=0).execute_complete(context(), {"status": MET, "depth": depth}) == depth
+    assert sensor(at_most=0).execute_complete(context(), {"status": DONE, "report": depth}) == depth
 
 
 @pytest.mark.parametrize(

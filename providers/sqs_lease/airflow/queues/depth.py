@@ -9,26 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowFailException,
-    AirflowSensorTimeout,
-    AirflowSkipException,
-    TaskDeferralTimeout,
-)
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, TaskDeferralTimeout
 
 from sqs_lease.airflow.airflow_api.requests import triggers_are_supported
-from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
-from sqs_lease.airflow.links import SqsQueueLink
+from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.queues.outcome import TIMED_OUT, OutcomeError
+from sqs_lease.airflow.queues.queue_task import TRIGGERER_MARGIN, QueueTask, QueueTrigger
 from sqs_lease.airflow.queues.worker_calls import WorkerCalls
-from sqs_lease.airflow.runtime import DEFERRAL_SECONDS, SharedKeeper, TriggererKeepers, carried_out, triggerer_keepers
+from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
@@ -45,13 +41,8 @@ COUNTS: Final = ("visible", "in_flight", "delayed")
 METRIC_MINUTES: Final = 15
 """How far to look back for the newest value of the metric: CloudWatch gets one a minute, with some delay."""
 
-TRIGGERER_MARGIN: Final = timedelta(minutes=1)
-"""The trigger ends the wait itself; Airflow does so this much later, in case no triggerer runs."""
-
-MET: Final = "met"
-TIMED_OUT: Final = "timed out"
-FAILED: Final = "failed"
-FAILED_FOR_GOOD: Final = "failed for good"
+SHORTEST_POKE_SECONDS: Final = 1.0
+"""A trigger pauses so long between two looks, however small ``poke_interval`` is."""
 
 _METRIC: Final = "ApproximateAgeOfOldestMessage"
 _CALL: Final = "GetMetricStatistics"
@@ -110,6 +101,15 @@ class DepthBounds:
         age = depth.oldest_seconds
         return age is not None and _between(age, self.oldest_at_least_seconds, self.oldest_at_most_seconds)
 
+    def describe(self, depth: Depth) -> str:
+        """Say how deep a queue is, as far as it was looked at."""
+        text = f"{depth.visible} messages visible, {depth.in_flight} in flight, {depth.delayed} delayed"
+        if not self.need_age:
+            return text
+        if depth.oldest_seconds is None:
+            return f"{text}, and CloudWatch has no value for the age of the oldest message"
+        return f"{text}, the oldest message is {depth.oldest_seconds:g} s old"
+
 
 @dataclass(frozen=True, slots=True)
 class Depth:
@@ -127,12 +127,8 @@ class Depth:
     delayed: int
     oldest_seconds: float | None = None
 
-    def __str__(self) -> str:
-        age = "" if self.oldest_seconds is None else f", the oldest message is {self.oldest_seconds:g} s old"
-        return f"{self.visible} messages visible, {self.in_flight} in flight, {self.delayed} delayed{age}"
 
-
-class SqsQueueDepthSensor(BaseSensorOperator):
+class SqsQueueDepthSensor(QueueTask, BaseSensorOperator):
     """Waits until the number of messages in a queue, or the age of the oldest one, is within bounds.
 
     It receives nothing. For example, it waits until a batch is worth its run::
@@ -145,7 +141,7 @@ class SqsQueueDepthSensor(BaseSensorOperator):
         SqsQueueDepthSensor(task_id="drained", queue_url="orders", at_most=0, counts=everything)
 
     The return value has ``visible``, ``in_flight``, ``delayed`` and ``oldest_seconds``. The counts of SQS are
-    approximate, and become right within about a minute after senders stop.
+    approximate, and become right within about a minute after senders stop: do not delete a queue for them alone.
 
     Args:
         queue_url: The queue's URL, name or ARN (templated). ``queue`` is Airflow's own name for a queue of workers.
@@ -157,23 +153,16 @@ class SqsQueueDepthSensor(BaseSensorOperator):
             that nobody used for six hours; without a value the bound does not hold. The connection must be allowed to
             call ``cloudwatch:GetMetricStatistics``.
         oldest_at_most: The largest age of the oldest message.
-        deferrable: False looks in the worker's own process, as sensors that poke or are rescheduled do (``mode``).
-            True, the default, waits in the triggerer.
-        aws_conn_id: The Airflow connection; ``aws_default`` by default, None for boto3's own credentials (templated).
-        region_name: The AWS region; None takes the connection's, or the queue's own (templated).
-        verify: Whether, or by which certificates, TLS is verified; None takes the connection's (templated).
-        botocore_config: Arguments of ``botocore.config.Config``; None takes the connection's.
-        kwargs: As for every sensor: ``timeout``, ``poke_interval`` (60 s by default), ``soft_fail``, which skips for
-            the time-out only, and what every task takes.
+        kwargs: The arguments of :class:`QueueTask` and of every sensor: ``timeout``, ``poke_interval`` (60 s by default,
+            1 s at least) and ``soft_fail``, which skips for the time-out only. ``deferrable=False`` looks in the
+            worker's own process, as sensors that poke or are rescheduled do (``mode``).
 
     Raises:
         ValueError: A bound is missing or out of range, or ``queue_url`` is not a queue name, URL or ARN.
         TypeError: A value cannot be sent to the triggerer.
     """
 
-    template_fields: Sequence[str] = ("aws_conn_id", "queue_url", "region_name", "verify")
-    operator_extra_links = (SqsQueueLink(),)
-    ui_color = "#d6eaf8"
+    timed_out_error = AirflowSensorTimeout
 
     def __init__(
         self,
@@ -184,29 +173,15 @@ class SqsQueueDepthSensor(BaseSensorOperator):
         counts: Collection[str] = ("visible",),
         oldest_at_least: Duration | None = None,
         oldest_at_most: Duration | None = None,
-        deferrable: bool = True,
-        aws_conn_id: str | None = "aws_default",
-        region_name: str | None = None,
-        verify: bool | str | None = None,
-        botocore_config: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self.queue_url = queue_url
+        super().__init__(queue_url=queue_url, **kwargs)
         self.at_least = at_least
         self.at_most = at_most
         self.counts = [counts] if isinstance(counts, str) else list(counts)
         self.oldest_at_least_seconds = _seconds(oldest_at_least, "oldest_at_least")
         self.oldest_at_most_seconds = _seconds(oldest_at_most, "oldest_at_most")
-        self.deferrable = deferrable
-        self.aws_conn_id = aws_conn_id
-        self.region_name = region_name
-        self.verify = verify
-        self.botocore_config = botocore_config
         self._bounds().check(self.task_id)
-        if isinstance(queue_url, str) and "{{" not in queue_url:
-            queue_reference(queue_url)
-        self._connection()
 
     def execute(self, context: Any) -> Any:
         """Wait: in the triggerer, or in this process.
@@ -217,44 +192,24 @@ class SqsQueueDepthSensor(BaseSensorOperator):
         Raises:
             AirflowSensorTimeout: The bounds did not hold in time.
             AirflowFailException: The queue or the metric cannot be read, and trying again would not help.
-            AirflowException: They cannot be read for the moment; the task's retries apply.
         """
-        if not (self.deferrable and triggers_are_supported()):
-            try:
+        with self._failing(context):
+            queue_reference(self.queue_url)  # A template may have given it.
+            if not (self.deferrable and triggers_are_supported()):
                 return super().execute(context)
-            except _LookError as error:
-                # Not raised as it is within poke(), where Airflow's base class turns it into a skip with soft_fail.
-                raise error.failure from error
-        self._check_queue()
         now = SystemClock().wall()
         return self.defer(
             trigger=SqsQueueDepthTrigger(
                 queue=self.queue_url,
-                connection=self._connection().encode(),
-                bounds=asdict(self._bounds()),
-                poke_seconds=float(self.poke_interval),
                 deferred_at=now,
-                expires_at=now + self.timeout,
+                ends_at=now + self.timeout,
+                poke_seconds=float(self.poke_interval),
+                **self._connection().encode(),
+                **asdict(self._bounds()),
             ),
             method_name="execute_complete",
             timeout=timedelta(seconds=self.timeout) + TRIGGERER_MARGIN,
         )
-
-    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
-        """End as the trigger says.
-
-        Returns:
-            The depth.
-
-        Raises:
-            AirflowSensorTimeout: The bounds did not hold in time.
-            AirflowFailException: The queue or the metric cannot be read, and trying again would not help.
-            AirflowException: They cannot be read for the moment; the task's retries apply.
-        """
-        if event["status"] == MET:
-            return dict(event["depth"])
-        kinds = {TIMED_OUT: AirflowSensorTimeout, FAILED: AirflowException}
-        raise self._failure(kinds.get(event["status"], AirflowFailException), event["error"])
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
         """Resume after the trigger, as Airflow's sensors do, but skip with ``soft_fail`` only when the time is up."""
@@ -267,29 +222,27 @@ class SqsQueueDepthSensor(BaseSensorOperator):
 
     def poke(self, context: Any) -> bool | PokeReturnValue:
         """Look once, in this process."""
-        self._check_queue()
-        connection, bounds = self._connection(), self._bounds()
+        bounds = self._bounds()
         try:
-            with WorkerCalls(connection, self.queue_url) as calls:
-                attributes = calls.run(lambda transport: _attributes(transport, self.queue_url))
-                age = None
-                if bounds.need_age:
-                    # In this thread: Airflow's connections are read through the task's own channel.
-                    making = cloudwatch_client(connection, attributes.arn)
-                    age = calls.run(lambda _: _oldest_age(making, attributes.arn, SystemClock()))
+            depth = self._look(bounds)
         except SqsError as error:
-            kind = AirflowFailException if error.verdict is Verdict.REFUSED else AirflowException
-            raise _LookError(self._failure(kind, str(error))) from error
-        depth = _depth(attributes, age)
-        self.log.info("%s: %s", self.queue_url, depth)
+            if error.verdict is Verdict.REFUSED:
+                # Not as an exception of Airflow, which its base class would turn into a skip with soft_fail.
+                raise
+            self.log.warning("%s cannot be looked at now: %s", self.queue_url, error)
+            return False
+        self.log.info("%s: %s", self.queue_url, bounds.describe(depth))
         return PokeReturnValue(is_done=True, xcom_value=asdict(depth)) if bounds.hold(depth) else False
 
-    def _check_queue(self) -> None:
-        """Check what a template gave."""
-        try:
-            queue_reference(self.queue_url)
-        except ValueError as error:
-            raise self._failure(AirflowFailException, str(error)) from error
+    def _look(self, bounds: DepthBounds) -> Depth:
+        connection = self._connection()
+        with WorkerCalls(connection, self.queue_url) as calls:
+            attributes = calls.run(lambda transport: _attributes(transport, self.queue_url))
+            if not bounds.need_age:
+                return _depth(attributes, None)
+            # In this thread: Airflow's connections are read through the task's own channel.
+            making = cloudwatch_client(connection, attributes.arn)
+            return _depth(attributes, calls.run(lambda _: _oldest_age(making, attributes.arn, SystemClock())))
 
     def _bounds(self) -> DepthBounds:
         return DepthBounds(
@@ -300,116 +253,86 @@ class SqsQueueDepthSensor(BaseSensorOperator):
             oldest_at_most_seconds=self.oldest_at_most_seconds,
         )
 
-    def _connection(self) -> AwsConnection:
-        return AwsConnection.of(
-            self.aws_conn_id, self.region_name, self.verify, self.botocore_config, queue=self.queue_url
-        )
 
-    def _failure(self, kind: type[AirflowException], text: str) -> AirflowException:
-        return kind(f"task {self.task_id!r} of DAG {self.dag_id!r}: {text}")
-
-
-class _LookError(Exception):
-    """The queue could not be looked at; what the task is to fail with."""
-
-    def __init__(self, failure: AirflowException) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
-
-
-class SqsQueueDepthTrigger(BaseTrigger):
+class SqsQueueDepthTrigger(QueueTrigger):
     """Looks at a queue again and again until the bounds hold.
 
     Args:
-        queue: The queue's URL, name or ARN.
-        connection: How to reach AWS, as plain values.
-        bounds: The arguments of :class:`DepthBounds`.
         poke_seconds: Pause between two looks.
-        deferred_at: When the task deferred, in seconds since the epoch.
-        expires_at: Until when to wait, in the same.
+        counts: See :class:`DepthBounds`.
+        at_least: See there.
+        at_most: See there.
+        oldest_at_least_seconds: See there.
+        oldest_at_most_seconds: See there.
+        common: The arguments of :class:`QueueTrigger`.
     """
 
     def __init__(
         self,
         *,
-        queue: str,
-        connection: dict[str, Any],
-        bounds: dict[str, Any],
         poke_seconds: float,
-        deferred_at: float,
-        expires_at: float,
+        counts: Sequence[str],
+        at_least: int | None,
+        at_most: int | None,
+        oldest_at_least_seconds: float | None,
+        oldest_at_most_seconds: float | None,
+        **common: Any,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.queue = queue
-        self.connection = connection
-        self.bounds = DepthBounds(**bounds)
+        super().__init__(**common)
         self.poke_seconds = poke_seconds
-        self.deferred_at = deferred_at
-        self.expires_at = expires_at
-        self._keepers: TriggererKeepers | None = None
-        self._shared: SharedKeeper | None = None
+        self.bounds = DepthBounds(
+            counts=counts,
+            at_least=at_least,
+            at_most=at_most,
+            oldest_at_least_seconds=oldest_at_least_seconds,
+            oldest_at_most_seconds=oldest_at_most_seconds,
+        )
+        self._cloudwatch: Any = None
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class and its arguments, for Airflow."""
-        return f"{type(self).__module__}.{type(self).__qualname__}", {
-            "queue": self.queue,
-            "connection": self.connection,
-            "bounds": asdict(self.bounds),
-            "poke_seconds": self.poke_seconds,
-            "deferred_at": self.deferred_at,
-            "expires_at": self.expires_at,
-        }
+    def _arguments(self) -> dict[str, Any]:
+        return {"poke_seconds": self.poke_seconds, **asdict(self.bounds)}
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, and resume the task."""
-        self._keepers = keepers = triggerer_keepers()
-        await keepers.ready()
-        try:
-            with telling_of_aws(self.queue):
-                self._shared = await keepers.acquire(AwsConnection.decode(self.connection))
-            event = await self._wait(self._shared.transport, keepers.clock)
-        except SqsError as error:
-            status = FAILED_FOR_GOOD if error.verdict is Verdict.REFUSED else FAILED
-            event = {"status": status, "error": str(error)}
-        await asyncio.sleep(max(0.0, self.deferred_at + DEFERRAL_SECONDS - keepers.clock.wall()))
-        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
-
-    @carried_out
-    async def cleanup(self) -> None:
-        """Give the triggerer's client back."""
-        if self._keepers is not None and self._shared is not None:
-            shared, self._shared = self._shared, None
-            await self._keepers.release(shared)
-
-    async def _wait(self, transport: Transport, clock: Clock) -> dict[str, Any]:
+    async def _work(self, shared: SharedKeeper, keepers: TriggererKeepers) -> dict[str, Any]:
+        clock = keepers.clock
+        pause = max(self.poke_seconds, SHORTEST_POKE_SECONDS)
         shown: Depth | None = None
-        while True:
-            left = self.expires_at - clock.wall()
-            try:
-                depth = await self._look(transport, clock)
-            except SqsError as error:
-                if error.verdict is Verdict.REFUSED or left <= 0:
-                    raise
-                logger.warning("%s cannot be looked at now: %s", self.queue, error)
-            else:
-                if depth != shown:
-                    logger.info("%s: %s", self.queue, depth)
-                    shown = depth
-                if self.bounds.hold(depth):
-                    return {"status": MET, "depth": asdict(depth)}
-                if left <= 0:
-                    return {"status": TIMED_OUT, "error": f"the time is up, and queue {self.queue} has {depth}"}
-            # A last look when the time is up.
-            await asyncio.sleep(min(self.poke_seconds, max(left, 0.0)))
+        async with AsyncExitStack() as clients:
+            while True:
+                left = math.inf if self.ends_at is None else self.ends_at - clock.wall()
+                try:
+                    depth = await self._look(shared.transport, clock, clients)
+                except SqsError as error:
+                    if error.verdict is Verdict.REFUSED or left <= 0:
+                        raise
+                    logger.warning("%s cannot be looked at now: %s", self.queue, error)
+                else:
+                    description = self.bounds.describe(depth)
+                    if depth != shown:
+                        logger.info("%s: %s", self.queue, description)
+                        shown = depth
+                    if self.bounds.hold(depth):
+                        return asdict(depth)
+                    if left <= 0:
+                        raise OutcomeError(f"the time is up, and queue {self.queue} has {description}", TIMED_OUT)
+                # A last look when the time is up.
+                await asyncio.sleep(min(pause, max(left, 0.0)))
 
-    async def _look(self, transport: Transport, clock: Clock) -> Depth:
+    async def _look(self, transport: Transport, clock: Clock, clients: AsyncExitStack) -> Depth:
         attributes = await _attributes(transport, self.queue)
         if not self.bounds.need_age:
             return _depth(attributes, None)
-        connection = AwsConnection.decode(self.connection)
-        # Importing the hook, reading the connection and loading the service's model all block.
-        making = await asyncio.to_thread(cloudwatch_client, connection, attributes.arn)
-        return _depth(attributes, await _oldest_age(making, attributes.arn, clock))
+        try:
+            with _telling_of_cloudwatch(attributes.arn):
+                if self._cloudwatch is None:
+                    # Importing the hook, reading the connection and loading the service's model all block.
+                    making = await asyncio.to_thread(cloudwatch_client, self.connection, attributes.arn)
+                    self._cloudwatch = await clients.enter_async_context(making)
+                return _depth(attributes, await _newest_age(self._cloudwatch, attributes.arn, clock))
+        except SqsError:
+            # The connection may have been changed: it is read again for the next look.
+            self._cloudwatch = None
+            await clients.aclose()
+            raise
 
 
 def cloudwatch_client(connection: AwsConnection, arn: str) -> Any:
@@ -440,23 +363,35 @@ async def _attributes(transport: Transport, queue: str) -> QueueAttributes:
 
 
 async def _oldest_age(making: Any, arn: str, clock: Clock) -> float | None:
-    """The newest value of the metric, in seconds; None where there is none.
-
-    Raises:
-        SqsError: It cannot be read; the text names the permission where that is missing.
-    """
-    now = datetime.fromtimestamp(clock.wall(), tz=UTC)
-    try:
+    with _telling_of_cloudwatch(arn):
         async with making as client:
-            answer = await client.get_metric_statistics(
-                Namespace="AWS/SQS",
-                MetricName=_METRIC,
-                Dimensions=[{"Name": "QueueName", "Value": queue_reference(arn).name}],
-                StartTime=now - timedelta(minutes=METRIC_MINUTES),
-                EndTime=now,
-                Period=60,
-                Statistics=["Maximum"],
-            )
+            return await _newest_age(client, arn, clock)
+
+
+async def _newest_age(client: Any, arn: str, clock: Clock) -> float | None:
+    """The newest value of the metric, in seconds; None where there is none."""
+    now = datetime.fromtimestamp(clock.wall(), tz=UTC)
+    answer: Mapping[str, Any] = await client.get_metric_statistics(
+        Namespace="AWS/SQS",
+        MetricName=_METRIC,
+        Dimensions=[{"Name": "QueueName", "Value": queue_reference(arn).name}],
+        StartTime=now - timedelta(minutes=METRIC_MINUTES),
+        EndTime=now,
+        Period=60,
+        Statistics=["Maximum"],
+    )
+    points = answer.get("Datapoints") or ()
+    newest = max(points, key=lambda point: point["Timestamp"], default=None)
+    return None if newest is None else float(newest["Maximum"])
+
+
+@contextmanager
+def _telling_of_cloudwatch(arn: str) -> Iterator[None]:
+    """Turn what a client of CloudWatch raises into errors that name the queue, and a missing permission."""
+    try:
+        yield
+    except SqsError:
+        raise
     except Exception as error:
         described = error_from_exception(error, operation=_CALL, queue=arn)
         if described is None:
@@ -469,9 +404,6 @@ async def _oldest_age(making: Any, arn: str, clock: Clock) -> float | None:
                 code=described.code,
             ) from None
         raise described from None
-    points = answer.get("Datapoints") or ()
-    newest = max(points, key=lambda point: point["Timestamp"], default=None)
-    return None if newest is None else float(newest["Maximum"])
 
 
 def _depth(attributes: QueueAttributes, age: float | None) -> Depth:
