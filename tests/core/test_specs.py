@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from sqs_lease.core.failure_rules import FailureRule, backoff, by_exception, dead_letter, expire, release
+from sqs_lease.core.failure_rules import FailureRule, backoff, by_exception, dead_letter, discard, expire, release
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
 from sqs_lease.core.specs import (
+    OnFailure,
     decode_failure_rule,
     decode_policy,
     encode_failure_rule,
     encode_policy,
+    resolve_failure_rule,
     resolve_policy,
 )
 
@@ -97,3 +100,34 @@ def test_the_shortcut_fills_in_a_policy_without_a_visibility_of_its_own() -> Non
 def test_two_visibilities_that_differ_are_a_contradiction() -> None:
     with pytest.raises(ValueError, match="contradicts"):
         resolve_policy(Never(visibility=5), visibility=6)
+
+
+@pytest.mark.parametrize(
+    ("described", "rule"),
+    [
+        (None, release()),
+        (dead_letter(), dead_letter()),
+        ("expire", expire()),
+        ({"kind": "backoff", "initial": 30}, backoff(30)),
+    ],
+    ids=["none", "object", "name", "mapping"],
+)
+def test_a_failure_rule_is_an_object_a_name_or_a_mapping(described: OnFailure | None, rule: FailureRule) -> None:
+    assert resolve_failure_rule(described) == rule
+
+
+@pytest.mark.parametrize(
+    ("described", "error", "said"),
+    [
+        ("dead_lettr", ValueError, "on_failure must be one of release, backoff, expire, dead_letter"),
+        ({"initial": 30}, ValueError, "not None"),
+        ({"kind": "backoff", "inital": 30}, TypeError, "'backoff' does not take these arguments .*inital"),
+        ({"kind": "backoff", "initial": -1}, ValueError, "initial"),
+        (discard(), TypeError, "must be a failure rule such as"),
+        (30, TypeError, "must be a failure rule such as"),
+    ],
+    ids=["name", "no kind", "argument", "value", "discard", "number"],
+)
+def test_anything_else_is_no_failure_rule(described: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        resolve_failure_rule(described)

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from sqs_lease import by_exception, dead_letter
 from sqs_lease.core.policies import Fixed, RenewalPolicy
-from sqs_lease.dagster import MessageFailed, SqsQueueResource
+from sqs_lease.core.specs import OnFailure
+from sqs_lease.dagster import JobError, MessageFailed, SqsQueueResource
 from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch, leased_batch
 
@@ -24,6 +25,7 @@ class Work(dg.Config):
     names: list[str] = Field(default=[], description="Bodies of messages that it names in a MessageFailed.")
     raises: bool = Field(default=False, description="Whether it raises a ZeroDivisionError.")
     breaks: bool = Field(default=False, description="Whether it raises an OSError, of which no rule says anything.")
+    has_no_spark: bool = Field(default=False, description="Whether it raises a JobError.")
     is_killed: bool = Field(default=False, description="Whether its process is killed.")
     wrong_tries: int = Field(default=9, description="How many of its tries go wrong.")
     fails_at_last: list[str] = Field(default=[], description="Bodies of messages that the tries after those fail.")
@@ -43,6 +45,8 @@ class Work(dg.Config):
                 raise MessageFailed([ids[body] for body in self.names])
             if self.breaks:
                 raise OSError("the database is away")
+            if self.has_no_spark:
+                raise JobError("no executor is left")
             if self.raises:
                 raise ZeroDivisionError
         else:
@@ -115,7 +119,12 @@ def stored(context: dg.AssetExecutionContext, checked: int) -> None:
         assert len(batch) == checked
 
 
-def executor(wait: float = 0.0, policy: RenewalPolicy | None = None) -> dg.ExecutorDefinition:
+BY_EXCEPTION = by_exception({ZeroDivisionError: dead_letter(), MessageFailed: dead_letter()})
+
+
+def executor(
+    wait: float = 0.0, policy: RenewalPolicy | None = None, on_failure: OnFailure = BY_EXCEPTION
+) -> dg.ExecutorDefinition:
     return sqs_lease_executor(
         SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), region_name="us-east-1"),
         # Only the run worker reads it.
@@ -124,7 +133,7 @@ def executor(wait: float = 0.0, policy: RenewalPolicy | None = None) -> dg.Execu
         wait=wait,
         linger=0,
         policy=policy,
-        on_failure=by_exception({ZeroDivisionError: dead_letter(), MessageFailed: dead_letter()}),
+        on_failure=on_failure,
         max_concurrent=2,
     )
 
@@ -154,6 +163,15 @@ def alone() -> dg.JobDefinition:
         load()
 
     return alone
+
+
+def spelled() -> dg.JobDefinition:
+    @dg.job(executor_def=executor(on_failure="dead_letter"))
+    def spelled() -> None:
+        """Has the name of its failure rule."""
+        load()
+
+    return spelled
 
 
 def patient() -> dg.JobDefinition:

@@ -118,6 +118,18 @@ def test_the_last_step_may_fail_some_messages_by_name(runs: Runs, queue: LeasedQ
     assert (queue.visible, queue.dead_letters, queue.deleted) == ([], ["bad"], 2)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "dead_letters"), [({"raises": True}, ["a"]), ({"has_no_spark": True}, [])], ids=["any", "JobError"]
+)
+def test_the_rule_may_be_a_name_and_spares_messages_where_a_spark_job_failed(
+    runs: Runs, queue: LeasedQueue, wrong: dict[str, bool], dead_letters: list[str]
+) -> None:
+    queue.send("a")
+    assert not runs.execute(executor_jobs.spelled, {"load": wrong}).success
+    assert queue.dead_letters == dead_letters
+    assert len(queue.visible) + len(queue.dead_letters) == 1
+
+
 def test_messages_that_later_steps_did_not_get_to_come_back_at_once(runs: Runs, queue: LeasedQueue) -> None:
     queue.send("a", "bad")
     result = runs.execute(executor_jobs.orders, {"check": {"names": ["bad"]}})
@@ -284,6 +296,9 @@ QUEUE = SqsQueueResource(queue="orders")
         ({"queue": "orders"}, TypeError, "takes an SqsQueueResource"),
         ({"workspace": "orders"}, ValueError, "must be a URI"),
         ({"workspace": Path("/orders")}, TypeError, "must be a text"),
+        ({"on_failure": "dead_lettr"}, ValueError, "on_failure must be one of .*dead_letter.*, not 'dead_lettr'"),
+        ({"on_failure": {"kind": "backoff", "inital": 30}}, TypeError, "inital"),
+        ({"on_failure": 30}, TypeError, "on_failure must be a failure rule such as"),
         ({"max_messages": 0}, ValueError, "max_messages"),
         ({"wait": timedelta(seconds=-1)}, ValueError, "wait"),
         ({"policy": "quickly"}, ValueError, "quickly"),

@@ -141,7 +141,10 @@ SECRET = "hunter2"
         ("queue: {name: orders, region: eu-west-1}", "region"),
         ("lease: {max_messages: 0}", "max_messages must be at least 1, not 0"),
         ("lease: {wait_seconds: -1}", "wait_seconds must be at least 0, not -1"),
-        ("lease: {on_failure: dead_lettr}", "lease.on_failure: it must be one of .*dead_letter, not 'dead_lettr'"),
+        (
+            "lease: {on_failure: dead_lettr}",
+            "lease.on_failure: on_failure must be one of .*dead_letter, not 'dead_lettr'",
+        ),
         ("lease: {on_failure: {kind: backoff, inital: 3}}", "lease.on_failure: .*inital"),
         ("lease: {policy: fixed}", "lease.policy: the policy 'fixed' needs arguments"),
         ("lease: {policy: growin}", "lease.policy: .*not 'growin'"),

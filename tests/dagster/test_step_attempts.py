@@ -9,6 +9,7 @@ import pytest
 
 from sqs_lease import backoff, by_exception, dead_letter, expire, lease
 from sqs_lease.core.failure_rules import FailureRule
+from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster import (
     JobError,
     LeasedBatch,
@@ -43,7 +44,7 @@ def another_consumer() -> Iterator[None]:
 
 
 def asset_over(
-    work: Work, on_failure: FailureRule | None = None, retry_policy: dg.RetryPolicy | None = None
+    work: Work, on_failure: OnFailure | None = None, retry_policy: dg.RetryPolicy | None = None
 ) -> dg.AssetsDefinition:
     """An asset that works on one lease: ``work`` gets the batch and the number of the attempt, from 0 on."""
 
@@ -300,6 +301,30 @@ def test_a_job_that_failed_dead_letters_nothing_unless_a_rule_names_it(
 ) -> None:
     assert not materialize(asset_over(raising(1, JobError("no executor is left")), rule)).success
     assert (0, *settled(messages)[1:]) == expected
+
+
+# Rules by their names
+
+
+@pytest.mark.parametrize("spelled", ["dead_letter", {"kind": "dead_letter"}], ids=str)
+def test_a_rule_may_be_named_and_the_exception_of_the_work_goes_on(messages: LeasedQueue, spelled: OnFailure) -> None:
+    result = materialize(asset_over(raising(1, ConnectionError("the database is away")), spelled))
+    assert "the database is away" in failure(result)
+    assert settled(messages)[1:] == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("dead_lettr", "on_failure must be one of release, backoff, expire, dead_letter"),
+        ({"kind": "backoff", "inital": 3}, "inital"),
+        (dead_letter, "on_failure must be a failure rule such as dead_letter()"),
+    ],
+    ids=["name", "argument", "type"],
+)
+def test_a_wrong_rule_is_refused_before_anything_is_received(messages: LeasedQueue, wrong: Any, said: str) -> None:
+    assert said in failure(materialize(asset_over(raising(0, ConnectionError()), wrong)))
+    assert len(messages.visible) == 3
 
 
 # Retries of runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.failure_rules import (
@@ -15,6 +15,7 @@ from sqs_lease.core.failure_rules import (
     ExpireRule,
     FailureRule,
     ReleaseRule,
+    release,
 )
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
 
@@ -35,7 +36,11 @@ FAILURE_RULES: Final[Mapping[str, type[FailureRule]]] = {
 }
 """The failure rules by the name that users write; ``by_exception`` is made of these."""
 
+OnFailure: TypeAlias = FailureRule | str | Mapping[str, Any]
+"""A failure rule, its name, or a mapping of its ``kind`` and its arguments, as users write it in YAML."""
+
 _BY_EXCEPTION: Final = "by_exception"
+_KIND: Final = "kind"
 
 _Kind = TypeVar("_Kind")
 
@@ -68,6 +73,36 @@ def resolve_policy(policy: RenewalPolicy | str | None, *, visibility: Duration |
         return POLICIES[policy](visibility=visibility)
     except TypeError as error:
         raise TypeError(f"the policy {policy!r} needs arguments: pass the object instead ({error})") from error
+
+
+def resolve_failure_rule(on_failure: OnFailure | None) -> FailureRule:
+    """Return the failure rule that a user described.
+
+    Args:
+        on_failure: A rule; the name of one (a key of :data:`FAILURE_RULES`); a mapping such as
+            ``{"kind": "backoff", "initial": 30}``; or None for :func:`release`.
+
+    Raises:
+        ValueError: There is no rule of that name, or an argument is out of range.
+        TypeError: It is something else, or an argument is unknown.
+    """
+    if on_failure is None:
+        return release()
+    if isinstance(on_failure, FailureRule):
+        return on_failure
+    if not isinstance(on_failure, str | Mapping):
+        raise TypeError(
+            f"on_failure must be a failure rule such as dead_letter(), or one of {', '.join(FAILURE_RULES)}, "
+            f"not {on_failure!r}"
+        )
+    arguments = {_KIND: on_failure} if isinstance(on_failure, str) else dict(on_failure)
+    kind = arguments.pop(_KIND, None)
+    if not isinstance(kind, str) or kind not in FAILURE_RULES:
+        raise ValueError(f"on_failure must be one of {', '.join(FAILURE_RULES)}, not {kind!r}")
+    try:
+        return FAILURE_RULES[kind](**arguments)
+    except TypeError as error:
+        raise TypeError(f"the failure rule {kind!r} does not take these arguments ({error})") from error
 
 
 def encode_policy(policy: RenewalPolicy) -> dict[str, Any]:

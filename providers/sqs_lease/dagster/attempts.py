@@ -22,6 +22,7 @@ import dagster as dg
 
 from sqs_lease.blocking import LeaseBlock, LeasedBatch
 from sqs_lease.core.failure_rules import ByExceptionRule, DeadLetter, FailureRule, ReleaseRule, Settlement
+from sqs_lease.core.specs import OnFailure, resolve_failure_rule
 from sqs_lease.dagster._internals import Context, is_tried_again, report_event, step_key
 from sqs_lease.dagster.metadata import EARLIER, PREFIX, QUEUE, lease_metadata, lease_summary
 from sqs_lease.ingestion.job import JobError
@@ -134,6 +135,19 @@ class LeaseRecord:
     unfinished: int
 
 
+def failure_rule(on_failure: OnFailure | None) -> FailureRule:
+    """Return the failure rule that a user described, which spares messages where a Spark job failed.
+
+    Args:
+        on_failure: A rule, its name, or a mapping of its kind and arguments; None for ``release()``.
+
+    Raises:
+        ValueError: There is no rule of that name, or an argument is out of range.
+        TypeError: It is something else, or an argument is unknown.
+    """
+    return SparingRule(resolve_failure_rule(on_failure))
+
+
 class StepLease:
     """One lease in a step, and what it leaves in the run's log.
 
@@ -141,13 +155,17 @@ class StepLease:
 
     Args:
         context: The context of the op or asset.
-        on_failure: What becomes of messages that failed for good.
+        on_failure: What becomes of messages that failed for good, as :func:`failure_rule` takes it.
+
+    Raises:
+        ValueError: There is no such rule, or an argument is out of range.
+        TypeError: ``on_failure`` is something else, or an argument is unknown.
     """
 
-    def __init__(self, context: Context, on_failure: FailureRule) -> None:
+    def __init__(self, context: Context, on_failure: OnFailure | None) -> None:
         # The lease's thread has the rule, which must not refer to the batch: a lease is given back when nothing does.
         self._is_repeated = Event()
-        self.rule = AttemptRule(SparingRule(on_failure), self._is_repeated)
+        self.rule = AttemptRule(failure_rule(on_failure), self._is_repeated)
         self._context = context
         self._key = step_key(context)
         self._id = uuid4().hex

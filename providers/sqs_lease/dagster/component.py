@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import FAILURE_RULES, POLICIES, decode_failure_rule, resolve_policy
+from sqs_lease.core.specs import POLICIES, resolve_failure_rule, resolve_policy
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check
 from sqs_lease.dagster.resource import SqsQueueResource
@@ -169,11 +169,7 @@ class LeaseOptions(dg.Model, dg.Resolvable):
             ValueError: There is no such rule, or an argument is out of range.
             TypeError: An argument is unknown.
         """
-        given = {KIND: self.on_failure} if isinstance(self.on_failure, str) else dict(self.on_failure)
-        kind = given.pop(KIND, None)
-        if kind not in FAILURE_RULES:
-            raise ValueError(f"it must be one of {', '.join(FAILURE_RULES)}, not {kind!r}")
-        return decode_failure_rule({"on_failure": kind, **given})
+        return resolve_failure_rule(self.on_failure)
 
 
 class RetryOptions(dg.Model, dg.Resolvable):

@@ -31,7 +31,8 @@ from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import resolve_policy
+from sqs_lease.core.specs import OnFailure, resolve_policy
+from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary
 from sqs_lease.dagster.reexecution import ResumedRunError, refuse_where_any_step_is_left_out
 from sqs_lease.dagster.resource import SqsQueueResource
@@ -74,7 +75,7 @@ def sqs_lease_executor(
     linger: Duration = DEFAULT_LINGER_SECONDS,
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
-    on_failure: FailureRule | None = None,
+    on_failure: OnFailure | None = None,
     max_concurrent: int | None = None,
 ) -> dg.ExecutorDefinition:
     """Make an executor that holds one batch of messages over a whole run.
@@ -108,7 +109,8 @@ def sqs_lease_executor(
         linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought.
         policy: When to extend: a renewal policy or its name; ``Growing`` by default.
         visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
-        on_failure: What becomes of failed messages; visible again at once by default.
+        on_failure: What becomes of failed messages: a rule such as ``dead_letter()``, its name, or a mapping such as
+            ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
         max_concurrent: How many steps run at once, where the run's configuration does not say; by default as many as
             there are processors.
 
@@ -127,7 +129,7 @@ def sqs_lease_executor(
         seconds_of(duration, name=name)
     if max_concurrent is not None:
         check_whole_number(max_concurrent, "max_concurrent", 1, 10_000, "sqs_lease_executor")
-    leasing = _Leasing(queue, workspace, max_messages, wait, linger, policy, visibility, on_failure)
+    leasing = _Leasing(queue, workspace, max_messages, wait, linger, policy, visibility, failure_rule(on_failure))
 
     def create(context: dg.InitExecutorContext) -> dg.Executor:
         config = dict(context.executor_config)
@@ -160,7 +162,7 @@ class _Leasing:
     linger: Duration
     policy: RenewalPolicy | str | None
     visibility: Duration | None
-    on_failure: FailureRule | None
+    on_failure: FailureRule
 
     def lease(self, queue: SqsQueueResource) -> AbstractContextManager[LeasedBatch]:
         """Receive, and hold for as long as the block lasts."""

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from sqs_lease.blocking import LeasedBatch, lease, queue_attributes
 from sqs_lease.core.durations import Duration
-from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import Context, add_metadata, step_key
 from sqs_lease.dagster.attempts import StepLease
 from sqs_lease.dagster.metadata import combined_metadata, lease_metadata
@@ -102,7 +102,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         linger: Duration = DEFAULT_LINGER_SECONDS,
         policy: RenewalPolicy | str | None = None,
         visibility: Duration | None = None,
-        on_failure: FailureRule | None = None,
+        on_failure: OnFailure | None = None,
         on_resume: Literal["refuse", "receive"] = "refuse",
     ) -> Iterator[LeasedBatch]:
         """Receive a batch in an op or asset, and keep it invisible to others until the block ends.
@@ -134,7 +134,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought.
             policy: When to extend: a renewal policy or its name; ``Growing`` by default.
             visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
-            on_failure: What becomes of failed messages after the last attempt; visible again at once by default.
+            on_failure: What becomes of failed messages after the last attempt: a rule such as ``dead_letter()``, its
+                name, or a mapping such as ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
             on_resume: What to do in a run that repeats another one from its failure and leaves out steps before or
                 after this one: refuse, the default, or receive, for a step whose work depends on no other.
 
@@ -145,6 +146,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             ResumedRunError: The run leaves out steps that would never see the messages.
             RetryWithoutMessagesError: This attempt received nothing, and the one before it left messages.
             ValueError: An argument is out of range.
+            TypeError: An argument is of another type.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
             SettlementError: The block succeeded, and the service refused to delete some of its messages.
         """
@@ -152,7 +154,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             raise ValueError(f"on_resume must be 'refuse' or 'receive', not {on_resume!r}")
         if on_resume == "refuse" and (key := step_key(context)) is not None:
             refuse_where_steps_are_left_out(context.instance, context.run, key, self.queue)
-        step = StepLease(context, release() if on_failure is None else on_failure)
+        step = StepLease(context, on_failure)
         block = lease(
             self.queue,
             max_messages=max_messages,

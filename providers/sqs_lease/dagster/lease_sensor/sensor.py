@@ -24,10 +24,11 @@ from sqs_lease import blocking
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.failure_rules import FailureRule, release
+from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import resolve_policy
+from sqs_lease.core.specs import OnFailure, resolve_policy
+from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
 from sqs_lease.dagster.resource import SqsQueueResource
@@ -64,7 +65,7 @@ def build_sqs_lease_sensor(
     linger: Duration = DEFAULT_LINGER_SECONDS,
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
-    on_failure: FailureRule | None = None,
+    on_failure: OnFailure | None = None,
     max_batches: int = 1,
     run_deadline: Duration = 600.0,
     run_config: RunConfig | None = None,
@@ -98,7 +99,8 @@ def build_sqs_lease_sensor(
         policy: When to extend: a renewal policy or its name; ``Growing`` by default.
         visibility: The visibility timeout to receive with. By default 180 s with ``Growing``, or the queue's own where
             that is longer: what is left when a lease is due for renewal must outlast a restart of the code server.
-        on_failure: What becomes of failed messages; visible again at once by default.
+        on_failure: What becomes of failed messages: a rule such as ``dead_letter()``, its name, or a mapping such as
+            ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
         max_batches: Most batches that are held at once, each with a run of its own; 1 by default.
         run_deadline: How long to wait for a run, or a retry, that does not appear, before its messages are given back;
             10 minutes by default. A run that is queued has appeared.
@@ -131,7 +133,7 @@ def build_sqs_lease_sensor(
         uri=uri,
         queue=queue,
         policy=resolve_policy(policy, visibility=visibility),
-        on_failure=release() if on_failure is None else on_failure,
+        on_failure=failure_rule(on_failure),
         max_messages=max_messages,
         wait_seconds=wait_seconds,
         linger_seconds=linger_seconds,
