@@ -80,6 +80,17 @@ def look_away() -> None:
     """Does not look at the messages."""
 
 
+@dg.op
+def look_up(context: dg.OpExecutionContext) -> int:
+    """Looks up what the work on messages needs, and sees none of them."""
+    return 1
+
+
+@dg.op
+def price(context: dg.OpExecutionContext, config: Work, rate: int) -> int:
+    return work(context, config)
+
+
 @dg.op(out=dg.DynamicOut(str))
 def split(context: dg.OpExecutionContext) -> Iterator[dg.DynamicOutput[str]]:
     with leased_batch(context) as batch:
@@ -117,6 +128,20 @@ def checked(context: dg.AssetExecutionContext) -> int:
 def stored(context: dg.AssetExecutionContext, checked: int) -> None:
     with leased_batch(context) as batch:
         assert len(batch) == checked
+
+
+@dg.multi_asset(specs=[dg.AssetSpec("left"), dg.AssetSpec("right")], can_subset=True)
+def both(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+    with leased_batch(context) as batch:
+        assert len(batch)
+    for key in context.selected_asset_keys:
+        yield dg.MaterializeResult(asset_key=key)
+
+
+@dg.asset
+def lonely(context: dg.AssetExecutionContext) -> None:
+    with leased_batch(context) as batch:
+        assert len(batch)
 
 
 BY_EXCEPTION = by_exception({ZeroDivisionError: dead_letter(), MessageFailed: dead_letter()})
@@ -205,3 +230,23 @@ def assets() -> dg.JobDefinition:
     """One asset after the other."""
     job = dg.define_asset_job("assets", executor_def=executor())
     return dg.Definitions(assets=[checked, stored], jobs=[job]).resolve_job_def("assets")
+
+
+def priced() -> dg.JobDefinition:
+    @dg.job(executor_def=executor())
+    def priced() -> None:
+        """Its first step does not look at the messages."""
+        price(look_up())
+
+    return priced
+
+
+def pair() -> dg.JobDefinition:
+    """Two assets of one step."""
+    job = dg.define_asset_job("pair", executor_def=executor())
+    return dg.Definitions(assets=[both], jobs=[job]).resolve_job_def("pair")
+
+
+def everything() -> dg.Definitions:
+    """Assets without a job: Dagster makes one, by which the web server materializes them."""
+    return dg.Definitions(assets=[checked, stored, lonely], executor=executor())

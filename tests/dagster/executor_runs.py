@@ -9,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.testing.leased_queues import LeasedQueue
@@ -40,6 +41,12 @@ class Runs:
             "ops": {name: {"config": dict(values)} for name, values in (ops or {}).items()},
         }
         return dg.execute_job(dg.reconstructable(job), self.instance, run_config=config, **options)
+
+    def materialize(self, definitions: Callable[[], dg.Definitions], *assets: str) -> dg.JobExecutionResult:
+        """Materialize some assets by the job that Dagster makes of all."""
+        location = ReconstructableRepository.for_module(definitions.__module__, definitions.__name__)
+        job = location.get_reconstructable_job("__ASSET_JOB")
+        return dg.execute_job(job, self.instance, asset_selection=[dg.AssetKey(each) for each in assets])
 
     def told(self, run_id: str) -> list[str]:
         """What the run's log tells of the lease."""

@@ -20,6 +20,7 @@ from dagster._core.execution.api import execute_run_iterator
 
 from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.dagster.executor import LeaseExecutor, sqs_lease_executor
+from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, RunBatch
 from sqs_lease.testing import NO_FAULT, AuditKind, Fault, Operation, TransportCall
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
@@ -253,6 +254,54 @@ def test_messages_that_cannot_be_stored_for_the_steps_come_back_and_the_error_sa
     assert queue.visible == ["a"]
 
 
+# Runs of a part of their job
+
+
+def test_a_run_of_some_of_the_ops_is_refused_because_the_others_would_never_see_its_messages(
+    runs: Runs, queue: LeasedQueue
+) -> None:
+    queue.send("a", "b", "c")
+    refused = runs.execute(executor_jobs.orders, op_selection=["check"])
+    assert "leaves out 'load', 'report' of job 'orders'" in failure(refused)
+    assert queue.visible == ["a", "b", "c"]
+
+
+def test_a_run_of_some_of_the_assets_is_refused(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a")
+    refused = runs.execute(executor_jobs.assets, asset_selection=[dg.AssetKey("checked")])
+    assert "leaves out 'stored' of job 'assets'" in failure(refused)
+    assert queue.visible == ["a"]
+
+
+def test_a_run_of_some_of_the_assets_of_a_step_is_refused(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a")
+    refused = runs.execute(executor_jobs.pair, asset_selection=[dg.AssetKey("left")])
+    assert "leaves out 'right' of job 'pair'" in failure(refused)
+    assert queue.visible == ["a"]
+
+
+def test_a_selection_of_all_that_the_job_has_is_the_whole_job(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a")
+    assert runs.execute(executor_jobs.orders, op_selection=["*report"]).success
+    queue.send("b")
+    keys = [dg.AssetKey("left"), dg.AssetKey("right")]
+    assert runs.execute(executor_jobs.pair, asset_selection=keys).success
+    assert (queue.visible, queue.deleted) == ([], 2)
+
+
+def test_assets_that_are_materialized_outside_of_a_job_need_those_that_they_are_connected_with(
+    runs: Runs, queue: LeasedQueue
+) -> None:
+    queue.send("a")
+    refused = runs.materialize(executor_jobs.everything, "stored")
+    assert "leaves out 'checked'" in failure(refused)
+    assert "Give the executor to a job of these assets" in failure(refused)
+    assert queue.visible == ["a"]
+
+    assert runs.materialize(executor_jobs.everything, "lonely").success
+    assert (queue.visible, queue.deleted) == ([], 1)
+
+
 # Runs that repeat others
 
 
@@ -267,14 +316,76 @@ def test_a_run_that_leaves_out_a_step_is_refused_and_one_that_repeats_all_leases
     check_that_only_a_whole_repetition_may_lease(runs, queue, failed)
 
 
-def test_a_run_worker_that_goes_on_with_another_ones_run_is_refused(runs: Runs, queue: LeasedQueue) -> None:
+def test_a_run_may_leave_out_steps_that_succeeded_before_without_a_look_at_the_messages(
+    runs: Runs, queue: LeasedQueue
+) -> None:
+    queue.send("a")
+    failed = runs.execute(executor_jobs.priced, {"price": {"breaks": True}})
+    for receive_count in (2, 3):
+        assert not failed.success
+        assert queue.visible == ["a"]
+        wrong = {"breaks": receive_count == 2, "receive_count": receive_count}
+        failed = runs.execute(
+            executor_jobs.priced,
+            {"price": wrong},
+            # Such a run has none of Dagster's tags of resumed runs.
+            reexecution_options=dg.ReexecutionOptions.from_failure(failed.run_id, runs.instance),
+        )
+    assert failed.success
+    assert (queue.visible, queue.deleted) == ([], 1)
+
+
+def test_a_run_may_not_leave_out_steps_that_have_never_succeeded(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a")
+    failed = runs.execute(executor_jobs.orders, {"report": {"breaks": True}})
+    refused = runs.execute(
+        executor_jobs.orders,
+        reexecution_options=dg.ReexecutionOptions(failed.run_id, step_selection=["check", "load"]),
+    )
+    assert "leaves out 'report'" in failure(refused)
+    assert queue.visible == ["a"]
+
+
+def test_after_a_run_worker_was_killed_its_files_tell_which_steps_have_seen_its_messages(
+    runs: Runs, queue: LeasedQueue
+) -> None:
+    queue.send("a")
+    with pytest.MonkeyPatch.context() as killed:
+        killed.setattr("sqs_lease.dagster.executor.worked_on_by", lambda folder: {})
+        failed = runs.execute(executor_jobs.priced, {"price": {"breaks": True}})
+    from_failure = dg.ReexecutionOptions.from_failure(failed.run_id, runs.instance)
+    refused = runs.execute(executor_jobs.priced, reexecution_options=from_failure)
+    assert "leaves out 'look_up'" in failure(refused)
+
+    folder = BatchFolder(runs.workspace / f"run-{failed.run_id}")
+    folder.create(batch_id="left", queue_url="orders", messages=[])
+    resumed = runs.execute(executor_jobs.priced, {"price": {"receive_count": 2}}, reexecution_options=from_failure)
+    folder.remove()
+    assert resumed.success
+    assert (queue.visible, queue.deleted) == ([], 1)
+
+
+def test_a_run_worker_that_goes_on_with_steps_that_began_under_another_one_is_refused(
+    runs: Runs, queue: LeasedQueue
+) -> None:
     queue.send("a")
     job = dg.reconstructable(executor_jobs.alone)
     run = runs.instance.create_run_for_job(job.get_definition(), status=dg.DagsterRunStatus.STARTED)
+    began = dg.DagsterEvent(dg.DagsterEventType.STEP_START.value, "alone", step_key="load")
+    runs.instance.report_dagster_event(began, run.run_id)
     events = list(execute_run_iterator(job, run, runs.instance, resume_from_failure=True))
     (failed,) = (event for event in events if event.is_job_failure)
     assert "max_resume_run_attempts" in str(failed.job_failure_data.error)
     assert queue.visible == ["a"]
+
+
+def test_a_run_worker_that_takes_a_run_over_before_any_step_began_receives(runs: Runs, queue: LeasedQueue) -> None:
+    queue.send("a")
+    job = dg.reconstructable(executor_jobs.alone)
+    run = runs.instance.create_run_for_job(job.get_definition(), status=dg.DagsterRunStatus.STARTED)
+    events = list(execute_run_iterator(job, run, runs.instance, resume_from_failure=True))
+    assert any(event.is_job_success for event in events)
+    assert (queue.visible, queue.deleted) == ([], 1)
 
 
 def test_a_run_whose_messages_a_sensor_holds_is_refused(runs: Runs, queue: LeasedQueue) -> None:

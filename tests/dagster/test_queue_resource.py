@@ -15,8 +15,6 @@ from sqs_lease import dead_letter
 from sqs_lease.dagster import MessageFailed, SqsQueueResource
 from sqs_lease.dagster._internals import Context
 from sqs_lease.testing import LeasedQueue, LeasedQueues
-from tests.dagster.resumed_jobs import connected as connected_job
-from tests.dagster.resumed_jobs import independent as independent_job
 
 Work = Callable[[Context, SqsQueueResource], Any]
 
@@ -358,55 +356,4 @@ def test_a_function_that_is_called_directly_can_lease(queue: SqsQueueResource, m
 
     load(dg.build_op_context())
     assert bodies == ["a"]
-    assert left(messages) == 0
-
-
-# Runs that resume others
-
-
-def run_and_resume(job: Callable[[], dg.JobDefinition], failing: str, instance: dg.DagsterInstance) -> list[str]:
-    """Run a job that fails in one op, resume it, and return the errors of the second run."""
-    reconstructable = dg.reconstructable(job)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FAILING_OP", failing)
-        failed = dg.execute_job(reconstructable, instance)
-    assert not failed.success
-    resumed = dg.execute_job(
-        reconstructable,
-        instance,
-        reexecution_options=dg.ReexecutionOptions.from_failure(failed.run_id, instance),
-        # As the web server and the daemon tag such runs.
-        tags={"dagster/is_resume_retry": "true"},
-    )
-    failures = [event.step_failure_data.error for event in resumed.all_events if event.is_step_failure]
-    return [str(failure.message if failure.cause is None else failure.cause.message) for failure in failures if failure]
-
-
-@pytest.fixture
-def stored(queue: SqsQueueResource, instance: dg.DagsterInstance) -> dg.DagsterInstance:
-    """One that further runs find these runs in."""
-    return instance
-
-
-def test_a_resumed_run_that_leaves_out_a_step_before_it_is_refused_and_told_what_to_set(
-    stored: dg.DagsterInstance, messages: LeasedQueue
-) -> None:
-    messages.send("a")
-    (error,) = run_and_resume(connected_job, "load", stored)
-    assert "leaves out 'before'" in error
-    assert '"dagster/retry_strategy": "ALL_STEPS"' in error
-    assert messages.visible == ["a"]
-
-
-def test_a_resumed_run_that_leaves_out_only_steps_beside_it_may_receive(
-    stored: dg.DagsterInstance, messages: LeasedQueue
-) -> None:
-    messages.send("a")
-    assert run_and_resume(connected_job, "before", stored) == []
-    assert left(messages) == 0
-
-
-def test_a_step_may_say_that_its_work_depends_on_no_other(stored: dg.DagsterInstance, messages: LeasedQueue) -> None:
-    messages.send("a")
-    assert run_and_resume(independent_job, "load_by_itself", stored) == []
     assert left(messages) == 0

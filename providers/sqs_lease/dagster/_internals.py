@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import dagster as dg
 from dagster._core.events import EngineEventData, RunFailureReason
 from dagster._core.execution.retries import auto_reexecution_should_retry_run
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.job_base import IJob
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
@@ -102,3 +107,125 @@ def _only_partition(context: dg.AssetExecutionContext) -> str | None:
     """The partition that is made; None without partitions, or with several at once."""
     keys = context.partition_keys if context.has_partition_key or context.has_partition_key_range else []
     return keys[0] if len(keys) == 1 else None
+
+
+_MAPPING_KEY: Final = re.compile(r"\[[^]]*\]")
+
+
+def without_mapping_key(step_key: str) -> str:
+    """Return the key of the step that a step of a dynamic output is made of; other keys are as they were."""
+    return _MAPPING_KEY.sub("", step_key)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step of a run's plan.
+
+    Attributes:
+        upstream: The keys of the steps that it waits for.
+        assets: The keys of the assets that it makes.
+        is_executed: Whether the run executes it.
+    """
+
+    upstream: frozenset[str]
+    assets: frozenset[dg.AssetKey]
+    is_executed: bool
+
+
+def planned_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, PlannedStep]:
+    """Return the steps of a run by key, those of dynamic outputs by the key of the step they are made of."""
+    if run.execution_plan_snapshot_id is None:
+        return {}
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+    executed = set(map(without_mapping_key, plan.step_keys_to_execute))
+    steps: dict[str, PlannedStep] = {}
+    for step in plan.steps:
+        key = without_mapping_key(step.key)
+        upstream = {without_mapping_key(each) for value in step.inputs for each in value.upstream_step_keys}
+        made = [output.properties.asset_key for output in step.outputs if output.properties is not None]
+        assets = frozenset(asset for asset in made if asset is not None)
+        steps[key] = PlannedStep(frozenset(upstream), assets, key in executed)
+    return steps
+
+
+@dataclass(frozen=True, slots=True)
+class JobParts:
+    """What a run leaves out of its job as it is defined.
+
+    Attributes:
+        left_out_steps: The keys of steps.
+        left_out_assets: The assets of steps that it executes.
+        is_implicit: Whether nobody defined the job: it is the one by which Dagster materializes any assets.
+    """
+
+    left_out_steps: Collection[str]
+    left_out_assets: Collection[str]
+    is_implicit: bool
+
+
+def parts_left_out(job: IJob, executed: Collection[str]) -> JobParts:
+    """Compare what a run executes with its job.
+
+    Of the job that nobody defined, only what is connected with something executed belongs to the work.
+
+    Args:
+        job: The job of the run, with the selection of the run.
+        executed: The keys of the steps that the run executes.
+    """
+    # A job without a selection: the one that is defined.
+    whole, selected = job.get_subset().get_definition(), job.get_definition()
+    is_implicit = whole.name == _IMPLICIT_JOB
+    done = set(map(without_mapping_key, executed))
+    left_out = set(_steps_of(whole.graph)) - done
+    if is_implicit:
+        near = _connected_nodes(whole.graph, {key.partition(".")[0] for key in done})
+        left_out = {key for key in left_out if key.partition(".")[0] in near}
+    layer = whole.asset_layer
+    assets = {
+        key.to_user_string()
+        for key in layer.selected_asset_keys - selected.asset_layer.selected_asset_keys
+        if str(layer.get_op_output_handle(key).node_handle) in done
+    }
+    return JobParts(left_out, assets, is_implicit)
+
+
+_IMPLICIT_JOB: Final = "__ASSET_JOB"
+
+
+def _steps_of(graph: dg.GraphDefinition, prefix: str = "") -> Iterator[str]:
+    for node in graph.nodes:
+        if isinstance(node.definition, dg.GraphDefinition):
+            yield from _steps_of(node.definition, f"{prefix}{node.name}.")
+        else:
+            yield f"{prefix}{node.name}"
+
+
+def _connected_nodes(graph: dg.GraphDefinition, chosen: Collection[str]) -> set[str]:
+    """The nodes before and after some, near and far."""
+    before = {
+        node.name: {
+            output.node_name
+            for outputs in graph.dependency_structure.input_to_upstream_outputs_for_node(node.name).values()
+            for output in outputs
+        }
+        for node in graph.nodes
+    }
+    after: dict[str, set[str]] = {}
+    for name, several in before.items():
+        for each in several:
+            after.setdefault(each, set()).add(name)
+    found: set[str] = set()
+    for start in chosen:
+        found |= reached(before, start) | reached(after, start)
+    return found
+
+
+def reached(edges: Mapping[str, Collection[str]], start: str) -> set[str]:
+    """Return what can be reached from a start over edges, near and far."""
+    found: set[str] = set()
+    waiting = list(edges.get(start, ()))
+    while waiting:
+        if (key := waiting.pop()) not in found:
+            found.add(key)
+            waiting.extend(edges.get(key, ()))
+    return found

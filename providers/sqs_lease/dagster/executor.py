@@ -18,11 +18,6 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import dagster as dg
-from dagster._core.errors import (
-    DagsterExecutionInterruptedError,
-    DagsterSubprocessError,
-    raise_execution_interrupts,
-)
 from dagster._core.events import EngineEventData
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
@@ -32,9 +27,10 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_policy
+from sqs_lease.dagster._internals import parts_left_out
 from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary
-from sqs_lease.dagster.reexecution import ResumedRunError, refuse_where_any_step_is_left_out
+from sqs_lease.dagster.reexecution import refuse_part_of_the_job, refuse_to_go_on, worked_on_by
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
@@ -201,15 +197,16 @@ class LeaseExecutor(dg.Executor):
         """Receive, execute the steps, settle.
 
         Raises:
-            ResumedRunError: The run leaves out steps that would never see the messages.
+            ResumedRunError: The run leaves out a part of its job, which would never see the messages.
             HeldElsewhereError: Somebody else holds the messages of the run.
             BatchFolderError: The messages cannot be stored for the steps, or what these said cannot be read.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
         """
         leasing, run, instance = self._leasing, plan_context.dagster_run, plan_context.instance
         queue = leasing.queue.process_config_and_initialize()
-        _refuse_to_go_on(plan_context, queue.queue)
-        refuse_where_any_step_is_left_out(instance, run, execution_plan.step_keys_to_execute, queue.queue)
+        refuse_to_go_on(instance, run, queue.queue)
+        parts = parts_left_out(plan_context.job, execution_plan.step_keys_to_execute)
+        refuse_part_of_the_job(instance, run, parts, queue.queue, leasing.workspace)
         _refuse_what_is_held(run)
         remove_left_over(leasing.workspace)
         uri = run_batch_uri(leasing.workspace, run.run_id)
@@ -217,7 +214,7 @@ class LeaseExecutor(dg.Executor):
         ended_by: BaseException | None = None
         with ExitStack() as leaving:
             leaving.callback(_remove, folder)
-            with raise_execution_interrupts():
+            with dg.raise_execution_interrupts():
                 # Dagster would keep the request to terminate until the steps run, and this may wait for a while.
                 batch = leaving.enter_context(leasing.lease(queue))
             others = multiprocessing.active_children()
@@ -230,7 +227,7 @@ class LeaseExecutor(dg.Executor):
                     for event in self._steps.execute(plan_context, execution_plan):
                         ends.see(event)
                         yield event
-                except DagsterSubprocessError as error:
+                except dg.DagsterSubprocessError as error:
                     # So the run ends after steps whose process failed, when all have ended.
                     ended_by = error
                 if ends.is_interrupted:
@@ -241,10 +238,11 @@ class LeaseExecutor(dg.Executor):
                 # Terminated, or the machinery failed: the work is not at fault. First nobody may work on it any more.
                 _end_steps(others)
                 batch.release(batch)
-                if not isinstance(error, DagsterExecutionInterruptedError):
+                if not isinstance(error, dg.DagsterExecutionInterruptedError):
                     raise
                 ended_by = error
-        yield _told(plan_context, lease_summary(batch), lease_metadata(batch))
+            workers = worked_on_by(folder)
+        yield _told(plan_context, lease_summary(batch), {**lease_metadata(batch), **workers})
         if ended_by is not None:
             raise ended_by
 
@@ -302,16 +300,6 @@ def _end_steps(others: Collection[BaseProcess]) -> None:
         if process.is_alive():
             process.kill()
             process.join()
-
-
-def _refuse_to_go_on(plan_context: PlanOrchestrationContext, queue: str) -> None:
-    if plan_context.resume_from_failure:
-        raise ResumedRunError(
-            f"Run {plan_context.run_id} does not receive from {queue}: Dagster resumes it with a new run worker, and "
-            "the steps that succeeded before would never see the messages received now. Those of the first worker "
-            "come back when its last extension ends. Set run_monitoring.max_resume_run_attempts to 0, and let "
-            'run_retries repeat such runs with the tag "dagster/retry_strategy": "ALL_STEPS"'
-        )
 
 
 def _refuse_what_is_held(run: dg.DagsterRun) -> None:

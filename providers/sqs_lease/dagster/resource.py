@@ -136,14 +136,15 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
             on_failure: What becomes of failed messages after the last attempt: a rule such as ``dead_letter()``, its
                 name, or a mapping such as ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
-            on_resume: What to do in a run that repeats another one from its failure and leaves out steps before or
-                after this one: refuse, the default, or receive, for a step whose work depends on no other.
+            on_resume: What to do in a run that repeats another one and leaves out a step before or after this one
+                which gave back messages of the queue there: refuse, the default, or receive, for a step whose work
+                depends on no other.
 
         Yields:
             The batch, empty if no message came.
 
         Raises:
-            ResumedRunError: The run leaves out steps that would never see the messages.
+            ResumedRunError: The run leaves out steps, or other assets of this step, that would never see the messages.
             RetryWithoutMessagesError: This attempt received nothing, and the one before it left messages.
             ValueError: An argument is out of range.
             TypeError: An argument is of another type.
