@@ -153,9 +153,9 @@ class SqsQueueDepthSensor(QueueTask, BaseSensorOperator):
             that nobody used for six hours; without a value the bound does not hold. The connection must be allowed to
             call ``cloudwatch:GetMetricStatistics``.
         oldest_at_most: The largest age of the oldest message.
-        kwargs: The arguments of :class:`QueueTask` and of every sensor: ``timeout``, ``poke_interval`` (60 s by default,
-            1 s at least) and ``soft_fail``, which skips for the time-out only. ``deferrable=False`` looks in the
-            worker's own process, as sensors that poke or are rescheduled do (``mode``).
+        kwargs: The arguments of :class:`QueueTask` and of every sensor: ``timeout``, ``poke_interval`` (60 s by
+            default, 1 s at least) and ``soft_fail``, which skips for the time-out only. ``deferrable=False`` looks in
+            the worker's own process, as sensors that poke or are rescheduled do (``mode``).
 
     Raises:
         ValueError: A bound is missing or out of range, or ``queue_url`` is not a queue name, URL or ARN.
