@@ -399,6 +399,39 @@ async def is_asynchronous(message: dict[str, Any]) -> bool:
     return True
 
 
+class AnyMessage:
+    def __init__(self, message: dict[str, Any]) -> None: ...
+
+
+class AsynchronousObject:
+    async def __call__(self, message: dict[str, Any]) -> bool:
+        return False
+
+
+asynchronous_object = AsynchronousObject()
+
+
+def yields(message: dict[str, Any]) -> Iterator[bool]:
+    yield False
+
+
+def forgets_to_return_on_a(message: dict[str, Any]) -> Any:
+    if message["Body"] != "a":
+        return is_b(message)
+    return None
+
+
+def is_wrapped(message: dict[str, Any]) -> Any:
+    return is_asynchronous(message) if message["Body"] == "a" else is_b(message)
+
+
+def changes(message: dict[str, Any]) -> bool:
+    message["Body"] = "changed"
+    message["Attributes"].clear()
+    message["MessageAttributes"].clear()
+    return True
+
+
 def by(function: str) -> dict[str, Any]:
     made = MessageFilter.of("callable", None, f"{__name__}.{function}")
     assert made is not None
@@ -422,12 +455,15 @@ def test_the_trigger_takes_only_messages_for_which_the_function_returns_true(wor
         ({"message_filtering_config": f"{__name__}.no_such_function"}, "cannot be imported .* plugins folder"),
         ({"message_filtering_config": f"{__name__}.SENT"}, "not an ordinary function"),
         ({"message_filtering_config": f"{__name__}.is_asynchronous"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{__name__}.AnyMessage"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{__name__}.asynchronous_object"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{__name__}.yields"}, "not an ordinary function"),
         (
             {"message_filtering_config": f"{__name__}.is_b", "message_filtering_match_values": ["b"]},
             "takes no message_filtering_match_values",
         ),
     ],
-    ids=["none", "function", "package", "name", "value", "coroutine", "values"],
+    ids=["none", "function", "package", "name", "value", "coroutine", "class", "async call", "generator", "values"],
 )
 def test_a_function_that_cannot_filter_is_an_error_while_the_dag_is_parsed(
     dag: DAG, options: dict[str, Any], text: str
@@ -436,6 +472,42 @@ def test_a_function_that_cannot_filter_is_an_error_while_the_dag_is_parsed(
         SqsLeaseSensor(task_id="orders", queue_url="orders", message_filtering="callable", **options)
     with pytest.raises(ValueError, match=text):
         SqsLeaseTrigger("orders", message_filtering="callable", **options)
+
+
+def test_a_module_that_exits_is_an_error_while_the_dag_is_parsed(
+    dag: DAG, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_script.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ValueError, match=r"'a_script.wanted', cannot be imported \(SystemExit: 3\)"):
+        SqsLeaseSensor(
+            task_id="orders",
+            queue_url="orders",
+            message_filtering="callable",
+            message_filtering_config="a_script.wanted",
+        )
+
+
+def test_a_module_that_exits_leaves_the_triggerer_alive(
+    world: LeasedMessages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "another_script.py").write_text("import sys\nsys.exit(3)\n")
+
+    async def scenario() -> None:
+        chosen = {"kind": "callable", "match_values": None, "expression": "another_script.wanted"}
+        running = await world.receive(world.triggerer(), filter=chosen)
+        assert running.events[0].payload["status"] == FAILED_FOR_GOOD
+
+    world.run(scenario)
+
+
+def test_a_function_that_changes_its_message_changes_a_copy(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), filter=by("changes"))
+
+    world.run(scenario)
+    assert sorted(published(world)) == ["a", "b", "c"]
 
 
 DAG_FILE = """
@@ -503,10 +575,18 @@ def test_a_watcher_that_cannot_import_the_function_says_so_and_tries_again(
     queue.run(scenario)
 
 
-@pytest.mark.parametrize("function", ["raises_on_a", "exits_on_a"])
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("raises_on_a", "KeyError"),
+        ("exits_on_a", "SystemExit"),
+        ("forgets_to_return_on_a", "NotTrueOrFalseError"),
+        ("is_wrapped", "NotTrueOrFalseError"),
+    ],
+)
 @pytest.mark.parametrize("unmatched", [expire(), discard(), dead_letter()], ids=repr)
 def test_a_message_on_which_the_filter_fails_is_not_lost_and_the_others_go_on(
-    world: LeasedMessages, function: str, unmatched: UnmatchedRule, caplog: pytest.LogCaptureFixture
+    world: LeasedMessages, function: str, error: str, unmatched: UnmatchedRule, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         await world.receive(world.triggerer(), filter=by(function), unmatched=encode_unmatched(unmatched))
@@ -518,7 +598,7 @@ def test_a_message_on_which_the_filter_fails_is_not_lost_and_the_others_go_on(
     world.run(scenario)
     assert published(world) == ["b"]
     assert "1 messages of" in caplog.text
-    assert f"message_filtering failed on it: {'KeyError' if function == 'raises_on_a' else 'SystemExit'}" in caplog.text
+    assert f"message_filtering failed on it: {error}" in caplog.text
     assert "secret" not in caplog.text
 
 

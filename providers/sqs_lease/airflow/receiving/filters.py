@@ -4,7 +4,8 @@
 - ``jsonpath``: the body is JSON, and the expression finds something in it: anything at all, or one of the match values
   where there are any. ``jsonpath-ext`` is the same with the extended grammar of ``jsonpath_ng.ext``.
 - ``attribute``: the message has the message attribute of that name, with one of the match values where there are any.
-- ``callable``: the function of that dotted path returns True for the message.
+- ``callable``: the function of that dotted path returns True for the message. It must return True or False: a function
+  that forgets to return would otherwise have its messages deleted where ``unmatched`` is ``discard()``.
 
 Unlike the stock sensor, a body that is not JSON does not match and fails no task. Match values may be of any JSON
 type, lists and objects included.
@@ -114,7 +115,7 @@ class MessageFilter:
             return lambda message: message.body in bodies
         if self.kind == CALLABLE:
             function = _function(expression)
-            return lambda message: bool(function(message.as_dict()))
+            return lambda message: _true_or_false(function(message.as_dict()))
         find = _find_attribute(expression) if self.kind == ATTRIBUTE else _find_in_body(self.kind, expression)
 
         def matches(message: Message) -> bool:
@@ -188,17 +189,41 @@ def _function(path: str) -> Callable[[dict[str, Any]], object]:
     )
     try:
         function: Any = resolve_name(path)
-    except Exception as error:
-        # The import runs a module of the user's, which may raise anything.
+    except (Exception, SystemExit) as error:
+        # The import runs a module of the user's, which may raise anything. A SystemExit would end the triggerer.
         kind = type(error).__name__
         raise ValueError(
             f"message_filtering_config, {path!r}, cannot be imported ({kind}: {error}): {remedy}"
         ) from error
-    if not callable(function) or inspect.iscoroutinefunction(function):
+    if (
+        not callable(function)
+        or inspect.isclass(function)
+        or any(map(_returns_no_answer, (function, function.__call__)))
+    ):
         raise ValueError(f"message_filtering_config, {path!r}, is not an ordinary function: {remedy}")
     if _is_of_dag_file(function):
         raise ValueError(f"message_filtering_config, {path!r}, is defined in a DAG file: {remedy}")
     return function  # type: ignore[no-any-return]
+
+
+def _returns_no_answer(function: Any) -> bool:
+    """Whether a call only makes a coroutine or a generator, which count as true."""
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(is_kind(function) for is_kind in kinds)
+
+
+class NotTrueOrFalseError(TypeError):
+    """A filter's function returned something else, such as the None of a function that forgets to return."""
+
+
+def _true_or_false(answer: object) -> bool:
+    if isinstance(answer, bool):
+        return answer
+    if inspect.iscoroutine(answer):
+        answer.close()  # Python would warn that nobody awaited it.
+    raise NotTrueOrFalseError(
+        f"a function for message_filtering must return True or False, not {type(answer).__name__}"
+    )
 
 
 def _is_of_dag_file(function: Any) -> bool:
