@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.ownership import Ownership
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueues, MemoryTransport
+from tests.dagster.lease_ground import eventually
 
 WORKSPACE = "/var/lib/orders"
 
@@ -30,12 +30,6 @@ def load(context: dg.OpExecutionContext) -> None:
 @dg.job
 def loading() -> None:
     load()
-
-
-@pytest.fixture(autouse=True)
-def _ended_hosts() -> Iterator[None]:
-    yield
-    lease_sensor.end_hosts()
 
 
 def sensor(workspace: Any, **options: Any) -> dg.SensorDefinition:
@@ -78,7 +72,18 @@ def test_nothing_is_asked_for_where_no_message_came(
     assert evaluated(sensor(tmp_path), instance, TICK) == ([], "No message came from orders")
 
 
-@pytest.mark.parametrize("log_key", [None, []], ids=["no key", "an empty key"])
+UNKNOWN = ["__repository__", "orders_sensor", "20261123_070354"]
+"""How Dagster names the log of an evaluation that the daemon did not ask for."""
+
+
+@pytest.fixture
+def real_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the queues in memory pass for those of a service."""
+    monkeypatch.setattr(MemoryTransport, "is_in_memory", False)
+
+
+@pytest.mark.usefixtures("real_queues")
+@pytest.mark.parametrize("log_key", [None, [], UNKNOWN], ids=["no key", "an empty key", "of the web server"])
 def test_whoever_tries_the_sensor_out_takes_nothing_and_starts_no_thread(
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path, log_key: list[str] | None
 ) -> None:
@@ -91,6 +96,7 @@ def test_whoever_tries_the_sensor_out_takes_nothing_and_starts_no_thread(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("sqs-lease sensor")]
 
 
+@pytest.mark.usefixtures("real_queues")
 def test_a_context_made_by_a_test_is_no_tick(
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
@@ -99,6 +105,23 @@ def test_a_context_made_by_a_test_is_no_tick(
     assert isinstance(result, dg.SensorResult)
     assert "This is a test" in str(result.skip_reason)
     assert queue.visible == ["a"]
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["in files", "ephemeral"])
+def test_a_test_with_queues_in_memory_evaluates_the_sensor_and_executes_the_run_that_it_asks_for(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path, stored: bool
+) -> None:
+    queue = leased_queues.create("orders", "a", "b")
+    made = sensor(tmp_path)
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        used = instance if stored else ephemeral
+        data = made.evaluate_tick(dg.build_sensor_context(used))
+        (request,) = data.run_requests or ()
+        assert queue.invisible == ["a", "b"]
+        assert request.run_key is not None
+        tags = {**request.tags, "dagster/run_key": request.run_key}
+        assert loading.execute_in_process(instance=used, tags=tags).success
+        eventually(lambda: queue.deleted == 2, "the messages are deleted")
 
 
 def test_a_queue_that_cannot_be_used_fails_the_tick_with_what_to_do(

@@ -61,6 +61,17 @@ def test_the_sensor_that_keeps_a_batch_through_retries_asks_for_a_run_that_gets_
             end_hosts()
 
 
+def test_the_test_of_the_sensor_passes(
+    tmp_path: Path, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: dict[str, Any] = {"__name__": "orders"}
+    sensor = code("build_sqs_lease_sensor(").replace("/var/lib/orders", str(tmp_path)).replace("linger=5", "linger=0")
+    for block in (sensor, code("def test_a_message_is_deleted_when_its_run_succeeded")):
+        exec(compile(block, str(PAGE), "exec", dont_inherit=True), names)
+    test: Callable[[LeasedQueues, pytest.MonkeyPatch], None] = names["test_a_message_is_deleted_when_its_run_succeeded"]
+    test(leased_queues, monkeypatch)
+
+
 def wait_until_true(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 300
     while not condition():

@@ -38,7 +38,10 @@ class MemoryTransport:
 
     Attributes:
         calls: The calls made so far, in order.
+        is_in_memory: That nothing real is received here, so whoever tries something out may receive.
     """
+
+    is_in_memory = True
 
     def __init__(self, sqs: MemorySqs, *, faults: FaultRule = no_faults, name: str = "") -> None:
         self.calls: list[TransportCall] = []

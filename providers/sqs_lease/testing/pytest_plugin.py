@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -11,11 +13,12 @@ from sqs_lease.testing.memory_transport import MemoryTransport
 
 
 @pytest.fixture
-def leased_queues(monkeypatch: pytest.MonkeyPatch) -> LeasedQueues:
+def leased_queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeasedQueues]:
     """Queues in memory, from which every lease in this process takes, whatever its connection or client says.
 
     That is ``sqs_lease.lease`` and ``async_lease``, Dagster's ``SqsQueueResource`` (also in sensors and checks), and
-    the leases of a DAG under ``dag.test()``. No server is started and no AWS account is asked. Work that reaches AWS by
+    the leases of a DAG under ``dag.test()``. A lease sensor of Dagster receives in every evaluation, and what holds its
+    batches ends with the test. No server is started and no AWS account is asked. Work that reaches AWS by
     itself, or in processes of its own, is not redirected.
     """
     queues = LeasedQueues()
@@ -27,4 +30,7 @@ def leased_queues(monkeypatch: pytest.MonkeyPatch) -> LeasedQueues:
             monkeypatch.setattr(
                 f"sqs_lease.airflow.{module}.make_transport", lambda connection: MemoryTransport(queues.sqs)
             )
-    return queues
+    yield queues
+    # Not imported for it: most tests have no such sensor.
+    if (lease_sensor := sys.modules.get("sqs_lease.dagster.lease_sensor.sensor")) is not None:
+        lease_sensor.end_hosts()

@@ -87,9 +87,10 @@ class LeaseHost:
 
     Args:
         settings: What it does.
-        instance: An instance of its own, in which it looks up runs.
+        instance: The instance in which it looks up runs.
         open_transport: Reaches SQS.
         clock: Source of time; the machine's by default.
+        disposes: Whether the instance is its own, to be disposed of when it ends; it is by default.
 
     Raises:
         ForeignOwnerError: The sensor's directory belongs to another Dagster instance.
@@ -103,8 +104,10 @@ class LeaseHost:
         open_transport: OpenTransport,
         *,
         clock: Clock | None = None,
+        disposes: bool = True,
     ) -> None:
         self.is_over = False
+        self._disposes = disposes
         self._transport = open_transport()
         self._settings = settings
         self._instance = instance
@@ -174,7 +177,8 @@ class LeaseHost:
         with suppress(Exception):
             # Each store has errors of its own. Who takes it next waits a moment longer if this fails.
             self._ownership.leave()
-        self._instance.dispose()
+        if self._disposes:
+            self._instance.dispose()
 
     async def _last_calls(self) -> None:
         try:

@@ -4,13 +4,14 @@ What an evaluation may do is bounded: it receives for some seconds, writes the b
 Everything that lasts longer is the business of the host (``host.py``). There is no cursor: what is known
 of a batch is in its directory, so a cursor that is lost, old or cleared by hand does no harm.
 
-Dagster's web UI can *test* a sensor, which evaluates it for real. Received messages would be nobody's then, so an
-evaluation that is none of the daemon's only says what it would do. The daemon's are known by the key of their log,
-which ends with the number of the tick.
+Dagster's web UI can *test* a sensor, which evaluates it for real. Received messages would be nobody's then, so only an
+evaluation by the daemon receives; any other one says what it would do. From queues in memory (``sqs_lease.testing``)
+every evaluation receives, so that a unit test can evaluate the sensor.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -173,7 +174,7 @@ class _LeaseSensor:
 
     def evaluate(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
         queue = self.queue.process_config_and_initialize()
-        if not is_tick_of_the_daemon(context):
+        if not is_tick_of_the_daemon(context) and not _is_in_memory(queue):
             return self._tried_out(queue)
         try:
             tick = _host(self.uri, partial(self._new_host, context, queue)).tick()
@@ -196,8 +197,9 @@ class _LeaseSensor:
         return dg.SensorResult(run_requests=[self._run_request(request) for request in requests])
 
     def _new_host(self, context: dg.SensorEvaluationContext, queue: SqsQueueResource) -> LeaseHost:
-        # Of its own: that of the evaluation is disposed of with it.
-        instance = dg.DagsterInstance.from_ref(context.instance.get_ref())
+        is_shared = context.instance.is_ephemeral
+        # Of its own: that of the evaluation is disposed of with it. One in memory, as tests have it, is the only one.
+        instance = context.instance if is_shared else dg.DagsterInstance.from_ref(context.instance.get_ref())
         settings = HostSettings(
             sensor=self.name,
             deployment=_deployment(context, instance),
@@ -213,9 +215,10 @@ class _LeaseSensor:
             run_deadline_seconds=self.run_deadline_seconds,
         )
         try:
-            return LeaseHost(settings, instance, partial(_open_transport, queue))
+            return LeaseHost(settings, instance, partial(_open_transport, queue), disposes=not is_shared)
         except Exception:
-            instance.dispose()
+            if not is_shared:
+                instance.dispose()
             raise
 
     def _run_request(self, request: Request) -> dg.RunRequest:
@@ -269,6 +272,15 @@ def _host(uri: str, make: Callable[[], LeaseHost]) -> LeaseHost:
 
 def _open_transport(queue: SqsQueueResource) -> Transport:
     return blocking.open_transport(queue.client(), queue.queue)
+
+
+def _is_in_memory(queue: SqsQueueResource) -> bool:
+    """Whether nothing real can be received."""
+    transport = _open_transport(queue)
+    try:
+        return getattr(transport, "is_in_memory", False)
+    finally:
+        asyncio.run(transport.aclose())
 
 
 def _deployment(context: dg.SensorEvaluationContext, instance: dg.DagsterInstance) -> str:
