@@ -32,18 +32,25 @@ from configparser import RawConfigParser
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import psutil
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, select, text
 
 from demo.airflow_stack import AirflowStack, airflow_stack, migrated_postgres
-from demo.postgres import postgres_server
+from demo.postgres import PostgresServer, postgres_server
 from demo.processes import LOOPBACK, ROOT, ServerProcess, free_port, start_process, wait_until
+
+if TYPE_CHECKING:
+    from airflow.triggers.base import BaseTrigger
 
 DAGS_FOLDER = ROOT / "benchmarks" / "dags"
 KEEPER_TASK = "orders_keeper"
+WORK_TASK = "load"
 IDLE_TRIGGER: tuple[str, dict[str, Any]] = ("benchmarks.probe.IdleTrigger", {})
 HANDLE_CHARACTERS = 180
 """As long as SQS's receipt handles are at least."""
@@ -68,12 +75,14 @@ class Scale:
         leases: Leases of each of them.
         queues: Queues that they are spread over, each with a DAG of its own.
         seconds: How long they are held after the takeover.
+        mapped: Whether each message has an instance of a mapped task; else one task works on all messages of a keeper.
     """
 
     keepers: int
     leases: int
     queues: int
     seconds: float
+    mapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +145,7 @@ class Bench:
 
     Args:
         stack: Airflow.
+        postgres: The server of its database.
         database: Its database.
         stub: The process that stands in for SQS.
         stub_url: Its address.
@@ -144,11 +154,19 @@ class Bench:
     """
 
     def __init__(
-        self, stack: AirflowStack, database: Engine, stub: ServerProcess, stub_url: str, probe_path: Path, scale: Scale
+        self,
+        stack: AirflowStack,
+        postgres: PostgresServer,
+        database: Engine,
+        stub: ServerProcess,
+        stub_url: str,
+        probe_path: Path,
+        scale: Scale,
     ) -> None:
         self.stack = stack
         self.scale = scale
-        self._database = database
+        self.postgres = postgres
+        self.database = database
         self._stub = stub
         self._stub_url = stub_url
         self._probe_path = probe_path
@@ -198,8 +216,10 @@ class Bench:
         wanted = [dag_ids[number % len(dag_ids)] for number in range(self.scale.keepers)]
         with ThreadPoolExecutor(4) as pool:
             runs = list(pool.map(self.stack.api.trigger, wanted))
-        with self._database.begin() as connection:
-            for task_id, state in (("orders", "success"), ("load", "running")):
+        if self.scale.mapped:
+            self._expand(dag_ids)
+        with self.database.begin() as connection:
+            for task_id, state in (("orders", "success"), (WORK_TASK, "running")):
                 statement = "update task_instance set state = :state, try_number = 1 where task_id = :task_id"
                 connection.execute(text(statement), {"state": state, "task_id": task_id})
             connection.execute(text("update dag_run set state = 'running'"))
@@ -220,14 +240,14 @@ class Bench:
 
     def _keeper_trigger(self, dag_id: str) -> tuple[str, dict[str, Any]]:
         from sqs_lease.airflow.aws_connection import AwsConnection
-        from sqs_lease.airflow.settlement.rules import WorkTask
-        from sqs_lease.airflow.transfer.lease import HandedLease
-        from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
         from sqs_lease.core.failure_rules import release
         from sqs_lease.core.messages import Lease, Receipt
         from sqs_lease.core.policies import Growing
         from sqs_lease.core.specs import encode_failure_rule
 
+        keep: Any = package_module("airflow.triggers.keep", "airflow.keeping.trigger")
+        rules: Any = package_module("airflow.settlement.rules", "airflow.keeping.settling")
+        transfer: Any = package_module("airflow.transfer.lease", "airflow.handover.handed_lease")
         received_at = time.time() - HELD_BEFORE_SECONDS
         leases = []
         for _ in range(self.scale.leases):
@@ -235,26 +255,44 @@ class Bench:
             leases.append(
                 Lease(Receipt(name, name.ljust(HANDLE_CHARACTERS, "x")), received_at, received_at + VISIBILITY_SECONDS)
             )
-        handed = HandedLease(
+        handed = transfer.HandedLease(
             uuid.uuid4().hex,
             f"{self._stub_url}/000000000000/{dag_id}",
             Growing(visibility=VISIBILITY_SECONDS),
             AwsConnection(),
             leases,
         )
-        trigger = SqsLeaseKeeperTrigger(
+        mapped = self.scale.mapped
+        trigger: BaseTrigger = keep.SqsLeaseKeeperTrigger(
             lease=handed.encode(),
             receive_task_id="orders",
-            work=plain_work([WorkTask("load", returns=False)]),
+            work=keep.plain_work([rules.WorkTask(WORK_TASK, mapped=mapped, per_message=mapped, returns=False)]),
             on_failure=encode_failure_rule(release()),
             handoff_timeout_seconds=600.0,
         )
         return trigger.serialize()
 
+    def _expand(self, dag_ids: Sequence[str]) -> None:
+        """Have the work expanded in all runs, as the scheduler does once the messages were published."""
+        from airflow.models import DagRun
+        from airflow.models.serialized_dag import SerializedDagModel
+        from airflow.models.taskmap import TaskMap
+        from airflow.utils.session import create_session
+
+        with create_session() as session:
+            for dag_id in dag_ids:
+                dag = SerializedDagModel.get_dag(dag_id, session=session)
+                assert dag is not None, f"{dag_id} was parsed"
+                work = dag.get_task(WORK_TASK)
+                for run_id in session.scalars(select(DagRun.run_id).where(DagRun.dag_id == dag_id)).all():
+                    session.add(TaskMap(dag_id, "orders", run_id, -1, self.scale.leases, None))
+                    session.flush()
+                    TaskMap.expand_mapped_task(work, run_id, session=session)
+
     def _insert(self, triggers: Sequence[tuple[str, str, str, tuple[str, dict[str, Any]]]]) -> None:
         from airflow.models.trigger import Trigger
 
-        with self._database.begin() as connection:
+        with self.database.begin() as connection:
             for dag_id, run_id, task_id, (classpath, kwargs) in triggers:
                 trigger_id = connection.execute(
                     text("insert into trigger (classpath, kwargs, created_date) values (:c, :k, :d) returning id"),
@@ -270,8 +308,8 @@ class Bench:
 
     def succeed(self) -> None:
         """Have all work succeed at the same moment."""
-        with self._database.begin() as connection:
-            connection.execute(text("update task_instance set state = 'success' where task_id = 'load'"))
+        with self.database.begin() as connection:
+            connection.execute(text("update task_instance set state = 'success' where task_id = :t"), {"t": WORK_TASK})
 
     def has_started(self) -> bool:
         """Whether all triggers run."""
@@ -280,12 +318,12 @@ class Bench:
     def keepers_done(self) -> int:
         """How many keepers ended as successful."""
         statement = "select count(*) from task_instance where task_id = :task_id and state = 'success'"
-        with self._database.begin() as connection:
+        with self.database.begin() as connection:
             return int(connection.execute(text(statement), {"task_id": KEEPER_TASK}).scalar_one())
 
     def reports(self) -> list[dict[str, Any]]:
         """The lease reports of all keepers."""
-        with self._database.begin() as connection:
+        with self.database.begin() as connection:
             values = connection.execute(text("select value from xcom where key = 'lease_report'")).scalars().all()
         return [json.loads(value) if isinstance(value, str) else value for value in values]
 
@@ -297,9 +335,21 @@ class Bench:
         return [float(found) for found in _WARNING.findall(self.stack.processes["triggerer"].log_path.read_text())]
 
 
+def package_module(name: str, *earlier: str) -> ModuleType:
+    """A module of the package, which had other names in versions that this one is compared with."""
+    if earlier and find_spec(f"sqs_lease.{name.rpartition('.')[0]}") is None:
+        return package_module(*earlier)
+    return import_module(f"sqs_lease.{name}")
+
+
 @contextmanager
-def bench(scale: Scale) -> Iterator[Bench]:
-    """Run everything but the triggerer, until the block ends."""
+def bench(scale: Scale, packages: Path = ROOT / "providers") -> Iterator[Bench]:
+    """Run everything but the triggerer, until the block ends.
+
+    Args:
+        scale: How much there is to hold.
+        packages: The directory that has the `sqs_lease` that Airflow imports.
+    """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
         home = Path(temporary)
         port = free_port()
@@ -313,8 +363,9 @@ def bench(scale: Scale) -> Iterator[Bench]:
         environment = {
             "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
             "HELD_DAGS": str(scale.queues),
+            "HELD_MAPPED": str(int(scale.mapped)),
             # For the probe.
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "providers")]),
+            "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT)]),
         }
         stub = start_process(
             "The SQS stub",
@@ -340,7 +391,7 @@ def bench(scale: Scale) -> Iterator[Bench]:
                 os.environ["AIRFLOW_HOME"] = str(home)
                 os.environ["AIRFLOW__CORE__FERNET_KEY"] = settings["core"]["fernet_key"]
                 engine = create_engine(server.url, poolclass=NullPool)
-                yield Bench(stack, engine, stub, url, home / "probe.jsonl", scale)
+                yield Bench(stack, server, engine, stub, url, home / "probe.jsonl", scale)
         finally:
             stub.stop()
 

@@ -10,6 +10,7 @@ from airflow.sdk import DAG, BaseOperator, dag, task
 from sqs_lease.airflow import sqs_lease
 
 DAGS = int(os.environ.get("HELD_DAGS", "1"))
+MAPPED = os.environ.get("HELD_MAPPED") == "1"
 
 
 def held_dag(dag_id: str) -> DAG:
@@ -18,11 +19,14 @@ def held_dag(dag_id: str) -> DAG:
     @dag(dag_id=dag_id, schedule=None)
     def held() -> None:
         @task(do_xcom_push=False)
-        def load(messages: list[dict[str, Any]]) -> None:
+        def load(messages: Any) -> None:
             """Never started: the benchmark writes its states."""
 
         with sqs_lease("orders", queue_url=dag_id) as orders:
-            load(orders)
+            if MAPPED:
+                load.expand(messages=orders)
+            else:
+                load(orders)
 
     return held()
 
