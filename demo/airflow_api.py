@@ -107,6 +107,11 @@ class AirflowApi:
             raise AirflowApiError(f"{filename} cannot be imported: {stack_trace}")
         return False
 
+    def version_number(self, dag_id: str) -> int:
+        """The number of the newest version of a DAG, 1 for the first; a change of its tasks makes another one."""
+        answer = self._get(f"/dags/{dag_id}/dagVersions", {"order_by": "-version_number", "limit": 1})
+        return int(answer["dag_versions"][0]["version_number"])
+
     def import_errors(self) -> dict[str, str]:
         """The stack traces of the DAG files that cannot be imported, by their names within their bundles."""
         return {error["filename"]: error["stack_trace"] for error in self._get("/importErrors")["import_errors"]}

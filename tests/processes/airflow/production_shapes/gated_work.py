@@ -22,8 +22,8 @@ PLACE: Final = "GATED_WORK"
 LOOK_SECONDS: Final = 0.2
 
 
-def do(message: Mapping[str, Any]) -> None:
-    """Do what the message's body says."""
+def do(message: Mapping[str, Any], error: type[Exception] = AirflowFailException) -> None:
+    """Do what the message's body says; a bad one raises this error."""
     body = str(message["Body"])
     place = Path(os.environ[PLACE])
     with (place / "started" / body).open("a") as file:
@@ -34,7 +34,7 @@ def do(message: Mapping[str, Any]) -> None:
     if kind == "bad":
         _wait_for(place / "fail")
         (place / "failed" / body).write_text(str(time()))
-        raise AirflowFailException(body)
+        raise error(body)
 
 
 def _wait_for(gate: Path) -> None:
