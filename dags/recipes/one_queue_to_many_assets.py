@@ -27,17 +27,27 @@ def events_to_assets() -> None:
     """Receive events of all kinds, and store each kind where it belongs."""
 
     @task
-    def store(messages: Any, kind: str, directory: str, run_id: Any = None) -> None:
+    def store(messages: Any, kind: str, directory: str, run_id: Any = None) -> dict[str, Any]:
         chosen = [message for message in messages if kind_of(message) == kind]
         if not chosen:
             raise AirflowSkipException(f"no {kind} this time")  # An asset is updated by success only.
+        lines, failures = [], []
+        for message in chosen:
+            try:
+                lines.append(f"{json.dumps(json.loads(message['Body']))}\n")
+            except ValueError as error:
+                # Named alone, so that one bad message does not send the others of its kind back each time.
+                failures.append({"itemIdentifier": message["MessageId"], "reason": f"not JSON: {error}"})
+        if not lines:
+            raise MessageFailed([failure["itemIdentifier"] for failure in failures])
         path = ObjectStoragePath(directory) / kind / f"{run_id.replace(':', '-')}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            path.write_text("".join(f"{json.dumps(json.loads(message['Body']))}\n" for message in chosen))
-        except (ValueError, OSError) as error:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(lines))
+        except OSError as error:
             # Without names, the events of all kinds would have failed.
             raise MessageFailed([message["MessageId"] for message in chosen]) from error
+        return {"batchItemFailures": failures}
 
     @task
     def refuse_others(messages: Any) -> dict[str, Any]:

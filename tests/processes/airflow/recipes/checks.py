@@ -70,7 +70,8 @@ def test_each_kind_updates_its_asset_and_what_no_task_is_for_goes_back(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_VAR_EVENTS_DIRECTORY", f"file://{tmp_path}")
     queue = leased_queues.create("events-of-all-kinds")
-    for kind, body in (("order", "1"), ("order", "2"), ("complaint", "not JSON"), ("invoice", "4")):
+    sent = (("order", "1"), ("order", "no order"), ("order", "2"), ("complaint", "not JSON"), ("invoice", "4"))
+    for kind, body in sent:
         attributes = {"kind": {"DataType": "String", "StringValue": kind}}
         leased_queues.sqs.send(queue.url, body, message_attributes=attributes)
     run = tried_once("one_queue_to_many_assets", "events_to_assets").test()
@@ -85,7 +86,7 @@ def test_each_kind_updates_its_asset_and_what_no_task_is_for_goes_back(
     }
     (file,) = tmp_path.rglob("*.jsonl")
     assert (file.parent.name, file.read_text()) == ("order", "1\n2\n")
-    assert (queue.deleted, sorted(queue.visible)) == (2, ["4", "not JSON"])
+    assert (queue.deleted, sorted(queue.visible)) == (2, ["4", "no order", "not JSON"])
     with create_session() as session:
         updated = session.scalars(select(AssetModel.name).join(AssetEvent, AssetEvent.asset_id == AssetModel.id))
         assert list(updated) == ["orders"]
