@@ -16,7 +16,7 @@ from sqs_lease.testing import LeasedQueues
 from tests.docs.test_examples import blocks
 
 PAGE = ROOT / "docs" / "dagster.md"
-TOP, FAILURES, YIELDED, SENSORS, AUTOMATION, CHECKS, CONFTEST, TESTS = blocks(PAGE)
+TOP, FAILURES, LEASED, YIELDED, SENSORS, AUTOMATION, CHECKS, CONFTEST, TESTS = blocks(PAGE)
 QUEUE = {"orders_queue": SqsQueueResource(queue="orders")}
 
 
@@ -72,10 +72,11 @@ class FullDisk(dg.IOManager):
     def load_input(self, context: dg.InputContext) -> None: ...
 
 
-def test_a_value_that_is_yielded_is_stored_before_its_messages_are_deleted(leased_queues: LeasedQueues) -> None:
+@pytest.mark.parametrize(("block", "name"), [(LEASED, "order_bodies"), (YIELDED, "yielded_bodies")])
+def test_a_value_is_stored_before_its_messages_are_deleted(leased_queues: LeasedQueues, block: str, name: str) -> None:
     queue = leased_queues.create("orders", "an order")
     disk = FullDisk()
-    asset, resources = names(YIELDED)["order_bodies"], {**QUEUE, "io_manager": disk}
+    asset, resources = names(block)[name], {**QUEUE, "io_manager": disk}
     assert not dg.materialize([asset], resources=resources, raise_on_error=False).success
     assert queue.visible == ["an order"]
     disk.full = False

@@ -11,6 +11,7 @@ from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_ch
 from sqs_lease.dagster.component import SqsIngestionComponent
 from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.lease_sensor.sensor import build_sqs_lease_sensor
+from sqs_lease.dagster.leased import leased
 from sqs_lease.dagster.metadata import lease_metadata
 from sqs_lease.dagster.reexecution import ResumedRunError
 from sqs_lease.dagster.resource import SqsQueueResource
@@ -36,6 +37,7 @@ __all__ = [
     "ingest_by_job",
     "job_arguments",
     "lease_metadata",
+    "leased",
     "leased_batch",
     "reported_result",
     "settle_ingestion",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import dagster as dg
 from dagster._core.events import EngineEventData, RunFailureReason
+from dagster._core.execution.plan.compute_generator import validate_and_coerce_op_result_to_iterator
 from dagster._core.execution.retries import auto_reexecution_should_retry_run
 
 if TYPE_CHECKING:
@@ -71,6 +74,26 @@ def report_event(context: Context, text: str, metadata: Metadata, *, is_listener
         dg.DagsterEvent.engine_event(context.op_execution_context.get_step_execution_context(), text, data)
 
 
+def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str) -> None:
+    """Add a warning to a run's log, from a listener of the instance's events: Dagster's loggers take nothing then.
+
+    Args:
+        instance: The instance.
+        seen: The event that it is about.
+        text: What the log says.
+    """
+    warning = dg.EventLogEntry(  # type: ignore[no-untyped-call]
+        error_info=None,
+        level=logging.WARNING,
+        user_message=text,
+        run_id=seen.run_id,
+        timestamp=time.time(),
+        step_key=seen.step_key,
+        job_name=seen.job_name,
+    )
+    instance.handle_new_event(warning)
+
+
 def is_tried_again(context: Context, error: Exception) -> bool:
     """Whether Dagster tries a step again that ends with an exception: the step itself, or its run.
 
@@ -101,6 +124,16 @@ def is_run_tried_again(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool
         return False
     failed = run.with_status(dg.DagsterRunStatus.FAILURE)
     return bool(auto_reexecution_should_retry_run(instance, failed, RunFailureReason.STEP_FAILURE))
+
+
+def output_events(context: Context, result: object) -> Iterator[Any]:
+    """Yield what a step's function returned, as if it had yielded it: Dagster does so with every function.
+
+    Args:
+        context: The context of the asset or op, in a step.
+        result: What the function returned: values, outputs, results, or a generator of them.
+    """
+    yield from validate_and_coerce_op_result_to_iterator(result, context, context.op_def.output_defs)
 
 
 def _only_partition(context: dg.AssetExecutionContext) -> str | None:

@@ -10,7 +10,6 @@ became of it. The next attempt reads them. A lease without the second event was 
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -25,6 +24,7 @@ from sqs_lease.core.failure_rules import ByExceptionRule, DeadLetter, FailureRul
 from sqs_lease.core.specs import OnFailure, resolve_failure_rule
 from sqs_lease.dagster._internals import Context, is_tried_again, report_event, step_key
 from sqs_lease.dagster.metadata import EARLIER, PREFIX, QUEUE, lease_metadata, lease_summary
+from sqs_lease.dagster.step_watch import watch_of
 from sqs_lease.ingestion.job import JobError
 from sqs_lease.keeper.batch import LeaseReport
 
@@ -39,7 +39,6 @@ _UNFINISHED: Final = f"{PREFIX}unfinished"
 _RETRY_NUMBER_TAG: Final = "dagster/retry_number"
 """Dagster's tag of runs that its daemon repeats by itself."""
 
-_STEP_FAILED: Final = (dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.STEP_UP_FOR_RETRY)
 _EVENTS_AT_ONCE: Final = 1000
 _JOB_ERROR: Final = f"{JobError.__module__}.{JobError.__qualname__}"
 _COUNTS: Final = (
@@ -169,9 +168,21 @@ class StepLease:
         self._context = context
         self._key = step_key(context)
         self._id = uuid4().hex
+        self._watch = watch_of(context)
+        self._block: LeaseBlock | None = None
         self._batch: LeasedBatch | None = None
         self._when_raised: LeaseReport | None = None
         self._has_ended = False
+
+    def watch(self, block: LeaseBlock) -> None:
+        """Have the lease given back if its step fails while its generator is suspended in the block.
+
+        Args:
+            block: The lease.
+        """
+        self._block = block
+        if self._watch is not None:
+            self._watch.add(self)
 
     def received(self, batch: LeasedBatch) -> None:
         """Tell what was received.
@@ -216,7 +227,12 @@ class StepLease:
         text = lease_summary(self._batch)
         if self._is_repeated.is_set():
             text += "; Dagster tries the step again, so on_failure was not applied"
-        unfinished = dg.MetadataValue.int(self._unfinished(self._batch.report()))
+        report = self._batch.report()
+        if self._watch is not None and self._when_raised is None:
+            self._watch.ended(report.deleted + report.uncertain)
+        elif self._watch is not None:
+            self._watch.raised()
+        unfinished = dg.MetadataValue.int(self._unfinished(report))
         self._tell(text, {**lease_metadata(self._batch), _UNFINISHED: unfinished}, is_listener=is_listener)
 
     def metadata_of_earlier_attempts(self) -> dict[str, dg.MetadataValue]:
@@ -233,55 +249,22 @@ class StepLease:
         numbers |= {name: sum(record.counts[name] for record in earlier) for name in _COUNTS}
         return {f"{EARLIER}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()}
 
-    def give_back_if_step_fails(self, block: LeaseBlock) -> None:
-        """Have the lease given back when its step is reported as failed, or as to be tried again.
+    def give_back(self) -> bool:
+        """Give the messages back if the block is open: the step has failed, and nothing will close its generator.
 
-        The step may have failed while the generator was suspended in the block. Dagster keeps a step's exception in
-        the step's context. From Python 3.12 on, the exception's traceback leads to the frames of all callers, from
-        there to the suspended generator, and from its frame to the context again. So nothing closes the generator
-        before the garbage collector finds that circle, and that may take until the process ends. The failure is
-        reported before.
+        A listener of the instance's events calls this.
 
-        A block that has ended by then is left alone. Where the function is called directly, nothing is done.
-
-        Args:
-            block: The lease.
+        Returns:
+            Whether the block was open.
         """
-        if self._key is None:
-            return
-        key = self._key
-        # Dagster keeps the listener as long as the instance.
-        listening, suspended = weakref.ref(self), weakref.ref(block)
-
-        def see(entry: dg.EventLogEntry) -> None:
-            lease, open_block, event = listening(), suspended(), entry.dagster_event
-            if lease is None or open_block is None or event is None:
-                return
-            if event.step_key != key or event.event_type not in _STEP_FAILED:
-                return
-            try:
-                lease.give_back(open_block)
-            except Exception:
-                # The step's failure is reported whatever becomes of its messages.
-                logger.exception("The lease of step %s could not be given back", key)
-
-        self._context.instance.add_event_listener(self._context.run.run_id, see)
-
-    def give_back(self, block: LeaseBlock) -> None:
-        """Give back the lease of a step that has failed, where its block was not left.
-
-        Args:
-            block: The lease.
-        """
-        if self._batch is None or self._has_ended:
-            return
+        if self._batch is None or self._block is None or self._has_ended:
+            return False
         when_failed = self._batch.report()
-        if block.give_back():
-            logger.info(
-                "Step %s failed while it was suspended in the block of its lease, which is given back", self._key
-            )
-            self._when_raised = when_failed
-            self.ended(is_listener=True)
+        if not self._block.give_back():
+            return False
+        self._when_raised = when_failed
+        self.ended(is_listener=True)
+        return True
 
     def _tell(self, text: str, metadata: Mapping[str, dg.MetadataValue], *, is_listener: bool = False) -> None:
         if self._key is None:

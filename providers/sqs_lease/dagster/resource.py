@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import dagster as dg
 from pydantic import Field
@@ -13,12 +13,12 @@ from pydantic import Field
 from sqs_lease.blocking import LeasedBatch, lease, queue_attributes
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import OnFailure
+from sqs_lease.core.specs import OnFailure, resolve_failure_rule
 from sqs_lease.dagster._internals import Context, add_metadata, step_key
 from sqs_lease.dagster.attempts import StepLease
 from sqs_lease.dagster.metadata import combined_metadata, lease_metadata
 from sqs_lease.dagster.reexecution import refuse_where_steps_are_left_out
-from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS
+from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS, lease_settings
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.errors import SqsError
@@ -26,6 +26,18 @@ from sqs_lease.sqs.transport import QueueAttributes
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+
+
+class LeaseArguments(TypedDict, total=False):
+    """The arguments of :meth:`SqsQueueResource.lease`, apart from the context."""
+
+    max_messages: int
+    wait: Duration
+    linger: Duration
+    policy: RenewalPolicy | str | None
+    visibility: Duration | None
+    on_failure: OnFailure | None
+    on_resume: Literal["refuse", "receive"]
 
 
 class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -121,8 +133,9 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         gives back at once, before Dagster drops the generator.
 
         A value that the function *returns* is stored by its IO manager after the block, when the messages are deleted:
-        if that fails, they are gone. Store within the block, or yield the value there: ``yield dg.Output(...)`` or
-        ``yield dg.MaterializeResult(value=...)``, which comes back when it is stored.
+        if that fails, they are gone, and the run's log has a warning. Decorate the function with
+        :func:`sqs_lease.dagster.leased`, or store within the block, or yield the value there: ``yield dg.Output(...)``
+        or ``yield dg.MaterializeResult(value=...)``, which comes back when it is stored.
 
         After the block, the materialization (or the outputs of an op) gets :func:`lease_metadata`, over all leases of
         the step; an asset that was yielded within the block gets an observation with it instead.
@@ -151,8 +164,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
             SettlementError: The block succeeded, and the service refused to delete some of its messages.
         """
-        if on_resume not in ("refuse", "receive"):
-            raise ValueError(f"on_resume must be 'refuse' or 'receive', not {on_resume!r}")
+        _check_on_resume(on_resume)
         if on_resume == "refuse" and (key := step_key(context)) is not None:
             refuse_where_steps_are_left_out(context.instance, context.run, key, self.queue)
         step = StepLease(context, on_failure)
@@ -166,7 +178,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             on_failure=step.rule,
             client=self.client(),
         )
-        step.give_back_if_step_fails(block)
+        step.watch(block)
         try:
             with block as batch:
                 try:
@@ -194,3 +206,35 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             queue = None
         metadata = {**lease_metadata(batch, queue), **step.metadata_of_earlier_attempts()}
         add_metadata(context, metadata, combine=combined_metadata)
+
+
+def check_lease_arguments(queue: str, arguments: LeaseArguments) -> None:
+    """Check arguments of :meth:`SqsQueueResource.lease` where they are written.
+
+    Args:
+        queue: What they are for, for errors.
+        arguments: The arguments.
+
+    Raises:
+        TypeError: One is unknown, or of another type.
+        ValueError: One is out of range.
+    """
+    if unknown := sorted(arguments.keys() - LeaseArguments.__annotations__.keys()):
+        raise TypeError(f"a lease of {queue!r} takes no argument {', '.join(map(repr, unknown))}")
+    _check_on_resume(arguments.get("on_resume", "refuse"))
+    lease_settings(
+        queue,
+        max_messages=arguments.get("max_messages", 1),
+        wait=arguments.get("wait", 0),
+        linger=arguments.get("linger", 0),
+        policy=arguments.get("policy"),
+        visibility=arguments.get("visibility"),
+        on_failure=resolve_failure_rule(arguments.get("on_failure")),
+        on_event=None,
+        on_lost="warn",
+    )
+
+
+def _check_on_resume(on_resume: str) -> None:
+    if on_resume not in ("refuse", "receive"):
+        raise ValueError(f"on_resume must be 'refuse' or 'receive', not {on_resume!r}")
