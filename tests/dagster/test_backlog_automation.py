@@ -180,6 +180,47 @@ def test_failed_runs_are_followed_by_a_pause_that_doubles(
     assert "1 failed in a row" in str(automation.said)
 
 
+def test_a_retry_that_succeeds_does_not_end_the_pause_that_the_failure_began(
+    queue: LeasedQueue,
+    automation: Automation,
+    instance: dg.DagsterInstance,
+    time: Time,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def record(run_id: str) -> dg.RunRecord:
+        (found,) = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
+        return found
+
+    def failed() -> str:
+        with monkeypatch.context() as poisoned:
+            poisoned.setenv("POISON", "1")
+            return dg.materialize([eager], instance=instance, raise_on_error=False).run_id
+
+    def retried(parent: str) -> float:
+        """A run that repeats another one, and succeeds."""
+        run = create_run_for_test(instance, "any", parent_run_id=parent, root_run_id=parent)
+        planned = DagsterEvent.build_asset_materialization_planned_event(
+            "any", "step", AssetMaterializationPlannedData(dg.AssetKey("eager"), None, None)
+        )
+        instance.report_dagster_event(planned, run.run_id)
+        instance.report_dagster_event(DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, "any"), run.run_id)
+        return float(record(run.run_id).end_time or 0)
+
+    first = failed()
+    time.now = float(record(first).end_time or 0) + 1
+    assert automation.report() == []
+    time.now = retried(first) + 1
+    assert automation.report() == []
+    assert "1 failed in a row" in str(automation.said)
+
+    # The failure of a run that Dagster retries is counted with its retry.
+    second = failed()
+    instance.add_run_tags(second, {"dagster/will_retry": "true", "dagster/auto_retry_run_id": "the retry"})
+    time.now = retried(second) + 1
+    assert automation.report() == []
+    assert "2 failed in a row" in str(automation.said)
+
+
 def test_a_queue_asset_that_the_code_location_lacks_is_an_error_that_says_what_to_add(
     queue: LeasedQueue, instance: dg.DagsterInstance
 ) -> None:

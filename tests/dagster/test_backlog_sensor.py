@@ -97,8 +97,18 @@ class Ticks:
 
     def run(self, request: dg.RunRequest, *events: dg.DagsterEventType, **tags: str) -> str:
         """A run made of a request, to which some things happened now."""
-        tags = {**request.tags, **tags}
-        made = create_run_for_test(self.instance, request.job_name or "orders", tags=tags, remote_job_origin=ORIGIN)
+        return self.retry(request, None, *events, **tags)
+
+    def retry(self, request: dg.RunRequest, of: str | None, *events: dg.DagsterEventType, **tags: str) -> str:
+        """A run that repeats another one of a request."""
+        made = create_run_for_test(
+            self.instance,
+            request.job_name or "orders",
+            tags={**request.tags, **tags},
+            remote_job_origin=ORIGIN,
+            parent_run_id=of,
+            root_run_id=of,
+        )
         run_id: str = made.run_id
         for event in events:
             self.happened(run_id, event)
@@ -314,7 +324,8 @@ def test_a_run_that_succeeds_ends_the_pause_and_a_canceled_one_is_no_failure(
     ticks = Ticks(instance, pause_after_failure=timedelta(days=10_000))
     queue.send("a")
     (request,) = ticks.tick()
-    ticks.run(request, dg.DagsterEventType.RUN_CANCELED)
+    canceled = ticks.run(request, dg.DagsterEventType.RUN_CANCELED)
+    ticks.retry(request, canceled, dg.DagsterEventType.RUN_SUCCESS)
     assert len(ticks.tick()) == 1
     ticks.run(request, dg.DagsterEventType.RUN_FAILURE)
     assert ticks.tick() == []
@@ -348,6 +359,86 @@ def test_a_run_that_dagster_is_about_to_retry_is_in_progress_and_no_failure(
     assert f"run {run_id} of this sensor is in progress" in str(ticks.skipped)
     time.now += 1
     assert len(ticks.tick()) == 1
+
+
+FOR_EVER = timedelta(days=10_000)
+
+
+def test_a_retry_that_succeeds_does_not_end_the_pause_that_the_failure_began(
+    queue: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
+    ticks = Ticks(instance, pause_after_failure=FOR_EVER)
+    queue.send("poison")
+    (request,) = ticks.tick()
+    failed = ticks.run(request, dg.DagsterEventType.RUN_FAILURE)
+    # It received other messages than the first one.
+    ticks.retry(request, failed, dg.DagsterEventType.RUN_SUCCESS)
+    assert ticks.tick() == []
+    assert f"the last run failed, the newest is {failed}" in str(ticks.skipped)
+    ticks.run(request, dg.DagsterEventType.RUN_SUCCESS)
+    assert len(ticks.tick()) == 1
+
+
+def test_runs_whose_automatic_retries_succeed_are_followed_by_a_pause_too(
+    queue: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
+    ticks = Ticks(instance, pause_after_failure=FOR_EVER)
+    queue.send("poison")
+    (request,) = ticks.tick()
+    retried = {"dagster/will_retry": "true", "dagster/auto_retry_run_id": "the retry"}
+    first = ticks.run(request, dg.DagsterEventType.RUN_FAILURE, **retried)
+    second = ticks.retry(request, first, dg.DagsterEventType.RUN_FAILURE, **retried)
+    ticks.retry(request, second, dg.DagsterEventType.RUN_SUCCESS)
+    assert ticks.tick() == []
+    assert f"the last run failed, the newest is {second}" in str(ticks.skipped)
+
+
+# Runs that never end
+
+
+HOUR = 3600
+
+
+def test_a_run_that_takes_long_is_named_with_what_to_do_if_nobody_works_on_it(
+    queue: LeasedQueue, instance: dg.DagsterInstance, time: Time
+) -> None:
+    ticks = Ticks(instance)
+    queue.send("a")
+    run_id = ticks.run(ticks.tick()[0], dg.DagsterEventType.RUN_STARTING, dg.DagsterEventType.RUN_START)
+    time.now += HOUR - 1
+    assert ticks.tick() == []
+    assert str(ticks.skipped).endswith("is in progress")
+    time.now += 1
+    assert ticks.tick() == []
+    assert f"Run {run_id} has been started for 1.0 h" in str(ticks.skipped)
+    assert "mark it as canceled" in str(ticks.skipped)
+    assert "run_monitoring" in str(ticks.skipped)
+
+
+@pytest.mark.parametrize(
+    "event", [dg.DagsterEventType.RUN_STARTING, dg.DagsterEventType.RUN_START, dg.DagsterEventType.RUN_CANCELING]
+)
+def test_a_run_that_cannot_hold_its_messages_any_more_does_not_count(
+    queue: LeasedQueue, instance: dg.DagsterInstance, time: Time, event: dg.DagsterEventType
+) -> None:
+    ticks = Ticks(instance)
+    queue.send("a")
+    ticks.run(ticks.tick()[0], event)
+    time.now += 12 * HOUR - 1
+    assert ticks.tick() == []
+    time.now += 1
+    assert len(ticks.tick()) == 1
+
+
+def test_a_run_waits_in_the_queue_for_as_long_as_it_takes(
+    queue: LeasedQueue, instance: dg.DagsterInstance, time: Time
+) -> None:
+    ticks = Ticks(instance)
+    queue.send("a")
+    ticks.run(ticks.tick()[0], dg.DagsterEventType.RUN_ENQUEUED)
+    time.now += 100 * HOUR
+    assert ticks.tick() == []
+    assert "has waited in Dagster's queue for 100.0 h" in str(ticks.skipped)
 
 
 # What

@@ -27,6 +27,7 @@ from sqs_lease.dagster.backlog_state import (
     Backlog,
     Memory,
     SensorRuns,
+    advice,
     at,
     pause_until,
     report_backlog,
@@ -98,7 +99,10 @@ def build_sqs_backlog_sensor(
     ``sqs:GetQueueAttributes``); the runs receive, and those that find the queue empty do nothing.
 
     After a failed run nothing is started for ``pause_after_failure``, twice as long after the next one and so on, up
-    to 15 minutes, until one succeeds; one run at a time is tried meanwhile. Canceled runs do not count.
+    to 15 minutes, until one succeeds; one run at a time is tried meanwhile. Canceled runs do not count. A retry that
+    succeeds does not end the pause, since it may have received other messages.
+
+    A run that has not ended 12 hours after its start does not count as in progress any more.
 
     Args:
         name: The sensor's name.
@@ -204,7 +208,8 @@ class _Rules:
         if going >= self.max_concurrent_runs:
             newest = runs.in_progress[0].dagster_run
             others = "" if going == 1 else f" and {_count(going - 1, 'other')}"
-            return 0, f"run {newest.run_id}{others} of this sensor is in progress"
+            said = f"run {newest.run_id}{others} of this sensor is in progress"
+            return 0, f"{said}{advice(runs.in_progress, now)}"
         if runs.last_failed is not None:
             run_id, until = (
                 runs.last_failed.dagster_run.run_id,

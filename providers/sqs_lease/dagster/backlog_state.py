@@ -16,6 +16,8 @@ from uuid import uuid4
 import dagster as dg
 import msgspec
 
+from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
+
 _VERSION: Final = 1
 
 
@@ -150,10 +152,11 @@ def report_backlog(
     runs = runs_of_assets(context.instance, _assets_behind(context, key))
     for run in runs:
         if is_in_progress(run, now):
-            return None, memory, f"{backlog.visible} visible, but run {run.dagster_run.run_id} is in progress"
+            said = f"{backlog.visible} visible, but run {run.dagster_run.run_id} is in progress"
+            return None, memory, f"{said}{advice([run], now)}"
     newest = max(runs, key=ended_at, default=None)
     if newest is not None:
-        memory = _counted(memory, newest)
+        memory = _counted(context.instance, memory, newest)
         if memory.failures:
             until = pause_until(memory.failures, newest, pause_seconds)
             if now < until:
@@ -199,12 +202,17 @@ def _assets_behind(context: dg.SensorEvaluationContext, key: dg.AssetKey) -> lis
     return [child for child in graph.get(key).child_keys if graph.get(child).automation_condition is not None]
 
 
-def _counted(memory: Memory, newest: dg.RunRecord) -> Memory:
+def _counted(instance: dg.DagsterInstance, memory: Memory, newest: dg.RunRecord) -> Memory:
     """Count a run that ended since the last look."""
     run = newest.dagster_run
     if run.run_id == memory.last_run or run.status is dg.DagsterRunStatus.CANCELED:
         return memory
-    return memory.answered(run.run_id, memory.failures + 1 if is_final_failure(newest) else 0)
+    if run.status is dg.DagsterRunStatus.SUCCESS and run.parent_run_id is None:
+        return memory.answered(run.run_id, 0)
+    parent = None if run.parent_run_id is None else instance.get_run_by_id(run.parent_run_id)
+    # The failure of a run that Dagster retries is counted when the retry has ended, once.
+    is_counted = parent is not None and run.status is dg.DagsterRunStatus.SUCCESS and not _will_be_retried(parent)
+    return memory.answered(run.run_id, memory.failures if is_counted else memory.failures + 1)
 
 
 SENSOR_TAG: Final = "sqs_lease/backlog_sensor"
@@ -219,10 +227,21 @@ _IN_PROGRESS: Final = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
+_WILL_RETRY: Final = "dagster/will_retry"
+_RETRY_RUN_ID: Final = "dagster/auto_retry_run_id"
 _ENDED: Final = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _RECENT_RUNS: Final = 20
 _RECEIVING_SECONDS: Final = 60.0
 """How long after its start a run may still take what is visible now: the service's counts lag by up to a minute."""
+
+LONG_SECONDS: Final = 3600.0
+"""After what time in progress a run is named with what to do if nobody works on it any more."""
+
+GONE_SECONDS: Final = float(MAX_VISIBILITY_SECONDS)
+"""After what time a run that has not ended does not count: SQS lets nobody hold a message for longer.
+
+Without run monitoring Dagster leaves a run "started" for ever when the machine of its worker is gone.
+"""
 
 _RETRY_SECONDS: Final = 300.0
 """How long a run that is to be retried counts as going on; a retry that comes later is not waited for."""
@@ -234,7 +253,7 @@ class SensorRuns:
 
     Attributes:
         in_progress: Queued, starting, at work, or ending; and failed ones whose automatic retry is about to come.
-        failures: How many runs failed since the last one that succeeded.
+        failures: How many runs failed since the last one that succeeded by itself, and not by a run that repeats it.
         last_failed: The newest of them.
     """
 
@@ -259,14 +278,19 @@ def runs_of_sensor(instance: dg.DagsterInstance, sensor: str, job_name: str | No
     tags = {SENSOR_TAG: sensor}
     going = instance.get_run_records(dg.RunsFilter(job_name=job_name, tags=tags, statuses=_IN_PROGRESS))
     ended = instance.get_run_records(dg.RunsFilter(job_name=job_name, tags=tags, statuses=_ENDED), limit=_RECENT_RUNS)
-    waiting = [record for record in ended if awaits_retry(record, now)]
+    in_progress = [record for record in (*going, *ended) if is_in_progress(record, now)]
     failed: list[dg.RunRecord] = []
+    repeated: set[str | None] = set()
     for record in ended:
-        if record.dagster_run.status is dg.DagsterRunStatus.SUCCESS:
-            break
-        if is_final_failure(record):
+        run = record.dagster_run
+        if run.status is dg.DagsterRunStatus.SUCCESS:
+            if run.parent_run_id is None:
+                break
+            # It may have received other messages than the run that failed, which nobody has worked on yet.
+            repeated.add(run.parent_run_id)
+        elif is_final_failure(record) or (run.status is dg.DagsterRunStatus.FAILURE and run.run_id in repeated):
             failed.append(record)
-    return SensorRuns([*going, *waiting], len(failed), failed[0] if failed else None)
+    return SensorRuns(in_progress, len(failed), failed[0] if failed else None)
 
 
 def runs_of_assets(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> list[dg.RunRecord]:
@@ -278,18 +302,52 @@ def runs_of_assets(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) ->
 
 def is_in_progress(record: dg.RunRecord, now: float) -> bool:
     """Whether a run goes on, or its automatic retry is about to come."""
-    return record.dagster_run.status in _IN_PROGRESS or awaits_retry(record, now)
+    status = record.dagster_run.status
+    if status is dg.DagsterRunStatus.QUEUED:
+        return True
+    if status in _IN_PROGRESS:
+        return now - began_at(record) < GONE_SECONDS
+    return awaits_retry(record, now)
+
+
+def advice(in_progress: Iterable[dg.RunRecord], now: float) -> str:
+    """Say what to do about the oldest of some runs in progress where it takes long; nothing where none does."""
+    oldest = min(in_progress, key=began_at, default=None)
+    if oldest is None or now - began_at(oldest) < LONG_SECONDS:
+        return ""
+    run = oldest.dagster_run
+    hours = (now - began_at(oldest)) / 3600
+    if run.status is dg.DagsterRunStatus.QUEUED:
+        return (
+            f". Run {run.run_id} has waited in Dagster's queue for {hours:.1f} h: check that the daemon runs, and the "
+            "limits of concurrency"
+        )
+    return (
+        f". Run {run.run_id} has been {run.status.value.lower()} for {hours:.1f} h: if its process is gone, mark it as "
+        "canceled in the web UI, and switch on run_monitoring in dagster.yaml, which finds such runs. It counts for "
+        f"{GONE_SECONDS / 3600:g} h at most"
+    )
 
 
 def awaits_retry(record: dg.RunRecord, now: float) -> bool:
     """Whether a run failed a short while ago and Dagster is to retry it, but has not yet."""
-    return record.dagster_run.is_complete_and_waiting_to_retry and now - ended_at(record) < _RETRY_SECONDS
+    run = record.dagster_run
+    is_due = run.status is dg.DagsterRunStatus.FAILURE and _will_be_retried(run) and _RETRY_RUN_ID not in run.tags
+    return is_due and now - ended_at(record) < _RETRY_SECONDS
 
 
 def is_final_failure(record: dg.RunRecord) -> bool:
     """Whether a run failed and Dagster does not retry it."""
-    run = record.dagster_run
-    return run.status is dg.DagsterRunStatus.FAILURE and run.tags.get("dagster/will_retry") != "true"
+    return record.dagster_run.status is dg.DagsterRunStatus.FAILURE and not _will_be_retried(record.dagster_run)
+
+
+def _will_be_retried(run: dg.DagsterRun) -> bool:
+    return run.tags.get(_WILL_RETRY, "").lower() == "true"
+
+
+def began_at(record: dg.RunRecord) -> float:
+    """When a run started, or took its present state where it has not, in seconds since the epoch."""
+    return float(record.update_timestamp.timestamp() if record.start_time is None else record.start_time)
 
 
 def ended_at(record: dg.RunRecord) -> float:
