@@ -234,7 +234,7 @@ async def follow(
     """
     try:
         async with asyncio.timeout(None if ends_at is None else max(ends_at - clock.wall(), 0.0)):
-            return await _end_of(transport, started, clock)
+            return await _followed(transport, started, clock)
     except TimeoutError:
         why, status = "execution_timeout was over", TIMED_OUT
     except _NotFollowedError as error:
@@ -301,7 +301,7 @@ async def _listed(transport: RedriveTransport, started: StartedMove) -> MoveTask
         return None
 
 
-async def _end_of(transport: RedriveTransport, started: StartedMove, clock: Clock) -> dict[str, Any]:
+async def _followed(transport: RedriveTransport, started: StartedMove, clock: Clock) -> dict[str, Any]:
     listed_at = logged_at = clock.now()
     while True:
         try:
