@@ -147,11 +147,14 @@ def lonely(context: dg.AssetExecutionContext) -> None:
 BY_EXCEPTION = by_exception({ZeroDivisionError: dead_letter(), MessageFailed: dead_letter()})
 
 
+QUEUE = SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), region_name="us-east-1")
+
+
 def executor(
     wait: float = 0.0, policy: RenewalPolicy | None = None, on_failure: OnFailure = BY_EXCEPTION
 ) -> dg.ExecutorDefinition:
     return sqs_lease_executor(
-        SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), region_name="us-east-1"),
+        QUEUE,
         # Only the run worker reads it.
         workspace=os.environ.get("ORDERS_WORKSPACE", "/var/lib/orders"),
         max_messages=10,
@@ -197,6 +200,15 @@ def spelled() -> dg.JobDefinition:
         load()
 
     return spelled
+
+
+def tenants() -> dg.JobDefinition:
+    @dg.job(executor_def=executor())
+    def tenants() -> None:
+        """Is made while the queue is another one."""
+        load()
+
+    return tenants
 
 
 def patient() -> dg.JobDefinition:

@@ -1,12 +1,16 @@
 """How a queue resource reaches AWS: by the region of its queue, and with errors that say what is missing."""
 
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster import SqsQueueResource
+from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_backlog_sensor
 from sqs_lease.sqs import errors
+from sqs_lease.testing import LeasedQueues
+from tests.dagster import executor_jobs
+from tests.dagster.executor_runs import runs_in
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 
@@ -42,3 +46,70 @@ def test_an_asset_with_an_unknown_profile_fails_with_the_queue_and_the_remedy_na
     resource = SqsQueueResource(queue=QUEUE, profile_name="nobody")
     with pytest.raises(errors.ConfigurationError, match=r"orders: the AWS profile does not exist.*nobody"):
         dg.materialize([orders], resources={"queue": resource})
+
+
+class TenantsQueue(SqsQueueResource):
+    """A queue that is reached in a way of its own, which takes a setting of its own."""
+
+    tenant: str
+
+    def client(self) -> Any:
+        TENANTS.append(self.tenant)
+        return super().client()
+
+
+TENANTS: list[str] = []
+"""For whom each client was made."""
+
+
+@pytest.fixture
+def tenants_queue(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> TenantsQueue:
+    monkeypatch.setenv("TENANT", "shop")
+    TENANTS.clear()
+    leased_queues.create("orders", "a")
+    return TenantsQueue(queue="orders", region_name="us-east-1", tenant=dg.EnvVar("TENANT"))
+
+
+@dg.asset
+def leasing(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+    with queue.lease(context, wait=0):
+        pass
+
+
+def test_an_asset_and_its_checks_reach_a_queue_as_its_subclass_says(tenants_queue: TenantsQueue) -> None:
+    check = build_sqs_backlog_check(leasing, tenants_queue)
+    dg.materialize([leasing], resources={"queue": tenants_queue})
+    made_for_the_asset = len(TENANTS)
+    result = dg.materialize([leasing, check], resources={"queue": tenants_queue})
+    assert [each.passed for each in result.get_asset_check_evaluations()] == [True]
+    assert len(TENANTS) > 2 * made_for_the_asset > 0
+    assert set(TENANTS) == {"shop"}
+
+
+def test_a_sensor_reaches_a_queue_as_its_subclass_says(tenants_queue: TenantsQueue) -> None:
+    sensor = build_sqs_backlog_sensor("backlog", tenants_queue, leasing)
+    with dg.DagsterInstance.ephemeral() as instance, dg.build_sensor_context(instance) as context:
+        assert len(sensor.evaluate_tick(context).run_requests or []) == 1
+    assert TENANTS == ["shop"]
+
+
+def test_the_executor_reaches_a_queue_as_its_subclass_says(
+    tenants_queue: TenantsQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = dg.in_process_executor.executor_creation_fn
+    monkeypatch.setattr(dg.multiprocess_executor, "_executor_creation_fn", here)
+    monkeypatch.setattr(executor_jobs, "QUEUE", tenants_queue)
+    with runs_in(tmp_path) as runs:
+        assert runs.execute(executor_jobs.tenants).success
+    assert TENANTS == ["shop"]
+
+
+def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORDERS_QUEUE", raising=False)
+    sensor = build_sqs_backlog_sensor("backlog", SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE")), leasing)
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        dg.build_sensor_context(instance) as context,
+        pytest.raises(dg.DagsterInvalidConfigError, match='environment variable "ORDERS_QUEUE" which is not set'),
+    ):
+        sensor.evaluate_tick(context)

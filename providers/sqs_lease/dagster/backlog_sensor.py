@@ -251,7 +251,7 @@ class _BacklogSensor:
         now = SystemClock().wall()
         memory = self._memory(context)
         try:
-            queue = self.queue.resolved().attributes(timeout=_READ_SECONDS)
+            queue = self.queue.process_config_and_initialize().attributes(timeout=_READ_SECONDS)
         except SqsError as error:
             memory = memory.unread(now)
             lasted = now - (memory.unreadable_since or now)

@@ -122,7 +122,7 @@ def build_sqs_backlog_check(
 
     @dg.asset_check(asset=asset, name=name, description=f"Messages in the queue: at most {' and '.join(shown)}.")
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        resolved = queue.resolved()
+        resolved = queue.process_config_and_initialize()
         try:
             attributes = resolved.attributes()
         except SqsError as error:

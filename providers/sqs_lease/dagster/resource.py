@@ -55,6 +55,9 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             assets=[orders],
             resources={"orders_queue": SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"))},
         )
+
+    A subclass may override :meth:`client`, to reach AWS in another way: leases, sensors, checks and the executor all
+    use it. Where Dagster does not hand the resource to code, ``process_config_and_initialize()`` makes it ready.
     """
 
     queue: str = Field(description="The queue's name, ARN or URL.")
@@ -65,21 +68,6 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=None, description="A role to assume; it is assumed again before its credentials expire."
     )
     role_session_name: str = Field(default="sqs-lease", description="What CloudTrail calls the role's sessions.")
-
-    def resolved(self) -> SqsQueueResource:
-        """The resource with the values that its ``EnvVar``s have now, for code that Dagster hands no resources to.
-
-        Raises:
-            ValueError: Such a variable is not set.
-        """
-        values = {name: getattr(self, name) for name in SqsQueueResource.model_fields}
-        for name, value in values.items():
-            if isinstance(value, dg.EnvVar):
-                values[name] = value.get_value()
-                if values[name] is None:
-                    variable = value.env_var_name
-                    raise ValueError(f"the environment variable {variable} is not set; {name} of a queue is read there")
-        return SqsQueueResource(**values)
 
     def client(self) -> SQSClient:
         """Make a boto3 client of SQS, with timeouts made for leases; whoever asks for it closes it.
