@@ -549,7 +549,10 @@ def test_settings_come_from_the_environment_at_each_evaluation(
     assert "ORDERS_QUEUE" in str(sensor.description)
     queue.send("a")
     monkeypatch.delenv("ORDERS_QUEUE", raising=False)
-    with dg.build_sensor_context(instance) as context, pytest.raises(ValueError, match="ORDERS_QUEUE is not set"):
+    with (
+        dg.build_sensor_context(instance) as context,
+        pytest.raises(dg.DagsterInvalidConfigError, match='"ORDERS_QUEUE" which is not set'),
+    ):
         sensor.evaluate_tick(context)
     monkeypatch.setenv("ORDERS_QUEUE", "orders")
     with dg.build_sensor_context(instance) as context:
