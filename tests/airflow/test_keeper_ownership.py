@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
 from sqs_lease.airflow.settlement.rules import WorkTask
@@ -113,6 +114,58 @@ def test_a_triggerer_whose_first_answer_is_late_knows_what_was_settled_and_how_l
     world.run(scenario)
     assert not [entry for entry in world.events(AuditKind.CHANGED) if entry.message_id == world.ids[0]]
     assert world.report()["late"] == 0
+
+
+def test_a_triggerer_that_hears_nothing_for_minutes_holds_all_and_then_counts_only_what_was_not_settled(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        world.keep(first, CHECK)
+        del world.states["load"]
+        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
+        await asyncio.sleep(300)
+        await first.kill()
+        world.supervisor.silent = True
+        resumed = world.keep(world.triggerer("second"), CHECK, on_lost="fail")
+        await asyncio.sleep(120)
+        assert world.message_states()["c"] is MessageState.IN_FLIGHT
+        world.supervisor.silent = False
+        await asyncio.sleep(60)
+        world.states["check_2"] = "success"
+        (event,) = await resumed.ended()
+        assert isinstance(event, TaskSuccessEvent)
+        assert world.message_states() == {"b": MessageState.VISIBLE}
+
+    world.run(scenario)
+    report = world.report()
+    counts = {name: report[name] for name in ("received", "deleted", "released", "lost", "failed", "uncertain", "late")}
+    assert counts == {"received": 3, "deleted": 2, "released": 1, "lost": 0, "failed": 0, "uncertain": 0, "late": 0}
+
+
+def test_a_triggerer_that_stops_before_it_heard_what_was_settled_leaves_the_leases_to_the_next(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        world.keep(first)
+        await asyncio.sleep(300)
+        await first.kill()
+        world.supervisor.silent = True
+        waiting = world.keep(world.triggerer("second"))
+        await asyncio.sleep(60)
+        await waiting.cancel()
+        assert world.message_states() == ALL_HELD
+        world.supervisor.silent = False
+        resumed = world.keep(world.triggerer("third"))
+        await asyncio.sleep(10)
+        world.states["load"] = "success"
+        await resumed.ended()
+
+    world.run(scenario)
+    assert world.report()["deleted"] == 3
 
 
 def test_a_message_whose_work_fails_long_after_the_first_extension_is_released_by_whoever_took_over(

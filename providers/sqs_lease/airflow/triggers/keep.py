@@ -17,7 +17,7 @@ import asyncio
 import contextvars
 import logging
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from functools import partial
@@ -62,7 +62,10 @@ from sqs_lease.airflow.transfer.payload import (
 )
 from sqs_lease.airflow.transfer.progress import TAKEOVER_KEY, Progress, Takeover, read_progress, read_takeover
 from sqs_lease.core.events import LeaseEvent, Outcome
+from sqs_lease.core.messages import Lease
+from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_failure_rule
+from sqs_lease.keeper.batch import EventListener
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import from_wall_time
@@ -73,11 +76,12 @@ REPORT_KEY: Final = "lease_report"
 """The keeper's XCom key for how the batch ended."""
 
 PROGRESS_SECONDS: Final = 20.0
-"""How long a takeover asks for what was settled before it goes on without knowing.
+"""How long a takeover asks for what was settled before it holds all messages without knowing.
 
 On a busy machine the first answer of a new triggerer takes 15 s: its supervisor loads the API server's code for it.
 Waiting costs little of what a lease has left when it is taken over at the default visibility timeout, a minute less
-Airflow's threshold; not knowing means extending messages that were given back, and holding deadlines to be over.
+Airflow's threshold; not knowing means extending messages that were given back. It goes on asking for as long as there
+is no answer, and settles nothing before.
 """
 
 
@@ -335,12 +339,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 self._losses.learn(batch.batch)
         else:
             is_elsewhere = not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id])
-            if is_elsewhere:
-                progress = await self._progress(task, handed, keepers)
-            parts = await gather_parts(keepers, handed.part_ids, self)
-            leases = parts.newest(from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock))
-            logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
             source = PublishedMessages(self._receiving(task))
+            meanwhile = _HeldMeanwhile(keepers, partial(shared_keeper.open_batch, source=source), handed, self)
+            if is_elsewhere:
+                progress = await self._progress(task, handed, keepers, meanwhile)
+            leases = from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock)
+            parts = await gather_parts(keepers, handed.part_ids, self)
+            leases = parts.newest(meanwhile.end(leases))
+            logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
             batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
             keepers.enter(handed.batch_id, batch, self)
             self._batch = batch
@@ -376,16 +382,21 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         except CommsError as error:
             logger.warning("The triggerer that received the messages may go on extending them for a while: %s", error)
 
-    async def _progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
-        """What was settled before, and how long the leases last; nothing where Airflow does not say."""
-        ends_at = keepers.clock.now() + PROGRESS_SECONDS
+    async def _progress(
+        self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, meanwhile: _HeldMeanwhile
+    ) -> Progress:
+        """What was settled before, and how long the leases last; nothing where Airflow refuses to say."""
+        holds_at = keepers.clock.now() + PROGRESS_SECONDS
         while True:
             try:
                 progress = await self._read_progress(task, handed, keepers)
                 return replace(progress, batch_id=handed.batch_id)
+            except NoAnswerError as error:
+                if keepers.clock.now() >= holds_at and self._batch is None:
+                    logger.warning("Holding all messages until Airflow says which were settled before: %s", error)
+                    self._batch = meanwhile.open()
+                    await meanwhile.hold()
             except CommsError as error:
-                if isinstance(error, NoAnswerError) and keepers.clock.now() < ends_at:
-                    continue
                 logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
                 return Progress(batch_id=handed.batch_id)
 
@@ -428,6 +439,75 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             self._settler.happened(event)
         if self._losses is not None:
             self._log_context.run(self._losses.happened, event)
+
+
+class _HeldMeanwhile:
+    """Holds all messages of a batch while nobody knows which of them were settled before.
+
+    This is a batch of its own, and forgotten in the end: what becomes of messages that were settled before counts
+    nowhere. SQS may say that they are lost, and their old deadlines are over.
+
+    Args:
+        keepers: What the triggers of this process share.
+        open_batch: Opens a batch by its queue, policy and listener.
+        handed: The batch.
+        owner: The trigger.
+    """
+
+    def __init__(
+        self,
+        keepers: TriggererKeepers,
+        open_batch: Callable[[str, RenewalPolicy, EventListener], SharedBatch],
+        handed: HandedLease,
+        owner: object,
+    ) -> None:
+        self._keepers = keepers
+        self._open_batch = open_batch
+        self._handed = handed
+        self._owner = owner
+        self._shared: SharedBatch | None = None
+        self._extended_by = 0.0
+
+    def open(self) -> SharedBatch:
+        """Open the batch that :meth:`hold` fills."""
+        self._shared = self._open_batch(self._handed.queue_url, self._handed.policy, _ignore)
+        self._keepers.enter(self._handed.batch_id, self._shared, self._owner)
+        return self._shared
+
+    async def hold(self) -> None:
+        """Hold all messages but those of parts that this process holds already, and extend them at once."""
+        keepers, handed, shared = self._keepers, self._handed, self._shared
+        if shared is None:
+            return
+        parts = [keepers.batches[part_id].batch for part_id in handed.part_ids if part_id in keepers.batches]
+        leases = from_wall_time(handed.leases, keepers.clock)
+        to_hold = [lease for lease in leases if not any(part.holds(lease.receipt) for part in parts)]
+        await adopt(shared.batch, to_hold, [], keepers.slices)
+        await shared.batch.extend_now()
+        self._extended_by = keepers.clock.now()
+
+    def end(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Hold nothing any more; the caller holds what is left to hold before it awaits anything but its turn.
+
+        Args:
+            leases: All leases of the batch, with the deadlines that are known by what was settled.
+
+        Returns:
+            The same, lasting longer where they were extended here in time.
+        """
+        if self._shared is None:
+            return leases
+        until = {lease.receipt: lease.deadline for lease in self._shared.batch.leases()}
+        self._keepers.remove(self._handed.batch_id, self._shared)
+        # Extended only after that deadline, somebody else may have received it: the deadline is left as it was.
+        return [
+            lease.lasting_until(until.get(lease.receipt, 0.0)) if lease.deadline >= self._extended_by else lease
+            for lease in leases
+        ]
+
+
+def _ignore(event: LeaseEvent) -> None:
+    """Nobody is to be told."""
 
 
 def plain_work(work: Sequence[WorkTask]) -> list[dict[str, Any]]:
