@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -294,6 +294,32 @@ def test_what_was_received_is_released_when_the_trigger_ends_while_it_is_sorted(
 
     world.run(scenario)
     assert world.clock.now() < 30
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_messages_are_held_while_a_slow_filter_looks_at_them(
+    supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch, fifo: bool
+) -> None:
+    world = LeasedMessages(supervisor, fifo=fifo)
+
+    async def slowly(function: Callable[[], Any]) -> Any:
+        await asyncio.sleep(200)  # seven times the visibility timeout
+        return function()
+
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "to_thread", slowly)
+            await world.receive(triggerer, filter=only("b", "c"))
+        keeping = world.keep(triggerer)
+        await asyncio.sleep(100)
+        world.states["load"] = "success"
+        await keeping.ended()
+
+    world.run(scenario)
+    assert len(world.events(AuditKind.RECEIVED)) == 3
+    report = world.report()
+    assert {name: report[name] for name in ("received", "deleted", "late")} == {"received": 2, "deleted": 2, "late": 0}
 
 
 def test_on_a_fifo_queue_what_was_discarded_holds_nothing_of_its_group_back(supervisor: ScriptedComms) -> None:

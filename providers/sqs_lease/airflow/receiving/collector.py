@@ -34,7 +34,7 @@ from sqs_lease.airflow.transfer.payload import INLINE_BYTES, published_bytes, wh
 from sqs_lease.clock import Clock
 from sqs_lease.core import policies
 from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backoff, expire, release
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_failure_rule
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
@@ -156,7 +156,7 @@ class Collector:
         aside = keeper.open_batch(self.queue_url, policy=self.policy)
 
         def on_received(reception: Reception) -> None:
-            self._received(reception, batch, aside)
+            self._received(keeper, reception, batch, aside)
 
         try:
             while not self._stopped:
@@ -202,32 +202,38 @@ class Collector:
         self._stopped = True
         self._receiver.stop()
 
-    def _received(self, reception: Reception, batch: Batch, aside: Batch) -> None:
+    def _received(self, keeper: Keeper, reception: Reception, batch: Batch, aside: Batch) -> None:
         if self._matches is None:
-            self._take(reception, reception.messages, batch, aside, {})
+            self._take(partial(_hold, reception), reception.messages, batch, aside, {})
         else:
-            sorting = asyncio.get_running_loop().create_task(self._sort(self._matches, reception, batch, aside))
-            self._sorting.add(sorting)
-            sorting.add_done_callback(self._sorting.discard)
+            sorting = self._sort(self._matches, keeper, reception, batch, aside)
+            task = asyncio.get_running_loop().create_task(sorting)
+            self._sorting.add(task)
+            task.add_done_callback(self._sorting.discard)
 
-    async def _sort(self, matches: Matcher, reception: Reception, batch: Batch, aside: Batch) -> None:
+    async def _sort(self, matches: Matcher, keeper: Keeper, reception: Reception, batch: Batch, aside: Batch) -> None:
+        # Held meanwhile: a user's function may take longer than the visibility timeout lasts.
+        unsorted = keeper.open_batch(self.queue_url, policy=self.policy)
+        _hold(reception, unsorted, reception.messages)
         # In a thread: going through large bodies takes long enough to make extensions late.
         answers = await asyncio.to_thread(lambda: [_answer(matches, message) for message in reception.messages])
+        hold = partial(_hold_on, reception, unsorted.leases(), self.policy.visibility_seconds)
+        keeper.drop(unsorted)
         answered = list(zip(reception.messages, answers, strict=True))
         undecided = {message.receipt: answer for message, answer in answered if isinstance(answer, str)}
         passed = [message for message, answer in answered if answer is not False]
         others = [message for message, answer in answered if answer is False]
-        self._take(reception, passed, batch, aside, undecided)
+        self._take(hold, passed, batch, aside, undecided)
         if others:
             reason = "it does not match message_filtering of the task that received it"
             settlements = {
                 message.receipt: self._settlement(self._unmatched_rule, message, reason) for message in others
             }
-            self._settle_aside(reception, others, settlements, aside, "do not match")
+            self._settle_aside(hold, others, settlements, aside, "do not match")
 
     def _take(
         self,
-        reception: Reception,
+        hold: Callable[[Batch, Sequence[Message]], None],
         messages: Sequence[Message],
         batch: Batch,
         aside: Batch,
@@ -238,14 +244,14 @@ class Collector:
             messages, lambda message: undecided.get(message.receipt) or self._why_unpublishable(message)
         )
         taken = [message for message in messages if message.receipt not in settlements]
-        self._hold(batch, reception, taken)
+        hold(batch, taken)
         if self._bytes_left is not None:
             self._bytes_left -= sum(map(published_bytes, taken))
             if self._bytes_left <= 0:
                 self._receiver.stop()
         if settlements:
             others = [message for message in messages if message.receipt in settlements]
-            self._settle_aside(reception, others, settlements, aside, _CANNOT_BE_USED)
+            self._settle_aside(hold, others, settlements, aside, _CANNOT_BE_USED)
 
     def _settlements(
         self, messages: Sequence[Message], why_not: Callable[[Message], str | None]
@@ -297,20 +303,16 @@ class Collector:
         while self._sorting:
             await asyncio.wait(self._sorting)
 
-    @staticmethod
-    def _hold(batch: Batch, reception: Reception, messages: Sequence[Message]) -> None:
-        batch.add(messages, received_at=reception.received_at, sent_at=reception.sent_at)
-
     def _settle_aside(
         self,
-        reception: Reception,
+        hold: Callable[[Batch, Sequence[Message]], None],
         messages: Sequence[Message],
         settlements: Mapping[Receipt, Settlement],
         aside: Batch,
         what: str,
     ) -> None:
         """Begin to settle messages that are no part of the batch."""
-        self._hold(aside, reception, messages)
+        hold(aside, messages)
         settling = asyncio.get_running_loop().create_task(self._settle(aside, settlements, what))
         self._settling.add(settling)
         settling.add_done_callback(self._settling.discard)
@@ -331,6 +333,23 @@ class Collector:
             what,
             ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
         )
+
+
+def _hold(reception: Reception, batch: Batch, messages: Sequence[Message]) -> None:
+    batch.add(messages, received_at=reception.received_at, sent_at=reception.sent_at)
+
+
+def _hold_on(
+    reception: Reception, leases: Sequence[Lease], visibility_seconds: float, batch: Batch, messages: Sequence[Message]
+) -> None:
+    """Hold messages that were held since they were received; those whose leases were lost meanwhile are left out."""
+    held = {lease.receipt: lease for lease in leases}
+    messages = [message for message in messages if message.receipt in held]
+    as_received = reception.sent_at + visibility_seconds
+    if any(lease.doubtful or lease.deadline > as_received for lease in leases):
+        batch.adopt([held[message.receipt] for message in messages], messages)
+    else:
+        _hold(reception, batch, messages)
 
 
 def _answer(matches: Matcher, message: Message) -> bool | str:
