@@ -151,7 +151,10 @@ def test_messages_of_successful_work_are_deleted_and_those_of_failed_work_come_b
     assert here.outcomes(dag_id) == here.expected_outcomes(queue)
     assert here.received_by_others(queue) == [f"bad {queue}"]
     assert here.stage.left(queue) == 1
-    assert [len(here.starts(body)) for body in BODIES[queue]] == [1, 1, 1]
+    good, bad, long = (len(here.starts(body)) for body in BODIES[queue])
+    assert (good, long) == (1, 1)
+    # The DAG's own watcher receives as well, and may be faster than the other consumer.
+    assert bad >= 1 if dag_id == "by_event" else bad == 1
     assert story.states[dag_id] == "failed"
 
 
