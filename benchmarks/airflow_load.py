@@ -42,7 +42,7 @@ from benchmarks.cost import ROOT, Side, Table, unpacked
 from benchmarks.triggerer import KEEPER_TASK, WORK_TASK, Bench, Scale, bench, package_module
 
 CALM_SECONDS: Final = 45.0
-"""How long nothing changes before the first phase: a DAG where nothing changed for 30 s is asked for less often."""
+"""How long nothing changes before the first phase: the longer nothing changes, the more seldom a DAG is asked for."""
 
 FAILURE_SECONDS: Final = 1.0
 LONGEST_RUN_SECONDS: Final = 1800.0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import GetXCom
 
+from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS
 from sqs_lease.airflow.transfer.handoff import ADOPTION_SECONDS, LONGEST_PAUSE_SECONDS, TAKEOVER_SECONDS
 from sqs_lease.airflow.transfer.progress import TAKEOVER_KEY, Takeover, read_progress
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
@@ -181,7 +182,7 @@ def test_the_message_is_released_when_a_deferred_keeper_is_marked_that_no_trigge
         world.states[KEEP.task_id] = "deferred"
         await asyncio.sleep(60)
         world.states[KEEP.task_id] = state
-        await asyncio.sleep(TAKEOVER_SECONDS + 3)
+        await asyncio.sleep(LONGEST_POLL_SECONDS + TAKEOVER_SECONDS + 3)
         assert world.state() is MessageState.VISIBLE
 
     world.run(scenario)

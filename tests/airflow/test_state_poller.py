@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 from sqs_lease.airflow.airflow_api.polling import (
+    LONGEST_POLL_SECONDS,
     MAX_RUNS_IN_REQUEST,
-    QUIET_AFTER_SECONDS,
+    QUIET_SHARE,
     StatePoller,
     StateWatch,
 )
@@ -81,17 +82,23 @@ def test_who_begins_to_watch_during_a_question_is_told_no_answer_that_leaves_out
     run_virtual(scenario)
 
 
-def test_a_dag_whose_states_do_not_change_is_asked_for_half_as_often() -> None:
+def test_the_longer_nothing_changes_the_more_seldom_a_dag_is_asked_for() -> None:
     airflow = Airflow()
     airflow.state = "running"
 
     async def scenario() -> None:
         poller = StatePoller(airflow.fetch)
         with poller.watch("dag", "a", ["t"]) as watch:
-            await asyncio.sleep(QUIET_AFTER_SECONDS + 5)
+            await asyncio.sleep(10)
+            assert len(airflow.questions) >= 9
+            await asyncio.sleep(20)
             airflow.questions.clear()
-            await asyncio.sleep(60.5)
-            assert len(airflow.questions) == 30
+            await asyncio.sleep(30)
+            assert 30 * QUIET_SHARE <= 30 / len(airflow.questions) <= 60 * QUIET_SHARE
+            await asyncio.sleep(600)
+            airflow.questions.clear()
+            await asyncio.sleep(20 * LONGEST_POLL_SECONDS)
+            assert len(airflow.questions) == 20
             airflow.state = "success"
             while await watch.next() != {"t": "success"}:
                 pass

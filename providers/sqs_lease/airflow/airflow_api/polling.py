@@ -5,7 +5,7 @@ The questions for several DAGs are asked side by side, a few at once, so that a 
 delays no other. How often a DAG is asked for follows from what it costs and from what it brings:
 
 - after an answer, at least as long as the answer took passes before the next question;
-- a DAG none of whose states changed for a while is asked for half as often;
+- the longer no state of a DAG changed, the more seldom it is asked for;
 - runs whose states take too long to read together are asked for in smaller groups.
 
 Beside this the signals of failed tasks come in, by one request for all triggers (:class:`SignalPoller`), and triggers
@@ -43,11 +43,14 @@ FetchStates: TypeAlias = Callable[[str, Sequence[str], Collection[str]], Awaitab
 POLL_SECONDS: Final = 1.0
 """Shortest pause between two questions for a DAG."""
 
-QUIET_POLL_SECONDS: Final = 2.0
-"""The same for a quiet DAG: success may be seen that much later, and failures are signalled."""
+LONGEST_POLL_SECONDS: Final = 6.0
+"""Longest pause of this kind. The messages of a run that is cleared are held that much longer, at most."""
 
-QUIET_AFTER_SECONDS: Final = 30.0
-"""A DAG whose states did not change for so long is quiet."""
+QUIET_SHARE: Final = 0.1
+"""The pause as a share of how long no state changed: the end of work is seen after a tenth of its time, at most.
+
+Failures do not wait for it: they are signalled.
+"""
 
 QUESTIONS_AT_ONCE: Final = 4
 """Questions under way at the same time, for all DAGs together."""
@@ -246,9 +249,10 @@ class _WatchedDag:
             began_at = loop.time()
             answered = await self._ask_all(list(self._runs))
             ended_at = loop.time()
-            quiet = answered and ended_at - self._news_at >= QUIET_AFTER_SECONDS
-            pause_seconds = QUIET_POLL_SECONDS if quiet else POLL_SECONDS
+            pause_seconds = POLL_SECONDS
             if answered:
+                quiet_seconds = ended_at - self._news_at
+                pause_seconds = max(pause_seconds, min(QUIET_SHARE * quiet_seconds, LONGEST_POLL_SECONDS))
                 pause_seconds = max(pause_seconds, ended_at - began_at)
             while self._runs and (left := ended_at + pause_seconds - loop.time()) > 0:
                 # Who begins to watch does not wait for the next round.
