@@ -9,6 +9,7 @@ import pytest
 from airflow.sdk.execution_time.comms import GetTaskStates
 from airflow.triggers.base import TaskSuccessEvent
 
+from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS, LONGEST_UNSIGNALLED_SECONDS
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.triggers.keep import REPORT_KEY
 from sqs_lease.core.calls import VisibilityChange
@@ -43,12 +44,19 @@ def test_messages_stay_invisible_for_an_hour_of_work_and_are_deleted_when_it_suc
     assert world.report()["extensions"] >= 3
 
 
-def test_messages_are_visible_again_within_two_seconds_when_the_work_failed(world: LeasedMessages) -> None:
+@pytest.mark.parametrize(
+    ("signalled", "seconds"), [("False", LONGEST_UNSIGNALLED_SECONDS), ("True", LONGEST_POLL_SECONDS)]
+)
+def test_messages_are_visible_again_when_the_work_failed_and_nobody_could_signal_it(
+    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch, signalled: str, seconds: float
+) -> None:
+    monkeypatch.setenv("AIRFLOW__SQS_LEASE__REPORT_FAILURES", signalled)
+
     async def scenario() -> None:
         running = await world.receive_and_keep()
         await asyncio.sleep(600)
         world.states["load"] = "failed"
-        await asyncio.sleep(2)
+        await asyncio.sleep(seconds)
         assert world.message_states() == ALL_VISIBLE
         await running.ended()
 
@@ -77,7 +85,7 @@ def test_one_failed_instance_gives_back_its_message_while_the_others_work_on(wor
         await asyncio.sleep(60)
         del world.states["check"]
         world.states.update({"check_0": "running", "check_1": "failed", "check_2": "success"})
-        await asyncio.sleep(3)
+        await asyncio.sleep(LONGEST_POLL_SECONDS + 1)
         assert world.message_states() == {"a": MessageState.IN_FLIGHT, "b": MessageState.VISIBLE}
         world.states["check_0"] = "success"
         await running.ended()

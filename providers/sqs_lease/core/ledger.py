@@ -47,7 +47,7 @@ Every operation costs O(log n) comparisons; nothing ever looks at all leases.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from random import Random
 from typing import Final
@@ -286,6 +286,13 @@ class Ledger:
             held.message_group_id,
             entry.doubtful,
         )
+
+    def certain_until(self, receipts: Iterable[Receipt]) -> float | None:
+        """Until when each lease of these that is held lasts at least; None where none is, or where one is doubtful."""
+        entries = [entry for receipt in receipts if (entry := self._entries.get(receipt)) is not None]
+        if any(entry.doubtful for entry in entries):
+            return None
+        return min((entry.deadline for entry in entries), default=None)
 
     def take_events(self) -> list[LeaseEvent]:
         """Return what happened since the last call, in order."""

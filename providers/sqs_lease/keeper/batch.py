@@ -239,8 +239,7 @@ class Batch:
 
     def leases(self) -> Sequence[Lease]:
         """The leases still held, in the order they were put in, with their deadlines as confirmed so far."""
-        held = (receipt for lease in self._leases.values() if self._is_held(receipt := lease.receipt))
-        return [lease for receipt in held if (lease := self._driver.lease(receipt)) is not None]
+        return [] if self._forgotten else self._driver.leases(self._receipts(), self)
 
     def holds(self, receipt: Receipt) -> bool:
         """Whether the lease is still extended: neither settled nor known to be lost; it may have lapsed."""
@@ -267,10 +266,7 @@ class Batch:
 
     def certain_until(self) -> float | None:
         """Until when every lease still held lasts at least; None where there is none, or where one has lapsed."""
-        leases = self.leases()
-        if not leases or any(lease.doubtful for lease in leases):
-            return None
-        return min(lease.deadline for lease in leases)
+        return None if self._forgotten else self._driver.certain_until(self._receipts(), self)
 
     def message_ids(self) -> Collection[str]:
         """The ids of all messages that were put in, in that order, held still or not."""

@@ -147,6 +147,15 @@ class QueueDriver:
         """The lease as it stands; None when it is no longer held."""
         return self._ledger.lease(receipt)
 
+    def leases(self, receipts: Iterable[Receipt], owner: Owner) -> list[Lease]:
+        """Those of these leases that are held for an owner, as they stand, in the same order."""
+        held = (self._ledger.lease(receipt) for receipt in receipts if self._owners.get(receipt) is owner)
+        return [lease for lease in held if lease is not None]
+
+    def certain_until(self, receipts: Iterable[Receipt], owner: Owner) -> float | None:
+        """See :meth:`Ledger.certain_until`, for those of these leases that are held for an owner."""
+        return self._ledger.certain_until(receipt for receipt in receipts if self._owners.get(receipt) is owner)
+
     def settle(self, settlements: Mapping[Receipt, Settlement], owner: Owner, *, in_order: bool) -> None:
         """Begin to settle leases, as far as they are this owner's, which is told of each outcome.
 

@@ -46,6 +46,9 @@ POLL_SECONDS: Final = 1.0
 LONGEST_POLL_SECONDS: Final = 6.0
 """Longest pause of this kind. The messages of a run that is cleared are held that much longer, at most."""
 
+LONGEST_UNSIGNALLED_SECONDS: Final = 2.0
+"""The same where nobody signals failures."""
+
 QUIET_SHARE: Final = 0.1
 """The pause as a share of how long no state changed: the end of work is seen after a tenth of its time, at most.
 
@@ -72,17 +75,20 @@ class StateWatch:
         signals: The signals there are, by the newest answer.
         turn: To be held while something else is asked of Airflow about a task.
         stalls: When this process stood still.
+        longest_pause_seconds: Longest pause between two questions, but for slow answers.
     """
 
     def __init__(
         self,
         task_ids: frozenset[str],
+        longest_pause_seconds: float,
         turn: asyncio.Semaphore,
         stalls: StallWatch,
         signal_poller: SignalPoller,
         signals_prefix: str | None,
     ) -> None:
         self.task_ids = task_ids
+        self.longest_pause_seconds = longest_pause_seconds
         self.answers = 0
         self.asked_at = 0.0
         self.signals: frozenset[str] = frozenset()
@@ -148,7 +154,13 @@ class StatePoller:
 
     @contextmanager
     def watch(
-        self, dag_id: str, run_id: str, task_ids: Collection[str], *, signals: str | None = None
+        self,
+        dag_id: str,
+        run_id: str,
+        task_ids: Collection[str],
+        *,
+        signals: str | None = None,
+        longest_pause_seconds: float = LONGEST_POLL_SECONDS,
     ) -> Iterator[StateWatch]:
         """Watch the states of some tasks of a run, from the event loop, until the context ends.
 
@@ -157,8 +169,12 @@ class StatePoller:
             run_id: The run.
             task_ids: The tasks.
             signals: With what the keys of signals begin that are to be watched as well; None: there are none.
+            longest_pause_seconds: Longest pause between two questions, where no state changed for long and answers
+                are quick. 6 s by default.
         """
-        watch = StateWatch(frozenset(task_ids), self._turn, self._stalls, self._signal_poller, signals)
+        watch = StateWatch(
+            frozenset(task_ids), longest_pause_seconds, self._turn, self._stalls, self._signal_poller, signals
+        )
         if (dag := self._dags.get(dag_id)) is None:
             dag = self._dags[dag_id] = _WatchedDag(dag_id, self._asking)
         dag.add(run_id, watch)
@@ -252,7 +268,7 @@ class _WatchedDag:
             pause_seconds = POLL_SECONDS
             if answered:
                 quiet_seconds = ended_at - self._news_at
-                pause_seconds = max(pause_seconds, min(QUIET_SHARE * quiet_seconds, LONGEST_POLL_SECONDS))
+                pause_seconds = max(pause_seconds, min(QUIET_SHARE * quiet_seconds, self._longest_pause_seconds()))
                 pause_seconds = max(pause_seconds, ended_at - began_at)
             while self._runs and (left := ended_at + pause_seconds - loop.time()) > 0:
                 # Who begins to watch does not wait for the next round.
@@ -262,6 +278,10 @@ class _WatchedDag:
                     self._newly_watched.clear()
                     await self._ask_all([run_id for run_id, watches in self._runs.items() if _is_new(watches)])
         self._asking.forget(self._dag_id)
+
+    def _longest_pause_seconds(self) -> float:
+        watches = (watch for of_run in self._runs.values() for watch in of_run)
+        return min((watch.longest_pause_seconds for watch in watches), default=LONGEST_POLL_SECONDS)
 
     async def _ask_all(self, run_ids: Sequence[str]) -> bool:
         """Ask for some runs, and return whether all questions were answered."""

@@ -255,6 +255,8 @@ class Settler:
         if not self._checked:
             # What ended before anybody told this settler. Afterwards its listener learns of each.
             self._checked = True
+            if self._batch.count_held() == len(self._open):
+                return bool(self._open)  # a look at each of 50 000 takes 0.1 s
             outcomes: Mapping[Receipt, Settled] | None = None
             for position in tuple(self._open):
                 receipt = self._leases[position].receipt

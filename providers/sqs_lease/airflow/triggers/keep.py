@@ -26,7 +26,12 @@ from typing import Any, Final
 from airflow.sdk.configuration import conf
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from sqs_lease.airflow.airflow_api.polling import POLL_SECONDS, FailureSignals
+from sqs_lease.airflow.airflow_api.polling import (
+    LONGEST_POLL_SECONDS,
+    LONGEST_UNSIGNALLED_SECONDS,
+    POLL_SECONDS,
+    FailureSignals,
+)
 from sqs_lease.airflow.airflow_api.requests import (
     CommsError,
     NoAnswerError,
@@ -175,7 +180,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return
         losses.begin()
         listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
-        with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
+        longest = LONGEST_UNSIGNALLED_SECONDS if listen_to is None else LONGEST_POLL_SECONDS
+        with keepers.poller.watch(
+            task.dag_id,
+            task.run_id,
+            settler.watched_tasks(),
+            signals=listen_to,
+            longest_pause_seconds=longest,
+        ) as watch:
             if not await self._settled_before_it_was_cleared(settler.run(watch), task, keepers):
                 # Airflow ends this trigger when the task is scheduled again, which may be days later.
                 await asyncio.Event().wait()
