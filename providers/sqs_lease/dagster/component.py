@@ -8,7 +8,7 @@ Its parts are checked against their schema by ``dg check yaml``, and wholly when
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, TypeAlias
+from typing import Any, Final, Self
 
 import dagster as dg
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -53,32 +53,6 @@ def _schema_by_kind(kinds: Mapping[str, Kind]) -> dict[str, Any]:
             ),
         ]
     }
-
-
-SourceOptions: TypeAlias = Annotated[
-    dict[str, Any],
-    dg.Resolver.default(
-        description="What the messages are: its kind, and the kind's own keys.",
-        json_schema_extra=_schema_by_kind(SOURCES),
-        examples=[{KIND: "json", "schema": "order_id BIGINT NOT NULL, total DOUBLE"}],
-    ),
-]
-SinkOptions: TypeAlias = Annotated[
-    dict[str, Any],
-    dg.Resolver.default(
-        description="The table that the records go to: its kind, and the kind's own keys.",
-        json_schema_extra=_schema_by_kind(SINKS),
-        examples=[{KIND: "delta", "path": "/data/orders"}],
-    ),
-]
-RejectsOptions: TypeAlias = Annotated[
-    dict[str, Any],
-    dg.Resolver.default(
-        description="The table for messages that are no records. Without it they are failed, see lease.on_failure.",
-        json_schema_extra=_schema_by_kind(SINKS),
-        examples=[{KIND: "delta", "path": "/data/rejected_orders"}],
-    ),
-]
 
 
 def _at_least(minimum: int, number: float | None, info: ValidationInfo) -> float | None:
@@ -241,15 +215,28 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     queue: QueueOptions = Field(description="The queue.")
-    lease: LeaseOptions = Field(default_factory=LeaseOptions, description="How a batch is received and kept.")
-    source: SourceOptions
-    sink: SinkOptions
-    rejects: RejectsOptions | None = None
+    lease: LeaseOptions = Field(default=LeaseOptions(), description="How a batch is received and kept.")
+    source: dict[str, Any] = Field(
+        description="What the messages are: its kind, and the kind's own keys.",
+        json_schema_extra=_schema_by_kind(SOURCES),
+        examples=[{KIND: "json", "schema": "order_id BIGINT NOT NULL, total DOUBLE"}],
+    )
+    sink: dict[str, Any] = Field(
+        description="The table that the records go to: its kind, and the kind's own keys.",
+        json_schema_extra=_schema_by_kind(SINKS),
+        examples=[{KIND: "delta", "path": "/data/orders"}],
+    )
+    rejects: dict[str, Any] | None = Field(
+        default=None,
+        description="The table for messages that are no records. Without it they are failed, see lease.on_failure.",
+        json_schema_extra=_schema_by_kind(SINKS),
+        examples=[{KIND: "delta", "path": "/data/rejected_orders"}],
+    )
     workspace: str = Field(
         description="Directory for the files of batches under way: an absolute path by which the driver and all "
         "executors reach it."
     )
-    spark_conf: dict[str, Any] = Field(default_factory=dict, description="Settings of the Spark session.")
+    spark_conf: dict[str, Any] = Field(default={}, description="Settings of the Spark session.")
     spark: str = Field(
         default="local[2]",
         description="Where Spark runs: local[2] is in the job's process, spark://host:7077 on a standalone cluster, "
