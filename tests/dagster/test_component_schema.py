@@ -42,3 +42,39 @@ def test_an_unknown_key_of_a_table_is_marked() -> None:
     unknown = "Additional properties are not allowed ('pth' was unexpected)"
     assert ("rejects", unknown) in errors("rejects: {kind: delta, path: /data/rejected, pth: /data}")
     assert ("sink", unknown) in errors("sink: {kind: delta, path: /data/orders, pth: /data}")
+
+
+@pytest.mark.parametrize(
+    ("block", "keys"),
+    [
+        ("queue", "name: orders, "),
+        ("lease", "max_messages: 5, "),
+        ("asset", "key: orders, "),
+        ("retries", ""),
+        ("backlog_check", ""),
+        ("backlog_sensor", "min_messages: 5, "),
+    ],
+)
+def test_an_unknown_key_is_marked_and_not_its_block(block: str, keys: str) -> None:
+    # `dg` marks the key that this says, of the block that it says it of.
+    unknown = "Additional properties are not allowed ('region' was unexpected)"
+    assert errors(f"{block}: {{{keys}region: eu-west-1}}") == [(block, unknown)]
+
+
+def test_a_wrong_value_is_marked_and_not_its_block() -> None:
+    ((place, _),) = errors("lease: {max_messages: []}")
+    assert place == "lease.max_messages"
+
+
+def test_a_missing_key_is_named() -> None:
+    assert errors("queue: {}") == [("queue", "'name' is a required property")]
+
+
+@pytest.mark.parametrize("block", ["queue", "lease", "asset", "retries", "backlog_check", "backlog_sensor", "sink"])
+def test_a_block_may_be_a_template(block: str) -> None:
+    assert errors(f"{block}: '{{{{ shop.{block} }}}}'") == []
+
+
+def test_a_block_is_no_list_and_no_number() -> None:
+    assert [place for place, _ in errors("lease: []")] == ["lease"]
+    assert [place for place, _ in errors("queue: 5")] == ["queue"]

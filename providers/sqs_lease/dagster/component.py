@@ -55,6 +55,17 @@ def _schema_by_kind(kinds: Mapping[str, Kind]) -> dict[str, Any]:
     }
 
 
+def _errors_at_their_keys(schema: dict[str, Any]) -> None:
+    """Have the JSON schema of a field with keys of its own say which of them is wrong.
+
+    Dagster also takes a text, a template, for every field. Of such a choice a validator can only say that no part of it
+    fits, which marks the whole block. So any mapping fits the choice, and the keys are checked beside it.
+    """
+    (keys,) = (choice for choice in schema["anyOf"] if "$ref" in choice)
+    schema["anyOf"].append({"type": "object"})
+    schema |= {"if": {"type": "object"}, "then": dict(keys)}
+
+
 def _at_least(minimum: int, number: float | None, info: ValidationInfo) -> float | None:
     # Not a constraint of the field: Dagster has those checked where a template stands yet.
     if number is not None and number < minimum:
@@ -214,8 +225,12 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
     # The errors say which key is wrong; a password that was put there by mistake is not to be shown.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    queue: QueueOptions = Field(description="The queue.")
-    lease: LeaseOptions = Field(default=LeaseOptions(), description="How a batch is received and kept.")
+    queue: QueueOptions = Field(description="The queue.", json_schema_extra=_errors_at_their_keys)
+    lease: LeaseOptions = Field(
+        default=LeaseOptions(),
+        description="How a batch is received and kept.",
+        json_schema_extra=_errors_at_their_keys,
+    )
     source: dict[str, Any] = Field(
         description="What the messages are: its kind, and the kind's own keys.",
         json_schema_extra=_schema_by_kind(SOURCES),
@@ -245,13 +260,21 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
     python: str | None = Field(
         default=None, description="The Python of an environment with sqs-lease[spark] and dagster-pipes; this one."
     )
-    asset: dg.ResolvedAssetSpec
-    retries: RetryOptions | None = Field(default=None, description="Retries of the step; none by default.")
+    asset: dg.ResolvedAssetSpec = Field(description="The asset.", json_schema_extra=_errors_at_their_keys)
+    retries: RetryOptions | None = Field(
+        default=None,
+        description="Retries of the step; none by default.",
+        json_schema_extra=_errors_at_their_keys,
+    )
     backlog_check: BacklogCheckOptions | None = Field(
-        default=None, description="A check of what waits in the queue, beside the one of the leases; none by default."
+        default=None,
+        description="A check of what waits in the queue, beside the one of the leases; none by default.",
+        json_schema_extra=_errors_at_their_keys,
     )
     backlog_sensor: BacklogSensorOptions | None = Field(
-        default=None, description="A sensor that starts runs when messages wait; none by default."
+        default=None,
+        description="A sensor that starts runs when messages wait; none by default.",
+        json_schema_extra=_errors_at_their_keys,
     )
 
     @model_validator(mode="after")
