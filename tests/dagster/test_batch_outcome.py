@@ -10,6 +10,7 @@ import pytest
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import MessageFailed
 from sqs_lease.dagster import verdict as verdicts
+from sqs_lease.dagster._internals import run_events
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
 from sqs_lease.dagster.verdict import Verdict, WorkDone, failed, succeeded
@@ -176,7 +177,7 @@ def test_a_step_that_succeeded_and_is_executed_again_is_not_done_until_it_ends(
     """As after the death of a run worker in the midst of a run that repeats everything."""
     assert story.run()
     assert story.run()
-    read = verdicts.run_events
+    read = run_events
 
     def cut_off(
         instance: dg.DagsterInstance, run_id: str, types: Collection[dg.DagsterEventType]

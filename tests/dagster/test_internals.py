@@ -34,7 +34,7 @@ class Without:
         self.__dict__.update(_whole=whole, _lacks=lacks, **instead)
 
     @property
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # type: ignore[misc]
         return type(self._whole)
 
     def __getattr__(self, name: str) -> Any:
@@ -309,7 +309,7 @@ def test_the_events_of_a_run_are_found_in_either_way(caplog: pytest.LogCaptureFi
             list(_internals.run_events(nothing, run_id, [EventType.STEP_START]))
 
 
-def step_failure(error: Exception) -> dg.DagsterEvent:
+def step_failure(error: BaseException) -> dg.DagsterEvent:
     """The event of a step that failed."""
 
     @dg.op
