@@ -27,6 +27,7 @@ from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_policy
 from sqs_lease.dagster._internals import add_run_tags, awaited_steps, executor_events, parts_left_out
+from sqs_lease.dagster.access_errors import Entered
 from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary
 from sqs_lease.dagster.reexecution import refuse_part_of_the_job, refuse_to_go_on, worked_on_by
@@ -163,7 +164,7 @@ class _Leasing:
 
     def lease(self, queue: SqsQueueResource) -> AbstractContextManager[LeasedBatch]:
         """Receive, and hold for as long as the block lasts."""
-        return lease(
+        block = lease(
             queue.queue,
             max_messages=self.max_messages,
             wait=self.wait,
@@ -173,6 +174,7 @@ class _Leasing:
             on_failure=self.on_failure,
             client=queue.client(),
         )
+        return Entered(block, queue)
 
 
 class LeaseExecutor(dg.Executor):

@@ -36,6 +36,7 @@ from sqs_lease.dagster._internals import (
     location_name,
     storage_id,
 )
+from sqs_lease.dagster.access_errors import access_to
 from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
@@ -184,7 +185,8 @@ class _LeaseSensor:
         if not is_tick_of_the_daemon(context) and not _is_in_memory(queue):
             return self._tried_out(queue)
         try:
-            tick = _host(self.uri, partial(self._new_host, context, queue)).tick()
+            with access_to(queue):
+                tick = _host(self.uri, partial(self._new_host, context, queue)).tick()
         except HostIsOverError:
             # Another process has taken over, or was faster. To begin anew at once would take it away from there.
             return dg.SensorResult(skip_reason="The keeper of this process has just ended")
