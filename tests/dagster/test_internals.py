@@ -33,8 +33,8 @@ class Without:
     def __init__(self, whole: Any, *lacks: str, **instead: Any) -> None:
         self.__dict__.update(_whole=whole, _lacks=lacks, **instead)
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         return type(self._whole)
 
     def __getattr__(self, name: str) -> Any:
