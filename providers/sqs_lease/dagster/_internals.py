@@ -86,13 +86,17 @@ def step_key(context: Context) -> str | None:
     except dg.DagsterError:
         return None
     except AttributeError:
-        try:
-            named_by = op_context.job_name, op_context.op_def.name
-        except dg.DagsterError:
-            return None
-        _warn("get_step_execution_context()", f"the step of {named_by[1]!r} goes by the name of its op")
-        mapping_key = op_context.get_mapping_key()
-        return named_by[1] if mapping_key is None else f"{named_by[1]}[{mapping_key}]"
+        return _key_by_op(op_context)
+
+
+def _key_by_op(context: dg.OpExecutionContext) -> str | None:
+    try:
+        job_name = context.job_name
+    except dg.DagsterError:
+        return None
+    name, mapping_key = context.op_def.name, context.get_mapping_key()
+    _warn("get_step_execution_context()", f"the step of {name!r} in job {job_name!r} goes by the name of its op")
+    return name if mapping_key is None else f"{name}[{mapping_key}]"
 
 
 def _step(context: Context) -> Any:
