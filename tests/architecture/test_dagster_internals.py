@@ -46,6 +46,7 @@ UNDOCUMENTED: Final = {
     "log_key",
     "op_retry_policy",
     "previous_attempt_count",
+    "received_closed_message",
     "report_engine_event",
     "retry_mode",
     "run_retries_enabled",

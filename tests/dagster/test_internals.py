@@ -474,3 +474,10 @@ def test_what_a_release_adds_to_the_data_of_pipes_is_none(monkeypatch: pytest.Mo
     assert plain["run_id"] == "r"
     monkeypatch.setitem(dagster_pipes.PipesContextData.__annotations__, "added", str)
     assert _internals.pipes_context_data("r") == {**plain, "added": None}
+
+
+def test_all_that_a_job_reports_counts_as_read_where_pipes_does_not_tell(caplog: pytest.LogCaptureFixture) -> None:
+    handler: Any = SimpleNamespace(received_closed_message=False)
+    assert not _internals.has_read_all(handler)
+    assert _internals.has_read_all(Without(handler, "received_closed_message"))  # type: ignore[arg-type]
+    assert "the run's log may lack the last lines of a job" in said(caplog)

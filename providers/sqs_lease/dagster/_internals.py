@@ -869,3 +869,18 @@ def pipes_context_data(run_id: str) -> PipesContextData:
     data |= {"run_id": run_id, "retry_number": 0, "extras": {}}
     known: PipesContextData = data
     return known
+
+
+def has_read_all(handler: dg.PipesMessageHandler) -> bool:
+    """Whether all that a job reports through Dagster Pipes was read.
+
+    It is not public. Without it, all counts as read: the last lines that a job logs may be missing in the run's log.
+
+    Args:
+        handler: What reads it.
+    """
+    try:
+        return handler.received_closed_message
+    except AttributeError:
+        _warn("received_closed_message", "the run's log may lack the last lines of a job")
+        return True

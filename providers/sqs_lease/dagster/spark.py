@@ -24,7 +24,7 @@ import dagster as dg
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.blocking import LeasedBatch
-from sqs_lease.dagster._internals import Context, add_metadata, pipes_context_data
+from sqs_lease.dagster._internals import Context, add_metadata, has_read_all, pipes_context_data
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch
 from sqs_lease.dagster.run_batch.run_folders import workspace_path
 from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
@@ -275,7 +275,7 @@ def _ending_when_lost(batch: IngestedBatch, job: JobProcess) -> AbstractContextM
 def _wait_for_the_end(handler: dg.PipesMessageHandler) -> None:
     """Wait until all that the job reported was read: Pipes stops reading when it is told to, read or not."""
     pause, ends_at = Event(), time.monotonic() + _LAST_MESSAGE_SECONDS
-    while not handler.received_closed_message and time.monotonic() < ends_at:
+    while not has_read_all(handler) and time.monotonic() < ends_at:
         pause.wait(_LOOK_SECONDS)
 
 
