@@ -9,7 +9,6 @@ from time import time
 
 import dagster as dg
 import pytest
-from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.test_utils import freeze_time
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
@@ -19,6 +18,7 @@ from dagster._daemon.sensor import SensorLaunchContext, execute_sensor_iteration
 from sqs_lease.dagster.backlog_state import SENSOR_TAG
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.instances import stored_instance
+from tests.dagster.origins import InProcessCodeLocationOrigin
 
 MODULE = "tests.dagster.backlog_definitions"
 

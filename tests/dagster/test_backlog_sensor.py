@@ -11,7 +11,6 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.events import DagsterEvent
-from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.test_utils import create_run_for_test
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
@@ -21,6 +20,7 @@ from sqs_lease.dagster import backlog_sensor as module
 from sqs_lease.dagster.backlog_state import SENSOR_TAG
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueue, LeasedQueues
+from tests.dagster.origins import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 QUEUE = SqsQueueResource(queue="orders")
 ORIGIN = RemoteJobOrigin(

@@ -1,7 +1,7 @@
 """What the messages of a batch are due, after one run or several that repeat one another."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -10,6 +10,7 @@ import pytest
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import MessageFailed
 from sqs_lease.dagster import verdict as verdicts
+from sqs_lease.dagster._internals import run_events
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
 from sqs_lease.dagster.verdict import Verdict, WorkDone, failed, succeeded
@@ -176,16 +177,18 @@ def test_a_step_that_succeeded_and_is_executed_again_is_not_done_until_it_ends(
     """As after the death of a run worker in the midst of a run that repeats everything."""
     assert story.run()
     assert story.run()
-    read = verdicts._events
+    read = run_events
 
-    def cut_off(instance: dg.DagsterInstance, run_id: str) -> Iterator[dg.DagsterEvent]:
-        for event in read(instance, run_id):
+    def cut_off(
+        instance: dg.DagsterInstance, run_id: str, types: Collection[dg.DagsterEventType]
+    ) -> Iterator[dg.DagsterEvent]:
+        for event in read(instance, run_id, types):
             yield event
             if run_id == story.runs[1].run_id:
                 assert event.event_type == dg.DagsterEventType.STEP_START
                 return
 
-    monkeypatch.setattr(verdicts, "_events", cut_off)
+    monkeypatch.setattr(verdicts, "run_events", cut_off)
     done = WorkDone(story.instance, story.runs)
     assert not done.is_whole()
     assert len(done.steps) == 2

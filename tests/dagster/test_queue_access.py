@@ -1,16 +1,27 @@
 """How a queue resource reaches AWS: by the region of its queue, and with errors that say what is missing."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from botocore.exceptions import ClientError
+from dagster._core.definitions.reconstruct import ReconstructableJob
 
-from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_backlog_sensor
+from sqs_lease.dagster import (
+    SqsIngestionComponent,
+    SqsQueueResource,
+    build_sqs_backlog_check,
+    build_sqs_backlog_sensor,
+    build_sqs_lease_sensor,
+    sqs_lease_executor,
+)
 from sqs_lease.sqs import errors
 from sqs_lease.testing import LeasedQueues
 from tests.dagster import executor_jobs
-from tests.dagster.executor_runs import runs_in
+from tests.dagster.executor_runs import failure, runs_in
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 
@@ -46,6 +57,181 @@ def test_an_asset_with_an_unknown_profile_fails_with_the_queue_and_the_remedy_na
     resource = SqsQueueResource(queue=QUEUE, profile_name="nobody")
     with pytest.raises(errors.ConfigurationError, match=r"orders: the AWS profile does not exist.*nobody"):
         dg.materialize([orders], resources={"queue": resource})
+
+
+# Errors in Dagster's words
+
+
+@dg.asset
+def unreached(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+    with queue.lease(context):
+        raise AssertionError("there is nothing to receive with")
+
+
+def error_of_a_lease(queue: SqsQueueResource, directory: Path) -> str:
+    result = dg.materialize([unreached], resources={"queue": queue}, raise_on_error=False)
+    (failed,) = (event for event in result.all_events if event.is_step_failure)
+    return failed.step_failure_data.error_display_string
+
+
+def error_of_a_backlog_sensor(queue: SqsQueueResource, directory: Path) -> str:
+    sensor = build_sqs_backlog_sensor("backlog", queue, unreached)
+    with dg.DagsterInstance.ephemeral() as instance, dg.build_sensor_context(instance) as context:
+        with pytest.raises(errors.SqsError) as raised:
+            sensor.evaluate_tick(context)
+        return str(raised.value)
+
+
+def error_of_a_lease_sensor(queue: SqsQueueResource, directory: Path) -> str:
+    sensor = build_sqs_lease_sensor("leasing", queue, working, workspace=str(directory), wait=0)
+    with dg.DagsterInstance.ephemeral() as instance, dg.build_sensor_context(instance) as context:
+        with pytest.raises(errors.SqsError) as raised:
+            sensor.evaluate_tick(context)
+        return str(raised.value)
+
+
+def error_of_a_check(queue: SqsQueueResource, directory: Path) -> str:
+    result = dg.materialize([without_queue, build_sqs_backlog_check(without_queue, queue)])
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert not evaluation.passed
+    return str(evaluation.description)
+
+
+@dg.op
+def nothing() -> None: ...
+
+
+@dg.job
+def working() -> None:
+    nothing()
+
+
+def held() -> dg.JobDefinition:
+    """A job whose executor reaches the queue of a test."""
+
+    @dg.job(executor_def=sqs_lease_executor(HELD[0], workspace=os.environ["ORDERS_WORKSPACE"]))
+    def holding() -> None:
+        nothing()
+
+    return holding
+
+
+HELD: list[SqsQueueResource] = []
+
+
+def error_of_an_executor(queue: SqsQueueResource, directory: Path) -> str:
+    HELD[:] = [queue]
+    # Dagster keeps the job that it made last.
+    ReconstructableJob.get_repository_definition.cache_clear()
+    ReconstructableJob.get_definition.cache_clear()
+    with runs_in(directory) as runs:
+        return failure(runs.execute(held))
+
+
+def error_of_a_component(queue: SqsQueueResource, directory: Path) -> str:
+    settings = {"name": queue.queue, "region_name": queue.region_name, "profile_name": queue.profile_name}
+    component = SqsIngestionComponent.resolve_from_dict(
+        {
+            "queue": {name: value for name, value in settings.items() if value is not None},
+            "source": {"kind": "text"},
+            "sink": {"kind": "delta", "path": str(directory)},
+            "workspace": str(directory),
+            "asset": {"key": "orders"},
+        }
+    )
+    (asset,) = component.build_defs(dg.ComponentTree.for_test().load_context).assets or []
+    assert isinstance(asset, dg.AssetsDefinition)
+    result = dg.materialize([asset], raise_on_error=False)
+    (failed,) = (event for event in result.all_events if event.is_step_failure)
+    return failed.step_failure_data.error_display_string
+
+
+@dg.asset
+def without_queue() -> None: ...
+
+
+USERS = [
+    error_of_a_lease,
+    error_of_a_backlog_sensor,
+    error_of_a_lease_sensor,
+    error_of_a_check,
+    error_of_an_executor,
+    error_of_a_component,
+]
+SETTINGS = "Settings of the resource are given in Definitions(resources=...) or under queue in a component's YAML"
+
+
+@pytest.mark.parametrize("error_of", USERS)
+def test_a_missing_region_is_told_in_dagsters_words(
+    error_of: Callable[[SqsQueueResource, Path], str], tmp_path: Path
+) -> None:
+    said = error_of(SqsQueueResource(queue="orders"), tmp_path)
+    assert "queue orders: no AWS region is configured. Set region_name of SqsQueueResource" in said
+    assert said.count(SETTINGS) == said.count("no AWS region is configured")
+
+
+@pytest.mark.parametrize("error_of", USERS)
+def test_an_unknown_profile_is_told_in_dagsters_words(
+    error_of: Callable[[SqsQueueResource, Path], str], tmp_path: Path
+) -> None:
+    said = error_of(SqsQueueResource(queue=QUEUE, profile_name="nobody"), tmp_path)
+    assert "orders: the AWS profile does not exist. Correct profile_name of SqsQueueResource" in said
+    assert SETTINGS in said
+
+
+@pytest.mark.parametrize("error_of", USERS)
+def test_missing_credentials_are_told_in_dagsters_words(
+    error_of: Callable[[SqsQueueResource, Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    said = error_of(SqsQueueResource(queue=QUEUE), tmp_path)
+    assert "orders: no usable credentials. Set profile_name of SqsQueueResource" in said
+    assert SETTINGS in said
+    assert "connection" not in said
+
+
+class DeniedQueue(SqsQueueResource):
+    """A queue in memory that nobody may use."""
+
+    def client(self) -> Any:
+        def denied(**_: object) -> None:
+            raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "GetQueueUrl")
+
+        client = super().client()
+        client.get_queue_url = denied  # type: ignore[method-assign,assignment]
+        return client
+
+
+@pytest.mark.parametrize("error_of", USERS[:-1])
+def test_denied_access_is_told_with_what_the_queue_is_reached_by(
+    error_of: Callable[[SqsQueueResource, Path], str], tmp_path: Path
+) -> None:
+    said = error_of(DeniedQueue(queue="orders", region_name="eu-west-1"), tmp_path)
+    assert "queue orders: access denied. Allow sqs:GetQueueUrl" in said
+    assert "reached by queue, region_name, endpoint_url, profile_name and role_arn of DeniedQueue" in said
+    assert said.count(SETTINGS) == said.count("access denied")
+
+
+def test_a_missing_queue_is_told_with_what_it_is_reached_by(leased_queues: LeasedQueues) -> None:
+    with pytest.raises(errors.QueueNotFoundError, match="reached by queue, region_name") as raised:
+        SqsQueueResource(queue="missing", region_name="eu-west-1").attributes()
+    assert SETTINGS in str(raised.value)
+
+
+def test_what_the_work_raises_is_as_it_was(leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", "a")
+    other = errors.AccessDeniedError("another queue, of the work's own", queue="other")
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with queue.lease(context, wait=0):
+            raise other
+
+    with pytest.raises(errors.AccessDeniedError) as raised:
+        dg.materialize([orders], resources={"queue": SqsQueueResource(queue="orders", region_name="eu-west-1")})
+    assert raised.value is other
 
 
 class TenantsQueue(SqsQueueResource):

@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml  # type: ignore[import-untyped]
+from dagster._core.pipes.client import PipesClientCompletedInvocation
 from deltalake import DeltaTable
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
@@ -110,7 +111,7 @@ class PipesEMRContainersClient(dg.ConfigurableResource):  # type: ignore[type-ar
             waited = Event()
             while not session.message_handler.received_closed_message:
                 waited.wait(0.02)
-        return dg.PipesClientCompletedInvocation(session)
+        return PipesClientCompletedInvocation(session)
 
 
 def test_a_pipes_client_gets_the_batch_as_a_file_and_its_report_settles_it(

@@ -382,3 +382,20 @@ def test_a_text_keeps_its_sense_without_secrets() -> None:
     longest_url = f"https://sqs.us-gov-west-1.amazonaws.com/123456789012/{'q' * 75}.fifo"
     assert redacted(longest_url) == longest_url
     assert redacted(text, [""]) == redacted(text)
+
+
+def test_an_error_can_be_told_with_another_remedy() -> None:
+    error = error_from_exception(botocore_errors.NoRegionError(), operation=None, queue="orders")
+    assert error is not None
+    told = error.with_remedy("Ask Dagster.")
+    happened = "The client for queue orders: no AWS region is configured."
+    assert str(told) == f"{happened} Ask Dagster. [NoRegionError: You must specify a region.]"
+    assert type(told) is type(error)
+    assert (told.queue, told.code, told.text, told.remedy) == (error.queue, error.code, error.text, "Ask Dagster.")
+
+
+def test_an_error_without_a_remedy_of_its_own_gets_one() -> None:
+    assert (
+        str(errors.SqsError("Queue orders is gone.").with_remedy("Make it again."))
+        == "Queue orders is gone. Make it again."
+    )

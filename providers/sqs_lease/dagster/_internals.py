@@ -1,31 +1,108 @@
-"""The step that a context belongs to: its key, metadata for what it makes, and whether it is tried again."""
+"""All that this package asks of Dagster beyond its public interface, and what it does where Dagster lacks it.
+
+Public is what the module ``dagster`` exports, and of that what Dagster documents. All else that is used here was seen
+on Dagster 1.11.16, 1.12.22, 1.13.27 and 1.13.29. ``make dagster-versions`` tests the oldest release and the newest.
+
+Each function says what the public interface lacks, and under "Without it" what happens on a release that has changed.
+Nothing is imported from a private module before it is needed, so such a release costs that one thing. It is said in the
+log of the process. Where messages could be deleted that nobody has worked on, the function raises
+:class:`UnsupportedDagsterError` instead, and they are given back.
+"""
 
 from __future__ import annotations
 
+import atexit
+import importlib
+import inspect
 import logging
+import multiprocessing
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import dagster as dg
-from dagster._core.events import EngineEventData, RunFailureReason
-from dagster._core.execution.plan.compute_generator import validate_and_coerce_op_result_to_iterator
-from dagster._core.execution.retries import auto_reexecution_should_retry_run
+from dagster_pipes import PipesContextData
 
 if TYPE_CHECKING:
     from dagster._core.definitions.job_base import IJob
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+    from dagster._core.execution.context.system import PlanOrchestrationContext
+    from dagster._core.execution.plan.plan import ExecutionPlan
+    from dagster._core.execution.retries import RetryMode
+    from dagster._core.execution.step_dependency_config import StepDependencyConfig
+
+    # Parameters and results of public functions; the types themselves are not public.
+    AssetJob: TypeAlias = UnresolvedAssetJobDefinition
+    __all__ = ["ExecutionPlan", "PlanOrchestrationContext", "RetryMode", "StepDependencyConfig"]
+
+logger = logging.getLogger(__name__)
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
 Combine: TypeAlias = Callable[[Mapping[str, Any], Metadata], Metadata]
 
+_REMEDY: Final = "Install a release of Dagster that docs/dagster.md names, or a newer release of sqs-lease"
+
+
+class UnsupportedDagsterError(RuntimeError):
+    """The installed release of Dagster lacks what messages cannot be kept safe without; the text says what."""
+
+    def __init__(self, what: str, so: str) -> None:
+        super().__init__(f"Dagster {dg.__version__} has no {what} that sqs-lease knows, so {so}. {_REMEDY}")
+
+
+def _private(module: str, name: str) -> Any:
+    """A name of a private module of Dagster; None where this release does not have it."""
+    try:
+        return getattr(importlib.import_module(f"dagster._core.{module}"), name, None)
+    except ImportError:
+        return None
+
+
+def _warn(what: str, so: str) -> None:
+    logger.warning("Dagster %s has no %s that sqs-lease knows, so %s. %s", dg.__version__, what, so, _REMEDY)
+
+
+# Steps
+
 
 def step_key(context: Context) -> str | None:
-    """The key of the step under way; None where the function is called directly, as in a test."""
+    """Return the key of the step under way; None where the function is called directly, as in a test.
+
+    The public context knows its op, and not its step. Without it, the key is made of the op's name and of the mapping
+    key of a dynamic output. Two steps of one op in a job have one key then.
+
+    Args:
+        context: The context of the op or asset.
+    """
+    op_context = context.op_execution_context
     try:
-        return context.op_execution_context.get_step_execution_context().step.key
+        return str(op_context.get_step_execution_context().step.key)
+    except dg.DagsterError:
+        return None
+    except AttributeError:
+        return _key_by_op(op_context)
+
+
+def _key_by_op(context: dg.OpExecutionContext) -> str | None:
+    try:
+        job_name = context.job_name
+    except dg.DagsterError:
+        return None
+    name, mapping_key = context.op_def.name, context.get_mapping_key()
+    _warn("get_step_execution_context()", f"the step of {name!r} in job {job_name!r} goes by the name of its op")
+    return name if mapping_key is None else f"{name}[{mapping_key}]"
+
+
+def _step(context: Context) -> Any:
+    """The context of the step; None where the function is called directly, or where Dagster does not tell it."""
+    try:
+        return context.op_execution_context.get_step_execution_context()
     except (AttributeError, dg.DagsterError):
         return None
 
@@ -36,6 +113,9 @@ def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | Non
     An asset that was yielded before has its materialization already, so it gets an observation beside it. Outputs of
     ops that were yielded before, and dynamic ones, get nothing.
 
+    The public context does not tell what was yielded, nor what metadata was added before. Without the former, each
+    asset gets an observation. Without the latter, what is added replaces what was added before under the same keys.
+
     Args:
         context: The context of the asset or op; where the function is called directly, nothing is done.
         metadata: By key; what was added before under other keys stays.
@@ -43,23 +123,51 @@ def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | Non
     """
     if step_key(context) is None:
         return
-    step = context.op_execution_context.get_step_execution_context()
     if isinstance(context, dg.AssetExecutionContext):
         for key in context.selected_asset_keys:
-            if step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)):
+            if _is_asset_yielded(context, key):
                 context.log_event(dg.AssetObservation(key, metadata=metadata, partition=_only_partition(context)))
             else:
-                earlier = step.get_asset_metadata(key) or {}
+                earlier = _metadata_before(context, "get_asset_metadata", key)
                 context.add_asset_metadata(combine(earlier, metadata) if combine else metadata, asset_key=key)
         return
     for output in context.op_def.output_defs:
-        if not output.is_dynamic and not step.has_seen_output(output.name):
-            earlier = step.get_output_metadata(output.name) or {}
+        if output.is_dynamic:
+            continue
+        earlier = _metadata_before(context, "get_output_metadata", output.name)
+        # Dagster refuses it where the output was yielded.
+        with suppress(dg.DagsterInvariantViolationError):
             context.add_output_metadata(combine(earlier, metadata) if combine else metadata, output.name)
 
 
+def _is_asset_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
+    try:
+        step = context.op_execution_context.get_step_execution_context()
+        return bool(step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)))
+    except AttributeError:
+        _warn("has_seen_output()", f"the numbers of a lease are in an observation of {key.to_user_string()}")
+        return True
+
+
+def _metadata_before(context: Context, getter: str, key: dg.AssetKey | str) -> Mapping[str, Any]:
+    get = getattr(_step(context), getter, None)
+    if get is None:
+        _warn(f"{getter}()", "the numbers of a step's last lease stand for all of its leases")
+        return {}
+    return get(key) or {}
+
+
+def _only_partition(context: dg.AssetExecutionContext) -> str | None:
+    """The partition that is made; None without partitions, or with several at once."""
+    keys = context.partition_keys if context.has_partition_key or context.has_partition_key_range else []
+    return keys[0] if len(keys) == 1 else None
+
+
 def report_event(context: Context, text: str, metadata: Metadata, *, is_listener: bool = False) -> None:
-    """Add an event of a step to the run's log.
+    """Add an event of a step to the run's log, for :func:`reported`.
+
+    No public event is about something else than an asset, an output or an expectation. Without engine events, it is an
+    expectation that was met; where a listener reports it, there is only a line in the process's log.
 
     Args:
         context: The context of the asset or op, in a step.
@@ -67,79 +175,400 @@ def report_event(context: Context, text: str, metadata: Metadata, *, is_listener
         metadata: By key.
         is_listener: Whether a listener of the instance's events calls this. Dagster's loggers take nothing then.
     """
-    data = EngineEventData(metadata=metadata)
-    if is_listener:
-        context.instance.report_engine_event(text, context.run, data, step_key=step_key(context))
-    else:
-        dg.DagsterEvent.engine_event(context.op_execution_context.get_step_execution_context(), text, data)
+    try:
+        data = _private("events", "EngineEventData")(metadata=metadata)
+        if is_listener:
+            context.instance.report_engine_event(text, context.run, data, step_key=step_key(context))
+        else:
+            dg.DagsterEvent.engine_event(_step(context), text, data)
+    except (AttributeError, TypeError):
+        _warn("engine events", "what becomes of messages is written as an expectation")
+        if is_listener:
+            logger.info(text)
+        else:
+            context.log_event(dg.ExpectationResult(True, label="sqs_lease", description=text, metadata=metadata))
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedEvent:
+    """What :func:`report_event` added to a run's log.
+
+    Attributes:
+        step_key: The step.
+        metadata: By key.
+    """
+
+    step_key: str | None
+    metadata: Mapping[str, Any]
+
+
+def reported(instance: dg.DagsterInstance, run_id: str) -> Iterator[ReportedEvent]:
+    """Yield what steps of a run reported, the oldest first; events of others are among it.
+
+    Args:
+        instance: The instance that has the run.
+        run_id: The run.
+
+    Raises:
+        UnsupportedDagsterError: Dagster does not tell the events of a run, or what is in them.
+    """
+    types = (dg.DagsterEventType.ENGINE_EVENT, dg.DagsterEventType.STEP_EXPECTATION_RESULT)
+    for event in run_events(instance, run_id, types):
+        yield ReportedEvent(event.step_key, event_metadata(event))
 
 
 def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str) -> None:
     """Add a warning to a run's log, from a listener of the instance's events: Dagster's loggers take nothing then.
+
+    Public are the loggers only. Without it, the warning is in the log of the process alone, where it is in any case.
 
     Args:
         instance: The instance.
         seen: The event that it is about.
         text: What the log says.
     """
-    warning = dg.EventLogEntry(  # type: ignore[no-untyped-call]
-        error_info=None,
-        level=logging.WARNING,
-        user_message=text,
-        run_id=seen.run_id,
-        timestamp=time.time(),
-        step_key=seen.step_key,
-        job_name=seen.job_name,
-    )
-    instance.handle_new_event(warning)
+    logger.warning("%s", text)
+    try:
+        warning = dg.EventLogEntry(  # type: ignore[no-untyped-call]
+            error_info=None,
+            level=logging.WARNING,
+            user_message=text,
+            run_id=seen.run_id,
+            timestamp=time.time(),
+            step_key=seen.step_key,
+            job_name=seen.job_name,
+        )
+        instance.handle_new_event(warning)
+    except (AttributeError, TypeError):
+        _warn("handle_new_event()", f"the log of run {seen.run_id} lacks this warning")
+
+
+def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> None:
+    """Call a function with each event of a step's run, in the process of the step.
+
+    Public hooks run when a step has ended, and have no part in what the step itself holds. Without it the function is
+    not called. A lease is given back then when Python closes the step's generator, which may take until the process
+    ends; and nobody is told of a value that was stored after its messages were deleted.
+
+    Args:
+        context: The context of the op or asset, in a step.
+        see: Gets the instance and the event.
+    """
+    instance = context.instance
+    try:
+        instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
+    except AttributeError:
+        _warn("add_event_listener()", "a lease may be held for longer where its step fails while it is suspended")
 
 
 def is_tried_again(context: Context, error: Exception) -> bool:
     """Whether Dagster tries a step again that ends with an exception: the step itself, or its run.
 
+    The public context tells neither the retry policy in force nor whether the executor obeys it. Without it, every
+    failed step counts as tried again: its messages are given back, and ``on_failure`` is not applied.
+
     Args:
         context: The context of the asset or op, in a step.
         error: What the step is about to raise.
     """
-    step = context.op_execution_context.get_step_execution_context()
-    if not step.retry_mode.disabled:
-        if isinstance(error, dg.RetryRequested):
-            if step.previous_attempt_count < error.max_retries:
-                return True
-        elif not (isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)):
-            policy = step.op_retry_policy
-            if policy is not None and step.previous_attempt_count < policy.max_retries:
-                return True
+    try:
+        step = context.op_execution_context.get_step_execution_context()
+        max_retries = 0 if step.retry_mode.disabled else _max_retries(step.op_retry_policy, error)
+        if step.previous_attempt_count < max_retries:
+            return True
+    except AttributeError:
+        _warn("retry policy of a step", "on_failure is not applied, and the messages are given back")
+        return True
     return is_run_tried_again(context.instance, context.run)
+
+
+def _max_retries(policy: dg.RetryPolicy | None, error: Exception) -> int:
+    """How often a step is tried again that ends with an exception."""
+    if isinstance(error, dg.RetryRequested):
+        return int(error.max_retries)
+    is_final = isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)
+    return 0 if policy is None or is_final else policy.max_retries
 
 
 def is_run_tried_again(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     """Whether Dagster repeats a run if one of its steps fails for good.
 
+    Nothing public tells before the run has failed. Without it, every run counts as repeated where run retries are
+    switched on: messages are given back, and ``on_failure`` is not applied.
+
     Args:
         instance: The instance that has the run.
         run: The run.
     """
-    if not instance.run_retries_enabled:
+    if not run_retries_enabled(instance):
         return False
-    failed = run.with_status(dg.DagsterRunStatus.FAILURE)
-    return bool(auto_reexecution_should_retry_run(instance, failed, RunFailureReason.STEP_FAILURE))
+    try:
+        failed = run.with_status(dg.DagsterRunStatus.FAILURE)
+        reason = _private("events", "RunFailureReason").STEP_FAILURE
+        return bool(_private("execution.retries", "auto_reexecution_should_retry_run")(instance, failed, reason))
+    except (AttributeError, TypeError):
+        _warn("answer whether a run is repeated", "on_failure is not applied, and the messages are given back")
+        return True
+
+
+def run_retries_enabled(instance: dg.DagsterInstance) -> bool:
+    """Whether the instance repeats failed runs.
+
+    Nothing public tells. Without it, it counts as switched on: ``on_failure`` waits for what Dagster's tags say.
+
+    Args:
+        instance: The instance.
+    """
+    try:
+        return bool(instance.run_retries_enabled)
+    except AttributeError:
+        _warn("run_retries_enabled", "failed runs count as repeated")
+        return True
+
+
+_EVENTS: Final = (dg.Output, dg.DynamicOutput, dg.MaterializeResult, dg.ObserveResult, dg.AssetMaterialization)
 
 
 def output_events(context: Context, result: object) -> Iterator[Any]:
     """Yield what a step's function returned, as if it had yielded it: Dagster does so with every function.
 
+    How Dagster does it is not public. Without it, several outputs that are returned together are refused.
+
     Args:
         context: The context of the asset or op, in a step.
         result: What the function returned: values, outputs, results, or a generator of them.
+
+    Raises:
+        UnsupportedDagsterError: Dagster does not do it, and it is not known how.
     """
-    yield from validate_and_coerce_op_result_to_iterator(result, context, context.op_def.output_defs)
+    coerce = _private("execution.plan.compute_generator", "validate_and_coerce_op_result_to_iterator")
+    outputs = context.op_def.output_defs
+    if coerce is not None:
+        yield from coerce(result, context, outputs)
+    elif inspect.isgenerator(result):
+        yield from result
+    elif isinstance(result, _EVENTS):
+        yield result
+    elif len(outputs) == 1 and not outputs[0].is_dynamic:
+        yield dg.Output(result, outputs[0].name)
+    else:
+        raise UnsupportedDagsterError(
+            "function that makes outputs of what a step returns",
+            f"{context.op_def.name!r} must yield its outputs",
+        )
 
 
-def _only_partition(context: dg.AssetExecutionContext) -> str | None:
-    """The partition that is made; None without partitions, or with several at once."""
-    keys = context.partition_keys if context.has_partition_key or context.has_partition_key_range else []
-    return keys[0] if len(keys) == 1 else None
+# Processes of steps
+
+
+_STEP_PROCESSES: Final = "dagster._core.executor.child_process_executor"
+
+
+def run_worker() -> BaseProcess | None:
+    """Return the run worker, where this is a process that the multiprocess executor started for a step; else None.
+
+    Nothing public tells what a process is for. A run worker has a parent too: Dagster's code server, which it outlives
+    on purpose. Without it, a step goes on when its run worker is killed: its messages come back meanwhile, and others
+    may work on them at the same time.
+    """
+    target = getattr(multiprocessing.current_process(), "_target", None)
+    if getattr(target, "__module__", None) != _STEP_PROCESSES:
+        return None
+    return multiprocessing.parent_process()
+
+
+def at_exit(function: Callable[[], None]) -> None:
+    """Call a function when the process ends, before the thread pools do.
+
+    Python's ``atexit`` calls functions after the end of all thread pools, and calls to SQS need one. Without it, they
+    fail: leases are not extended once more when a code server ends, so there is less time for the next one to come.
+
+    Args:
+        function: The function.
+    """
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(function)
+
+
+# Events of runs
+
+
+def run_events(
+    instance: dg.DagsterInstance, run_id: str, types: Collection[dg.DagsterEventType], *, newest_first: bool = False
+) -> Iterator[dg.DagsterEvent]:
+    """Yield events of a run.
+
+    Public are only those of assets, and not by run. There are two ways; without one of them, the other one is taken.
+
+    Args:
+        instance: The instance that has the run.
+        run_id: The run.
+        types: Of which types.
+        newest_first: Whether the newest comes first; the oldest does by default.
+
+    Raises:
+        UnsupportedDagsterError: Dagster does not tell.
+    """
+    for entry in _entries(instance, run_id, set(types), newest_first):
+        if entry.dagster_event is not None:
+            yield entry.dagster_event
+
+
+_EVENTS_AT_ONCE: Final = 1000
+
+
+def _entries(
+    instance: dg.DagsterInstance, run_id: str, types: set[dg.DagsterEventType], newest_first: bool
+) -> Iterator[dg.EventLogEntry]:
+    if hasattr(instance, "get_records_for_run"):
+        cursor, has_more = None, True
+        while has_more:
+            found = instance.get_records_for_run(
+                run_id, cursor=cursor, of_type=types, limit=_EVENTS_AT_ONCE, ascending=not newest_first
+            )
+            yield from (record.event_log_entry for record in found.records)
+            cursor, has_more = found.cursor, found.has_more
+    elif hasattr(instance, "all_logs"):
+        entries = list(instance.all_logs(run_id, of_type=types))
+        yield from reversed(entries) if newest_first else entries
+    else:
+        raise UnsupportedDagsterError("events of a run", f"what became of messages in run {run_id} is not known")
+
+
+def event_metadata(event: dg.DagsterEvent) -> Mapping[str, Any]:
+    """Return the metadata of an event: of an output, a materialization, an observation, an expectation or a report.
+
+    An event's own data is not public.
+
+    Args:
+        event: The event.
+
+    Raises:
+        UnsupportedDagsterError: It is not where it was.
+    """
+    try:
+        data: Any = event.event_specific_data
+        if data is None:
+            return {}
+        for name in ("materialization", "asset_observation", "expectation_result"):
+            data = getattr(data, name, data)
+        metadata: Mapping[str, Any] = data.metadata or {}
+    except AttributeError as error:
+        raise UnsupportedDagsterError(
+            f"metadata of an event {event.event_type_value}", "what became of messages is not known"
+        ) from error
+    return metadata
+
+
+def asset_of_event(event: dg.DagsterEvent) -> dg.AssetKey | None:
+    """Return the asset that an event is about; None where it is about none.
+
+    An event's own data is not public. Without it, an event is about no asset.
+
+    Args:
+        event: The event.
+    """
+    try:
+        return event.asset_key
+    except AttributeError:
+        _warn("asset of an event", "assets that were stored before a step failed are not known")
+        return None
+
+
+def error_names(event: dg.DagsterEvent) -> frozenset[str]:
+    """Return the names of the exception that a step failed with, and of its causes.
+
+    An event's own data is not public. Without it there are none: a step that failed single messages by
+    ``MessageFailed`` fails all of them.
+
+    Args:
+        event: The event of the failed step.
+    """
+    names = set()
+    try:
+        error: Any = event.step_failure_data.error
+        while error is not None:
+            names.add(str(error.cls_name))
+            error = error.cause
+    except AttributeError:
+        _warn("error of a failed step", "all of its messages have failed")
+        return frozenset()
+    return frozenset(names)
+
+
+def is_interruption(event: dg.DagsterEvent) -> bool:
+    """Whether an event says that an executor was told to terminate, and ends its steps.
+
+    How the multiprocess executor says so is not public: by ``steps_interrupted`` among the metadata of an engine event.
+    Without it, a step that failed by ``DagsterExecutionInterruptedError`` says so.
+
+    Args:
+        event: An event of the run.
+    """
+    if event.event_type is dg.DagsterEventType.STEP_FAILURE:
+        return dg.DagsterExecutionInterruptedError.__name__ in error_names(event)
+    return event.event_type is dg.DagsterEventType.ENGINE_EVENT and "steps_interrupted" in event_metadata(event)
+
+
+def add_run_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
+    """Add tags to a run that is under way.
+
+    Public are the tags of a run that is to be started. Without it, the executor gives back what it received.
+
+    Args:
+        instance: The instance that has the run.
+        run_id: The run.
+        tags: By name.
+
+    Raises:
+        UnsupportedDagsterError: Dagster does not do it.
+    """
+    try:
+        instance.add_run_tags(run_id, tags)
+    except AttributeError as error:
+        raise UnsupportedDagsterError("add_run_tags()", "steps would not find the messages of their run") from error
+
+
+def report_run_event(instance: dg.DagsterInstance, run: dg.DagsterRun, text: str) -> None:
+    """Add an event to the log of a run, from outside of it.
+
+    Nothing public does. Without it, the text is in the log of the process.
+
+    Args:
+        instance: The instance that has the run.
+        run: The run.
+        text: What the log says.
+    """
+    try:
+        instance.report_engine_event(text, run)
+    except AttributeError:
+        _warn("report_engine_event()", f"the log of run {run.run_id} lacks this: {text}")
+
+
+def executor_events(
+    plan_context: PlanOrchestrationContext, text: str, metadata: Metadata | None = None
+) -> Iterator[dg.DagsterEvent]:
+    """Yield an event of a run for its executor to yield.
+
+    Executors are public, and the events that they yield are not. Without it, the text is a line of the run's log.
+
+    Args:
+        plan_context: What the executor has.
+        text: What the log says.
+        metadata: By key.
+    """
+    try:
+        data = _private("events", "EngineEventData")(metadata=metadata)
+        event = dg.DagsterEvent.engine_event(plan_context, text, data)
+    except (AttributeError, TypeError):
+        _warn("engine events", "the numbers of a lease are a line of the run's log")
+        said = {key: value.value for key, value in (metadata or {}).items()}
+        plan_context.log.info(f"{text} {said}" if said else text)
+        return
+    yield event
+
+
+# Plans of runs
 
 
 _MAPPING_KEY: Final = re.compile(r"\[[^]]*\]")
@@ -166,19 +595,69 @@ class PlannedStep:
 
 
 def planned_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, PlannedStep]:
-    """Return the steps of a run by key, those of dynamic outputs by the key of the step they are made of."""
-    if run.execution_plan_snapshot_id is None:
-        return {}
-    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
-    executed = set(map(without_mapping_key, plan.step_keys_to_execute))
-    steps: dict[str, PlannedStep] = {}
-    for step in plan.steps:
-        key = without_mapping_key(step.key)
-        upstream = {without_mapping_key(each) for value in step.inputs for each in value.upstream_step_keys}
-        made = [output.properties.asset_key for output in step.outputs if output.properties is not None]
-        assets = frozenset(asset for asset in made if asset is not None)
-        steps[key] = PlannedStep(frozenset(upstream), assets, key in executed)
+    """Return the steps of a run by key, those of dynamic outputs by the key of the step they are made of.
+
+    Plans of runs are not public. Without them, a run that repeats another one does not receive.
+
+    Args:
+        instance: The instance that has the run.
+        run: The run.
+
+    Raises:
+        UnsupportedDagsterError: Dagster does not tell.
+    """
+    try:
+        if run.execution_plan_snapshot_id is None:
+            return {}
+        plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+        executed = set(map(without_mapping_key, plan.step_keys_to_execute))
+        steps: dict[str, PlannedStep] = {}
+        for step in plan.steps:
+            key = without_mapping_key(step.key)
+            upstream = {without_mapping_key(each) for value in step.inputs for each in value.upstream_step_keys}
+            made = [output.properties.asset_key for output in step.outputs if output.properties is not None]
+            assets = frozenset(asset for asset in made if asset is not None)
+            steps[key] = PlannedStep(frozenset(upstream), assets, key in executed)
+    except AttributeError as error:
+        raise UnsupportedDagsterError(
+            f"plan of run {run.run_id}", "it is not known which steps would never see the messages"
+        ) from error
     return steps
+
+
+def upstream_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, set[str]] | None:
+    """Return the steps that each step of a run waits for, by key; those of dynamic outputs as ``load[?]``.
+
+    Plans of runs are not public. Without them it is not known, which is None: every failed step counts as one that
+    others wait for, so that no message of its run is deleted.
+
+    Args:
+        instance: The instance that has the run.
+        run: The run.
+    """
+    try:
+        if run.execution_plan_snapshot_id is None:
+            return {}
+        plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+        return {step.key: {key for value in step.inputs for key in value.upstream_step_keys} for step in plan.steps}
+    except AttributeError:
+        _warn(f"plan of run {run.run_id}", "no message of it is deleted if a step of it fails")
+        return None
+
+
+def awaited_steps(plan: ExecutionPlan) -> Mapping[str, Collection[str]] | None:
+    """Return the steps that each step of an executor's plan waits for, as :func:`upstream_steps` does.
+
+    Executors are public, and the plans that they execute are not.
+
+    Args:
+        plan: What the executor is to execute.
+    """
+    try:
+        return plan.get_all_step_deps()
+    except AttributeError:
+        _warn("get_all_step_deps()", "no message of the run is deleted if a step of it fails")
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +680,24 @@ def parts_left_out(job: IJob, executed: Collection[str]) -> JobParts:
 
     Of the job that nobody defined, only what is connected with something executed belongs to the work.
 
+    What an executor knows of its job is not public. Without it, the executor receives for no run.
+
     Args:
         job: The job of the run, with the selection of the run.
         executed: The keys of the steps that the run executes.
+
+    Raises:
+        UnsupportedDagsterError: Dagster does not tell.
     """
+    try:
+        return _parts_left_out(job, executed)
+    except AttributeError as error:
+        raise UnsupportedDagsterError(
+            "definition of a run's job", "it is not known which steps would never see the messages"
+        ) from error
+
+
+def _parts_left_out(job: IJob, executed: Collection[str]) -> JobParts:
     # A job without a selection: the one that is defined.
     whole, selected = job.get_subset().get_definition(), job.get_definition()
     is_implicit = whole.name == _IMPLICIT_JOB
@@ -262,3 +755,132 @@ def reached(edges: Mapping[str, Collection[str]], start: str) -> set[str]:
             found.add(key)
             waiting.extend(edges.get(key, ()))
     return found
+
+
+# Sensors
+
+
+def is_tick_of_the_daemon(context: dg.SensorEvaluationContext) -> bool:
+    """Whether the daemon evaluates a sensor, and not somebody who tries it out in the web UI or in a test.
+
+    Nothing public tells. The daemon names the log of an evaluation by the number of its tick; Dagster names others by
+    the time, or not at all. Without it, the sensor fails instead of receiving messages for nobody.
+
+    Args:
+        context: The context of the evaluation.
+
+    Raises:
+        UnsupportedDagsterError: Evaluations have no log that is named in such a way.
+    """
+    try:
+        log_key = context.log_key
+    except AttributeError as error:
+        raise UnsupportedDagsterError(
+            "log of a sensor's evaluation", "the daemon's cannot be told from a test in the web UI, and none receives"
+        ) from error
+    return bool(log_key and log_key[-1].isdigit())
+
+
+def location_name(context: dg.SensorEvaluationContext) -> str | None:
+    """Return the name of the code location of a sensor; None where it is evaluated by hand.
+
+    The public context knows the repository only. Without it, sensors of several code locations that have one name are
+    taken for one.
+
+    Args:
+        context: The context of the evaluation.
+    """
+    try:
+        origin = context.code_location_origin
+    except AttributeError:
+        _warn("code_location_origin", "sensors with one name in several code locations are taken for one")
+        return None
+    return None if origin is None else origin.location_name
+
+
+def lasting_instance(context: dg.SensorEvaluationContext) -> tuple[dg.DagsterInstance, bool]:
+    """Return an instance to keep after the evaluation of a sensor, and whether :func:`dispose` is to end it.
+
+    The evaluation's own is disposed of with it, unless it is in memory. A copy is not public. Without it, the instance
+    is the one that ``DAGSTER_HOME`` names.
+
+    Args:
+        context: The context of the evaluation.
+    """
+    try:
+        if context.instance.is_ephemeral:
+            return context.instance, False
+        return dg.DagsterInstance.from_ref(context.instance.get_ref()), True
+    except AttributeError:
+        _warn("copy of an instance", "that of DAGSTER_HOME is taken")
+        return dg.DagsterInstance.get(), True
+
+
+def dispose(instance: dg.DagsterInstance) -> None:
+    """Close what an instance has open.
+
+    It is not public. Without it, Python closes it when nothing refers to the instance.
+
+    Args:
+        instance: The instance.
+    """
+    with suppress(AttributeError):
+        instance.dispose()
+
+
+def storage_id(instance: dg.DagsterInstance) -> str:
+    """Name the database of an instance's runs.
+
+    It is not public. Without it, all instances of a kind have one name, so that two deployments which share the
+    workspace of a sensor by mistake do not notice.
+
+    Args:
+        instance: The instance.
+    """
+    storage: Any = getattr(instance, "run_storage", instance)
+    try:
+        return str(storage.get_run_storage_id())
+    except (AttributeError, NotImplementedError):
+        return type(storage).__name__
+
+
+def is_asset_job(target: object) -> bool:
+    """Whether something is what ``define_asset_job`` returns, whose type is not public.
+
+    Args:
+        target: Anything.
+    """
+    return isinstance(target, type(dg.define_asset_job("any")))
+
+
+# Pipes
+
+
+def pipes_context_data(run_id: str) -> PipesContextData:
+    """Return what a job learns of its step through Dagster Pipes: the run.
+
+    Public is ``open_pipes_session``, but an asset over that has to return what the job materialized. Keys that a
+    release adds are None.
+
+    Args:
+        run_id: The run.
+    """
+    data: Any = dict.fromkeys(PipesContextData.__annotations__)
+    data |= {"run_id": run_id, "retry_number": 0, "extras": {}}
+    known: PipesContextData = data
+    return known
+
+
+def has_read_all(handler: dg.PipesMessageHandler) -> bool:
+    """Whether all that a job reports through Dagster Pipes was read.
+
+    It is not public. Without it, all counts as read: the last lines that a job logs may be missing in the run's log.
+
+    Args:
+        handler: What reads it.
+    """
+    try:
+        return handler.received_closed_message
+    except AttributeError:
+        _warn("received_closed_message", "the run's log may lack the last lines of a job")
+        return True

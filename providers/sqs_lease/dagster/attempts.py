@@ -10,7 +10,7 @@ became of it. The next attempt reads them. A lease without the second event was 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from threading import Event
@@ -22,7 +22,7 @@ import dagster as dg
 from sqs_lease.blocking import LeaseBlock, LeasedBatch
 from sqs_lease.core.failure_rules import ByExceptionRule, DeadLetter, FailureRule, ReleaseRule, Settlement
 from sqs_lease.core.specs import OnFailure, resolve_failure_rule
-from sqs_lease.dagster._internals import Context, is_tried_again, report_event, step_key
+from sqs_lease.dagster._internals import Context, is_tried_again, report_event, reported, step_key
 from sqs_lease.dagster.metadata import EARLIER, PREFIX, QUEUE, lease_metadata, lease_summary
 from sqs_lease.dagster.step_watch import watch_of
 from sqs_lease.ingestion.job import JobError
@@ -39,7 +39,6 @@ _UNFINISHED: Final = f"{PREFIX}unfinished"
 _RETRY_NUMBER_TAG: Final = "dagster/retry_number"
 """Dagster's tag of runs that its daemon repeats by itself."""
 
-_EVENTS_AT_ONCE: Final = 1000
 _JOB_ERROR: Final = f"{JobError.__module__}.{JobError.__qualname__}"
 _COUNTS: Final = (
     "received",
@@ -317,8 +316,8 @@ def lease_records(instance: dg.DagsterInstance, run_id: str, key: str) -> list[L
         key: The step's.
     """
     records: dict[str, LeaseRecord] = {}
-    for event in _engine_events(instance, run_id):
-        numbers: dict[str, Any] = {name: value.value for name, value in event.engine_event_data.metadata.items()}
+    for event in reported(instance, run_id):
+        numbers: dict[str, Any] = {name: value.value for name, value in event.metadata.items()}
         if event.step_key != key or _LEASE not in numbers:
             continue
         received, queue_url = numbers[_RECEIVED], numbers[QUEUE]
@@ -332,15 +331,3 @@ def lease_records(instance: dg.DagsterInstance, run_id: str, key: str) -> list[L
             record = LeaseRecord(attempt, queue_url, received, cut_off, received)
         records[numbers[_LEASE]] = record
     return list(records.values())
-
-
-def _engine_events(instance: dg.DagsterInstance, run_id: str) -> Iterator[dg.DagsterEvent]:
-    cursor, has_more = None, True
-    while has_more:
-        found = instance.get_records_for_run(
-            run_id, cursor=cursor, of_type=dg.DagsterEventType.ENGINE_EVENT, limit=_EVENTS_AT_ONCE
-        )
-        for record in found.records:
-            if (event := record.event_log_entry.dagster_event) is not None:
-                yield event
-        cursor, has_more = found.cursor, found.has_more

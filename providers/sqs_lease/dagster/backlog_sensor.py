@@ -22,6 +22,7 @@ import dagster as dg
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.dagster._internals import is_asset_job, location_name
 from sqs_lease.dagster.backlog_state import (
     SENSOR_TAG,
     Backlog,
@@ -38,11 +39,10 @@ from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 
 if TYPE_CHECKING:
-    # What define_asset_job returns; it has no public name of its own.
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+    from sqs_lease.dagster._internals import AssetJob
 
 RunConfig: TypeAlias = dg.RunConfig | Mapping[str, Any]
-Job: TypeAlias = "dg.JobDefinition | UnresolvedAssetJobDefinition"
+Job: TypeAlias = "dg.JobDefinition | AssetJob"
 Assets: TypeAlias = (
     dg.AssetSelection
     | dg.AssetsDefinition
@@ -318,8 +318,8 @@ def _backlog(queue: QueueAttributes, memory: Memory, now: float) -> Backlog:
 
 def _tag(name: str, context: dg.SensorEvaluationContext) -> str:
     """What the runs of this sensor are tagged with; sensors of other code locations may have its name."""
-    origin = context.code_location_origin
-    return name if origin is None else f"{name}@{origin.location_name}"
+    location = location_name(context)
+    return name if location is None else f"{name}@{location}"
 
 
 def _jobs_of_a_list(target: Target | None) -> list[str]:
@@ -334,7 +334,7 @@ def _jobs_of_a_list(target: Target | None) -> list[str]:
 
 
 def _is_job(target: object) -> TypeGuard[Job]:
-    return isinstance(target, dg.JobDefinition) or type(target).__name__ == "UnresolvedAssetJobDefinition"
+    return isinstance(target, dg.JobDefinition) or is_asset_job(target)
 
 
 def _asset_key(asset: dg.AssetSpec | dg.AssetKey | str | None) -> dg.AssetKey | None:

@@ -193,13 +193,17 @@ def _assets_behind(context: dg.SensorEvaluationContext, key: dg.AssetKey) -> lis
     """The assets directly behind the queue's that run by themselves."""
     if context.repository_def is None:
         raise ValueError("the sensor's context has no definitions: build_sensor_context(definitions=...)")
-    graph = context.repository_def.asset_graph
-    if not graph.has(key):
+    specs = {spec.key: spec for made in context.repository_def.assets_defs_by_key.values() for spec in made.specs}
+    if key not in specs:
         raise ValueError(
             f"the code location has no asset {key.to_user_string()}, so nothing can depend on it: "
             f'add dg.AssetSpec("{key.to_user_string()}") to its assets'
         )
-    return [child for child in graph.get(key).child_keys if graph.get(child).automation_condition is not None]
+    return [
+        spec.key
+        for spec in specs.values()
+        if spec.automation_condition is not None and any(dep.asset_key == key for dep in spec.deps)
+    ]
 
 
 def _counted(instance: dg.DagsterInstance, memory: Memory, newest: dg.RunRecord) -> Memory:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
+from sqs_lease.dagster._internals import asset_of_event, event_metadata, run_events
 from sqs_lease.dagster.metadata import EARLIER, FAILED, PREFIX, QUEUE, UNSAFE
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.sqs.errors import SqsError
@@ -17,7 +18,6 @@ from sqs_lease.sqs.transport import QueueAttributes
 
 Asset: TypeAlias = dg.AssetsDefinition | dg.AssetKey | str | Sequence[str]
 
-_MOST_EVENTS = 1000
 _EARLIER_FAILED = (f"{EARLIER}dead_lettered", f"{EARLIER}expired")
 _EARLIER_RELEASED = f"{EARLIER}released"
 
@@ -186,10 +186,8 @@ def _events(
     instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey, types: set[dg.DagsterEventType]
 ) -> list[Mapping[str, Any]]:
     """The metadata of a run's events of an asset, the newest first."""
-    records = instance.get_records_for_run(run_id, of_type=types, limit=_MOST_EVENTS, ascending=False).records
-    entries = [record.event_log_entry for record in records]
-    found = [entry.asset_materialization or entry.asset_observation for entry in entries]
-    return [event.metadata for event in found if event is not None and event.asset_key == key]
+    events = run_events(instance, run_id, types, newest_first=True)
+    return [event_metadata(event) for event in events if asset_of_event(event) == key]
 
 
 def _earlier(key: str) -> str:

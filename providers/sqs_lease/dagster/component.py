@@ -8,7 +8,7 @@ Its parts are checked against their schema by ``dg check yaml``, and wholly when
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, TypeAlias
+from typing import Any, Final, Self
 
 import dagster as dg
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -55,30 +55,15 @@ def _schema_by_kind(kinds: Mapping[str, Kind]) -> dict[str, Any]:
     }
 
 
-SourceOptions: TypeAlias = Annotated[
-    dict[str, Any],
-    dg.Resolver.default(
-        description="What the messages are: its kind, and the kind's own keys.",
-        json_schema_extra=_schema_by_kind(SOURCES),
-        examples=[{KIND: "json", "schema": "order_id BIGINT NOT NULL, total DOUBLE"}],
-    ),
-]
-SinkOptions: TypeAlias = Annotated[
-    dict[str, Any],
-    dg.Resolver.default(
-        description="The table that the records go to: its kind, and the kind's own keys.",
-        json_schema_extra=_schema_by_kind(SINKS),
-        examples=[{KIND: "delta", "path": "/data/orders"}],
-    ),
-]
-RejectsOptions: TypeAlias = Annotated[
-    dict[str, Any],
-    dg.Resolver.default(
-        description="The table for messages that are no records. Without it they are failed, see lease.on_failure.",
-        json_schema_extra=_schema_by_kind(SINKS),
-        examples=[{KIND: "delta", "path": "/data/rejected_orders"}],
-    ),
-]
+def _errors_at_their_keys(schema: dict[str, Any]) -> None:
+    """Have the JSON schema of a field with keys of its own say which of them is wrong.
+
+    Dagster also takes a text, a template, for every field. Of such a choice a validator can only say that no part of it
+    fits, which marks the whole block. So any mapping fits the choice, and the keys are checked beside it.
+    """
+    (keys,) = (choice for choice in schema["anyOf"] if "$ref" in choice)
+    schema["anyOf"].append({"type": "object"})
+    schema |= {"if": {"type": "object"}, "then": dict(keys)}
 
 
 def _at_least(minimum: int, number: float | None, info: ValidationInfo) -> float | None:
@@ -240,16 +225,33 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
     # The errors say which key is wrong; a password that was put there by mistake is not to be shown.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    queue: QueueOptions = Field(description="The queue.")
-    lease: LeaseOptions = Field(default_factory=LeaseOptions, description="How a batch is received and kept.")
-    source: SourceOptions
-    sink: SinkOptions
-    rejects: RejectsOptions | None = None
+    queue: QueueOptions = Field(description="The queue.", json_schema_extra=_errors_at_their_keys)
+    lease: LeaseOptions = Field(
+        default=LeaseOptions(),
+        description="How a batch is received and kept.",
+        json_schema_extra=_errors_at_their_keys,
+    )
+    source: dict[str, Any] = Field(
+        description="What the messages are: its kind, and the kind's own keys.",
+        json_schema_extra=_schema_by_kind(SOURCES),
+        examples=[{KIND: "json", "schema": "order_id BIGINT NOT NULL, total DOUBLE"}],
+    )
+    sink: dict[str, Any] = Field(
+        description="The table that the records go to: its kind, and the kind's own keys.",
+        json_schema_extra=_schema_by_kind(SINKS),
+        examples=[{KIND: "delta", "path": "/data/orders"}],
+    )
+    rejects: dict[str, Any] | None = Field(
+        default=None,
+        description="The table for messages that are no records. Without it they are failed, see lease.on_failure.",
+        json_schema_extra=_schema_by_kind(SINKS),
+        examples=[{KIND: "delta", "path": "/data/rejected_orders"}],
+    )
     workspace: str = Field(
         description="Directory for the files of batches under way: an absolute path by which the driver and all "
         "executors reach it."
     )
-    spark_conf: dict[str, Any] = Field(default_factory=dict, description="Settings of the Spark session.")
+    spark_conf: dict[str, Any] = Field(default={}, description="Settings of the Spark session.")
     spark: str = Field(
         default="local[2]",
         description="Where Spark runs: local[2] is in the job's process, spark://host:7077 on a standalone cluster, "
@@ -258,13 +260,21 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
     python: str | None = Field(
         default=None, description="The Python of an environment with sqs-lease[spark] and dagster-pipes; this one."
     )
-    asset: dg.ResolvedAssetSpec
-    retries: RetryOptions | None = Field(default=None, description="Retries of the step; none by default.")
+    asset: dg.ResolvedAssetSpec = Field(description="The asset.", json_schema_extra=_errors_at_their_keys)
+    retries: RetryOptions | None = Field(
+        default=None,
+        description="Retries of the step; none by default.",
+        json_schema_extra=_errors_at_their_keys,
+    )
     backlog_check: BacklogCheckOptions | None = Field(
-        default=None, description="A check of what waits in the queue, beside the one of the leases; none by default."
+        default=None,
+        description="A check of what waits in the queue, beside the one of the leases; none by default.",
+        json_schema_extra=_errors_at_their_keys,
     )
     backlog_sensor: BacklogSensorOptions | None = Field(
-        default=None, description="A sensor that starts runs when messages wait; none by default."
+        default=None,
+        description="A sensor that starts runs when messages wait; none by default.",
+        json_schema_extra=_errors_at_their_keys,
     )
 
     @model_validator(mode="after")

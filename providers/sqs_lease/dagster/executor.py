@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,6 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import dagster as dg
-from dagster._core.events import EngineEventData
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.blocking import LeasedBatch, lease
@@ -27,7 +26,8 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_policy
-from sqs_lease.dagster._internals import parts_left_out
+from sqs_lease.dagster._internals import add_run_tags, awaited_steps, executor_events, parts_left_out
+from sqs_lease.dagster.access_errors import Entered
 from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary
 from sqs_lease.dagster.reexecution import refuse_part_of_the_job, refuse_to_go_on, worked_on_by
@@ -47,10 +47,12 @@ from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS, SettlementError
 from sqs_lease.sqs.validation import check_whole_number
 
 if TYPE_CHECKING:
-    from dagster._core.execution.context.system import PlanOrchestrationContext
-    from dagster._core.execution.plan.plan import ExecutionPlan
-    from dagster._core.execution.retries import RetryMode
-    from dagster._core.execution.step_dependency_config import StepDependencyConfig
+    from sqs_lease.dagster._internals import (
+        ExecutionPlan,
+        PlanOrchestrationContext,
+        RetryMode,
+        StepDependencyConfig,
+    )
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +164,7 @@ class _Leasing:
 
     def lease(self, queue: SqsQueueResource) -> AbstractContextManager[LeasedBatch]:
         """Receive, and hold for as long as the block lasts."""
-        return lease(
+        block = lease(
             queue.queue,
             max_messages=self.max_messages,
             wait=self.wait,
@@ -172,6 +174,7 @@ class _Leasing:
             on_failure=self.on_failure,
             client=queue.client(),
         )
+        return Entered(block, queue)
 
 
 class LeaseExecutor(dg.Executor):
@@ -220,9 +223,10 @@ class LeaseExecutor(dg.Executor):
             others = multiprocessing.active_children()
             try:
                 _store(batch, run_batch_id(run.run_id), folder)
-                instance.add_run_tags(run.run_id, {BATCH_TAG: uri})
-                yield _told(plan_context, f"Received {len(batch)} messages of {batch.queue_url} for the steps: {uri}")
-                ends = StepEnds(run.run_id, execution_plan.get_all_step_deps())
+                add_run_tags(instance, run.run_id, {BATCH_TAG: uri})
+                received = f"Received {len(batch)} messages of {batch.queue_url} for the steps: {uri}"
+                yield from executor_events(plan_context, received)
+                ends = StepEnds(run.run_id, awaited_steps(execution_plan))
                 try:
                     for event in self._steps.execute(plan_context, execution_plan):
                         ends.see(event)
@@ -242,7 +246,7 @@ class LeaseExecutor(dg.Executor):
                     raise
                 ended_by = error
             workers = worked_on_by(folder)
-        yield _told(plan_context, lease_summary(batch), {**lease_metadata(batch), **workers})
+        yield from executor_events(plan_context, lease_summary(batch), {**lease_metadata(batch), **workers})
         if ended_by is not None:
             raise ended_by
 
@@ -317,9 +321,3 @@ def _remove(folder: BatchFolder) -> None:
         folder.remove()
     except Exception as error:  # noqa: BLE001 - each store has errors of its own, and a later run tries again
         logger.warning("%s cannot be removed (%s: %s)", folder, type(error).__name__, error)
-
-
-def _told(
-    plan_context: PlanOrchestrationContext, message: str, metadata: Mapping[str, dg.MetadataValue] | None = None
-) -> dg.DagsterEvent:
-    return dg.DagsterEvent.engine_event(plan_context, message, EngineEventData(metadata=metadata))

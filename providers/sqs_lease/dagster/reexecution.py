@@ -19,11 +19,20 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import dagster as dg
 
-from sqs_lease.dagster._internals import JobParts, PlannedStep, planned_steps, without_mapping_key
+from sqs_lease.dagster._internals import (
+    JobParts,
+    PlannedStep,
+    asset_of_event,
+    event_metadata,
+    planned_steps,
+    reached,
+    run_events,
+    without_mapping_key,
+)
 from sqs_lease.dagster.metadata import PREFIX, QUEUE
 from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.run_folders import run_batch_uri, workspace_path
@@ -137,7 +146,7 @@ def refuse_to_go_on(instance: dg.DagsterInstance, run: dg.DagsterRun, queue: str
     Raises:
         ResumedRunError: Steps of it began.
     """
-    if not instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_START):
+    if next(run_events(instance, run.run_id, (dg.DagsterEventType.STEP_START,)), None) is None:
         return
     raise ResumedRunError(
         f"Run {run.run_id} does not receive from {queue}: Dagster resumes it with a new run worker, and the steps that "
@@ -190,7 +199,7 @@ class _Execution:
     def see(self, event: dg.DagsterEvent) -> None:
         """Take in an event."""
         if event.event_type == dg.DagsterEventType.ENGINE_EVENT:
-            said = event.engine_event_data.metadata.get(WORKED_ON_BY)
+            said = event_metadata(event).get(WORKED_ON_BY)
             if said is not None:
                 self.workers = frozenset(json.loads(str(said.value)))
         if event.step_key is None:
@@ -202,9 +211,10 @@ class _Execution:
                 # What an earlier attempt gave back has come to this one again.
                 self.queues.pop(step, None)
         elif event.event_type in _WITH_METADATA:
-            if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
-                self.stored.setdefault(step, set()).add(event.step_materialization_data.materialization.asset_key)
-            metadata = _metadata(event)
+            asset = asset_of_event(event)
+            if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION and asset is not None:
+                self.stored.setdefault(step, set()).add(asset)
+            metadata = event_metadata(event)
             if any(int(metadata[key].value or 0) for key in _GIVEN_BACK if key in metadata) and QUEUE in metadata:
                 names = {_name(queue) for queue in str(metadata[QUEUE].value).split(", ")}
                 self.queues.setdefault(step, set()).update(names)
@@ -225,14 +235,6 @@ _WITH_METADATA: Final = (
 )
 
 
-def _metadata(event: dg.DagsterEvent) -> Mapping[str, Any]:
-    if event.event_type == dg.DagsterEventType.STEP_OUTPUT:
-        return event.step_output_data.metadata or {}
-    if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
-        return event.step_materialization_data.materialization.metadata
-    return event.asset_observation_data.asset_observation.metadata
-
-
 def _ancestors(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[dg.DagsterRun]:
     """The runs that a run repeats, the newest first; one that was deleted ends them."""
     seen = {run.run_id}
@@ -249,9 +251,8 @@ def _ancestors(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[dg.
 def _execution(instance: dg.DagsterInstance, run: dg.DagsterRun) -> _Execution:
     done = _Execution(run.run_id)
     wanted = {*_ENDS, *_WITH_METADATA, dg.DagsterEventType.ENGINE_EVENT}
-    for entry in instance.all_logs(run.run_id, of_type=wanted):
-        if entry.dagster_event is not None:
-            done.see(entry.dagster_event)
+    for event in run_events(instance, run.run_id, wanted):
+        done.see(event)
     return done
 
 
@@ -300,23 +301,13 @@ def _assets_stored_before(
     return sorted(key.to_user_string() for key in done.stored.get(step, set()) - here[step].assets)
 
 
-def _connected(graph: Mapping[str, Iterable[str]], step_key: str) -> set[str]:
+def _connected(graph: Mapping[str, Collection[str]], step_key: str) -> set[str]:
     """The steps before and after a step, near and far."""
     after: dict[str, set[str]] = {}
     for key, before in graph.items():
         for each in before:
             after.setdefault(each, set()).add(key)
-    return _reached(graph, step_key) | _reached(after, step_key)
-
-
-def _reached(edges: Mapping[str, Iterable[str]], start: str) -> set[str]:
-    reached: set[str] = set()
-    waiting = list(edges.get(start, ()))
-    while waiting:
-        if (key := waiting.pop()) not in reached:
-            reached.add(key)
-            waiting.extend(edges.get(key, ()))
-    return reached
+    return reached(graph, step_key) | reached(after, step_key)
 
 
 def _name(queue: str) -> str:

@@ -15,6 +15,7 @@ from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_failure_rule
 from sqs_lease.dagster._internals import Context, add_metadata, step_key
+from sqs_lease.dagster.access_errors import Entered, access_to
 from sqs_lease.dagster.attempts import StepLease
 from sqs_lease.dagster.metadata import combined_metadata, lease_metadata
 from sqs_lease.dagster.reexecution import refuse_where_steps_are_left_out
@@ -75,10 +76,11 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             sqs_lease.sqs.errors.SqsError: It cannot be made; the text names the queue and says what to do.
         """
-        return boto3_client.make_client(
-            AwsAccess(self.region_name, self.endpoint_url, self.profile_name, self.role_arn, self.role_session_name),
-            queue=self.queue,
+        access = AwsAccess(
+            self.region_name, self.endpoint_url, self.profile_name, self.role_arn, self.role_session_name
         )
+        with access_to(self):
+            return boto3_client.make_client(access, queue=self.queue)
 
     def attributes(self, *, timeout: Duration = 30.0) -> QueueAttributes:
         """Read what the queue says of itself, such as how many messages it has; nothing is received.
@@ -90,7 +92,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             ValueError: ``queue`` is not a queue name, URL or ARN.
             sqs_lease.sqs.errors.SqsError: The queue cannot be read; the text names it and says what to do.
         """
-        return queue_attributes(self.queue, timeout=timeout, client=self.client())
+        with access_to(self):
+            return queue_attributes(self.queue, timeout=timeout, client=self.client())
 
     @contextmanager
     def lease(
@@ -168,7 +171,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
         step.watch(block)
         try:
-            with block as batch:
+            with Entered(block, self) as batch:
                 try:
                     step.received(batch)
                     yield batch

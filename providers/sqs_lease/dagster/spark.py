@@ -12,20 +12,19 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from threading import Event
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from uuid import uuid4
 
 import dagster as dg
-from dagster_pipes import PipesContextData
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.blocking import LeasedBatch
-from sqs_lease.dagster._internals import Context, add_metadata
+from sqs_lease.dagster._internals import Context, add_metadata, has_read_all, pipes_context_data
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch
 from sqs_lease.dagster.run_batch.run_folders import workspace_path
 from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
@@ -193,7 +192,14 @@ def stored_batch(batch: IngestedBatch, directory: str) -> Iterator[str]:
         yield str(path)
 
 
-def reported_result(reported: dg.PipesClientCompletedInvocation | dg.PipesSession) -> StoredResult:
+class Reported(Protocol):
+    """What a job reported through Pipes."""
+
+    def get_custom_messages(self) -> Sequence[Any]:
+        """Return the messages that the job reported for itself."""
+
+
+def reported_result(reported: Reported) -> StoredResult:
     """Return the result that a job reported through Pipes.
 
     Args:
@@ -224,6 +230,7 @@ def _run(
 ) -> StoredResult:
     reader = dg.PipesTempFileMessageReader()
     handler = dg.PipesMessageHandler(context, reader)
+    known = pipes_context_data(context.op_execution_context.run_id)
     with tempfile.TemporaryDirectory(prefix="sqs-lease-") as temporary:
         manifest, result = Path(temporary) / "messages.parquet", Path(temporary) / "result.json"
         with (
@@ -232,10 +239,10 @@ def _run(
             ),
             # Not open_pipes_session: an asset over that has to return what the job materialized, and ours has nothing
             # to say but its numbers.
-            dg.PipesTempFileContextInjector().inject_context(_context_data(context)) as injected,
+            dg.PipesTempFileContextInjector().inject_context(known) as injected,
             handler.handle_messages() as read,
         ):
-            session = dg.PipesSession(_context_data(context), handler, injected, read, context)
+            session = dg.PipesSession(known, handler, injected, read, context)
             with JobProcess(
                 job_command(python, spark, job_arguments(spec, [str(manifest)], str(result))),
                 {
@@ -268,7 +275,7 @@ def _ending_when_lost(batch: IngestedBatch, job: JobProcess) -> AbstractContextM
 def _wait_for_the_end(handler: dg.PipesMessageHandler) -> None:
     """Wait until all that the job reported was read: Pipes stops reading when it is told to, read or not."""
     pause, ends_at = Event(), time.monotonic() + _LAST_MESSAGE_SECONDS
-    while not handler.received_closed_message and time.monotonic() < ends_at:
+    while not has_read_all(handler) and time.monotonic() < ends_at:
         pause.wait(_LOOK_SECONDS)
 
 
@@ -282,19 +289,4 @@ def _lost(batch: IngestedBatch) -> str:
     return (
         f"none of the messages of {batch.queue_url} is held any more, so their ingestion was stopped: they were "
         "settled or lost. What was committed is in the table, and is not stored twice when they are received again"
-    )
-
-
-def _context_data(context: Context) -> PipesContextData:
-    return PipesContextData(
-        asset_keys=None,
-        code_version_by_asset_key=None,
-        provenance_by_asset_key=None,
-        partition_key=None,
-        partition_key_range=None,
-        partition_time_window=None,
-        run_id=context.op_execution_context.run_id,
-        job_name=None,
-        retry_number=0,
-        extras={},
     )

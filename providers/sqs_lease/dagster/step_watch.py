@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 import dagster as dg
 
-from sqs_lease.dagster._internals import Context, step_key, warn_in_log
+from sqs_lease.dagster._internals import Context, listen, step_key, warn_in_log
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,6 @@ class StepWatch:
             "is not stored. Decorate the function with leased(), which has what it returns stored first; or yield the "
             "value within the block; or annotate the function with -> None if it has no value"
         )
-        logger.warning("%s", text)
         warn_in_log(instance, entry, text)
 
 
@@ -118,6 +117,5 @@ def watch_of(context: Context) -> StepWatch | None:
     watch = _watches.get(attempt)
     if watch is None:
         watch = _watches[attempt] = StepWatch(key)
-        instance, see = context.instance, watch.see
-        instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
+        listen(context, watch.see)
     return watch

@@ -19,11 +19,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import dagster as dg
 
 from sqs_lease.core.failure_rules import failed_by_exception
+from sqs_lease.dagster._internals import error_names, is_interruption, run_events, upstream_steps
 from sqs_lease.dagster.run_batch.folder import PieceOfWork
 from sqs_lease.dagster.run_batch.leased_batch import attempt_name
 
@@ -181,18 +182,22 @@ class WorkDone:
         self.steps: dict[str, StepEnd] = {}
         self._skipped: set[str] = set()
         self._planned: set[str] = set()
+        self._is_planned = True
         for run in runs:
-            upstream = _upstream(instance, run)
-            self._planned |= upstream.keys()
-            self._see(run.run_id, upstream, _events(instance, run.run_id))
+            upstream = upstream_steps(instance, run)
+            self._is_planned &= upstream is not None
+            self._planned |= (upstream or {}).keys()
+            self._see(run.run_id, upstream, run_events(instance, run.run_id, _STEP_EVENTS))
 
     def is_whole(self) -> bool:
         """Whether every step came to an end, was skipped, or waited for one that failed."""
         ended = {_MAPPING_KEY.sub("[?]", key) for key in (*self.steps, *self._skipped)}
         held_up = any(end.failed and end.holds_up for end in self.steps.values())
-        return held_up or self._planned <= ended
+        return self._is_planned and (held_up or self._planned <= ended)
 
-    def _see(self, run_id: str, upstream: Mapping[str, Collection[str]], events: Iterable[dg.DagsterEvent]) -> None:
+    def _see(
+        self, run_id: str, upstream: Mapping[str, Collection[str]] | None, events: Iterable[dg.DagsterEvent]
+    ) -> None:
         ends = StepEnds(run_id, upstream)
         for event in events:
             key = event.step_key
@@ -208,30 +213,18 @@ class WorkDone:
         self.steps.update(ends.ends())
 
 
-def _upstream(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, set[str]]:
-    if run.execution_plan_snapshot_id is None:
-        return {}
-    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
-    return {step.key: {key for value in step.inputs for key in value.upstream_step_keys} for step in plan.steps}
-
-
-def _events(instance: dg.DagsterInstance, run_id: str) -> Iterable[dg.DagsterEvent]:
-    for entry in instance.all_logs(run_id, of_type=_STEP_EVENTS):
-        if entry.dagster_event is not None:
-            yield entry.dagster_event
-
-
 class StepEnds:
     """What is seen of a run's steps.
 
     Args:
         run_id: The run.
-        upstream: The steps that each step waits for, by key; those of dynamic outputs as ``load[?]``.
+        upstream: The steps that each step waits for, by key; those of dynamic outputs as ``load[?]``. None where that
+            is not known: any step may be waited for then.
     """
 
-    def __init__(self, run_id: str, upstream: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, run_id: str, upstream: Mapping[str, Collection[str]] | None) -> None:
         self._run_id = run_id
-        self._awaited = {before for steps in upstream.values() for before in steps}
+        self._awaited = None if upstream is None else {before for steps in upstream.values() for before in steps}
         self._retries: dict[str, int] = {}
         self._ends: dict[str, StepEnd] = {}
         self.is_interrupted = False
@@ -239,19 +232,16 @@ class StepEnds:
     def see(self, event: dg.DagsterEvent) -> None:
         """Take in an event of the run."""
         key = event.step_key
-        if event.event_type == dg.DagsterEventType.ENGINE_EVENT:
-            # What the multiprocess executor says when it was told to terminate.
-            self.is_interrupted |= "steps_interrupted" in event.engine_event_data.metadata
-        elif key is None:
+        self.is_interrupted |= is_interruption(event)
+        if key is None:
             return
-        elif event.is_step_up_for_retry:
+        if event.is_step_up_for_retry:
             self._retries[key] = self._retries.get(key, 0) + 1
         elif event.is_step_success:
             self._ends[key] = StepEnd(self._attempt(key))
         elif event.is_step_failure:
-            holds_up = _MAPPING_KEY.sub("[?]", key) in self._awaited
-            errors = _error_names(event.step_failure_data.error)
-            self._ends[key] = StepEnd(self._attempt(key), failed=True, errors=errors, holds_up=holds_up)
+            holds_up = self._awaited is None or _MAPPING_KEY.sub("[?]", key) in self._awaited
+            self._ends[key] = StepEnd(self._attempt(key), failed=True, errors=error_names(event), holds_up=holds_up)
 
     def ends(self) -> Mapping[str, StepEnd]:
         """How the steps that came to an end did so, by key; skipped ones are not among them."""
@@ -259,11 +249,3 @@ class StepEnds:
 
     def _attempt(self, key: str) -> str:
         return attempt_name(self._run_id, self._retries.get(key, 0))
-
-
-def _error_names(error: Any) -> frozenset[str]:
-    names = set()
-    while error is not None:
-        names.add(error.cls_name)
-        error = error.cause
-    return frozenset(names)

@@ -91,7 +91,8 @@ _UNKNOWN_CREDENTIALS: Final = _Meaning(
 _NO_CREDENTIALS: Final = _Meaning(
     CredentialsError,
     "no usable credentials",
-    "Give the client credentials: a role, a profile, environment variables or the connection's login and password.",
+    "Give the client credentials: a role, a profile, environment variables, or in Airflow the connection's login and "
+    "password.",
 )
 _SIGNATURE: Final = _Meaning(
     CredentialsError,
@@ -134,8 +135,8 @@ _ENDPOINT: Final = _Meaning(
 _NO_REGION: Final = _Meaning(
     ConfigurationError,
     "no AWS region is configured",
-    "Set region_name, AWS_DEFAULT_REGION or the region of the AWS profile or connection, or name the queue by its ARN "
-    "or its URL at AWS.",
+    "Set region_name, AWS_DEFAULT_REGION or the region of the AWS profile (in Airflow, of the connection), or name the "
+    "queue by its ARN or its URL at AWS.",
 )
 _NO_PROFILE: Final = _Meaning(
     ConfigurationError,
@@ -515,4 +516,5 @@ def _error(meaning: _Meaning, *, operation: str | None, queue: str, code: str, t
     done = f"The client for {subject}" if operation is None else f"{operation} on {subject}"
     remedy = meaning.remedy.format(operation=operation)
     said = f"{code}: {text}" if code and text else code or text
-    return meaning.error(f"{done}: {meaning.happened}. {remedy} [{said}]", queue=queue, code=code, text=text)
+    message = f"{done}: {meaning.happened}. {remedy} [{said}]"
+    return meaning.error(message, queue=queue, code=code, text=text, remedy=remedy)

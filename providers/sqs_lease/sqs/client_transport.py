@@ -331,12 +331,13 @@ class ClientTransport(ABC):
         await self._opened(queue)
         region: str = self._client.meta.region_name
         if reference.region not in {None, region}:
+            remedy = f"Make the client (in Airflow: set the connection's region) for {reference.region}."
             raise WrongRegionError(
-                f"Queue {queue} is in region {reference.region}, but the client calls {region}. "
-                f"Make the client (or set the connection's region) for {reference.region}.",
+                f"Queue {queue} is in region {reference.region}, but the client calls {region}. {remedy}",
                 queue=queue,
                 code="WrongRegion",
                 text=f"the queue is in {reference.region}, the client calls {region}",
+                remedy=remedy,
             )
 
 

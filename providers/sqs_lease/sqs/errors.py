@@ -7,7 +7,7 @@ All others: SQS refuses the call, and will refuse it again.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from sqs_lease.core.calls import Verdict
 
@@ -21,15 +21,27 @@ class SqsError(Exception):
         code: The service's error code without prefixes, e.g. ``QueueDoesNotExist``; the exception's name
             where no answer came.
         text: The service's own text, without receipt handles and bodies.
+        remedy: What of the error's text says what to do; empty where that is not known by itself.
     """
 
     verdict: ClassVar[Verdict] = Verdict.REFUSED
 
-    def __init__(self, message: str, *, queue: str = "", code: str = "", text: str = "") -> None:
+    def __init__(self, message: str, *, queue: str = "", code: str = "", text: str = "", remedy: str = "") -> None:
         super().__init__(message)
         self.queue = queue
         self.code = code
         self.text = text
+        self.remedy = remedy
+
+    def with_remedy(self, remedy: str) -> Self:
+        """Return the same error with another remedy, such as one in the words of an orchestrator.
+
+        Args:
+            remedy: What to do, in whole sentences.
+        """
+        said = str(self)
+        message = said.replace(self.remedy, remedy) if self.remedy else f"{said} {remedy}"
+        return type(self)(message, queue=self.queue, code=self.code, text=self.text, remedy=remedy)
 
 
 class QueueNotFoundError(SqsError):

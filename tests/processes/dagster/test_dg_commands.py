@@ -86,23 +86,26 @@ def test_dg_lists_scaffolds_and_checks_the_component(project: Project) -> None:
 def test_dg_says_where_yaml_is_wrong(project: Project) -> None:
     project.write("kind", lambda text: text.replace("kind: delta", "kind: delt"))
     project.write("key", lambda text: text.replace("path: /data/orders", "pth: /data/orders"))
+    project.write("block", lambda text: text.replace("  name: orders", "  name: orders\n    region: eu-west-1", 1))
     project.write("both", lambda text: text.replace("kind: json", "kind: json\n    inferred_schema: /data/schema"))
     try:
         with ThreadPoolExecutor() as pool:
-            kind, key, both = pool.map(
+            kind, key, block, both = pool.map(
                 lambda arguments: project.dg(*arguments),
                 [
                     ("check", "yaml", "src/shop/defs/kind"),
                     ("check", "yaml", "src/shop/defs/key"),
+                    ("check", "yaml", "src/shop/defs/block"),
                     ("check", "defs", "--use-active-venv", "--no-check-yaml"),
                 ],
             )
     finally:
-        for name in ("kind", "key", "both"):
+        for name in ("kind", "key", "block", "both"):
             (project.defs / name / "defs.yaml").unlink()
             (project.defs / name).rmdir()
-    assert (kind[0], key[0], both[0]) == (1, 1, 1)
+    assert (kind[0], key[0], block[0], both[0]) == (1, 1, 1, 1)
     assert "attributes.sink.kind 'delt' is not one of ['delta'" in kind[1]
     assert "attributes.sink.pth Additional properties are not allowed ('pth' was unexpected)" in key[1]
     assert "attributes.sink 'path' is a required property" in key[1]
+    assert "attributes.queue.region Additional properties are not allowed ('region' was unexpected)" in block[1]
     assert "both" in both[1]

@@ -41,6 +41,7 @@ from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import RenewalPolicy, with_visibility
+from sqs_lease.dagster._internals import dispose
 from sqs_lease.dagster.lease_sensor.runs import Decision, Fate
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request, Tick
 from sqs_lease.dagster.lease_sensor.settler import BatchSettler, KeptBatch
@@ -178,7 +179,7 @@ class LeaseHost:
             # Each store has errors of its own. Who takes it next waits a moment longer if this fails.
             self._ownership.leave()
         if self._disposes:
-            self._instance.dispose()
+            dispose(self._instance)
 
     async def _last_calls(self) -> None:
         try:

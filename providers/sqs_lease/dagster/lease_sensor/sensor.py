@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import dagster as dg
-from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 
 from sqs_lease import blocking
 from sqs_lease.batch_files.manifest_extra import require_manifests
@@ -29,6 +28,15 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_policy
+from sqs_lease.dagster._internals import (
+    at_exit,
+    dispose,
+    is_tick_of_the_daemon,
+    lasting_instance,
+    location_name,
+    storage_id,
+)
+from sqs_lease.dagster.access_errors import access_to
 from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
@@ -177,7 +185,8 @@ class _LeaseSensor:
         if not is_tick_of_the_daemon(context) and not _is_in_memory(queue):
             return self._tried_out(queue)
         try:
-            tick = _host(self.uri, partial(self._new_host, context, queue)).tick()
+            with access_to(queue):
+                tick = _host(self.uri, partial(self._new_host, context, queue)).tick()
         except HostIsOverError:
             # Another process has taken over, or was faster. To begin anew at once would take it away from there.
             return dg.SensorResult(skip_reason="The keeper of this process has just ended")
@@ -197,9 +206,7 @@ class _LeaseSensor:
         return dg.SensorResult(run_requests=[self._run_request(request) for request in requests])
 
     def _new_host(self, context: dg.SensorEvaluationContext, queue: SqsQueueResource) -> LeaseHost:
-        is_shared = context.instance.is_ephemeral
-        # Of its own: that of the evaluation is disposed of with it. One in memory, as tests have it, is the only one.
-        instance = context.instance if is_shared else dg.DagsterInstance.from_ref(context.instance.get_ref())
+        instance, disposes = lasting_instance(context)
         settings = HostSettings(
             sensor=self.name,
             deployment=_deployment(context, instance),
@@ -215,10 +222,10 @@ class _LeaseSensor:
             run_deadline_seconds=self.run_deadline_seconds,
         )
         try:
-            return LeaseHost(settings, instance, partial(_open_transport, queue), disposes=not is_shared)
+            return LeaseHost(settings, instance, partial(_open_transport, queue), disposes=disposes)
         except Exception:
-            if not is_shared:
-                instance.dispose()
+            if disposes:
+                dispose(instance)
             raise
 
     def _run_request(self, request: Request) -> dg.RunRequest:
@@ -233,15 +240,6 @@ class _LeaseSensor:
                 f"{attributes.visible} messages of {queue.queue}, and ask for a run"
             )
         )
-
-
-def is_tick_of_the_daemon(context: dg.SensorEvaluationContext) -> bool:
-    """Whether the daemon evaluates a sensor, and not somebody who tries it out in the web UI or in a test.
-
-    The daemon names the log of an evaluation by the number of its tick; Dagster names others by the time.
-    """
-    log_key = context.log_key
-    return bool(log_key and log_key[-1].isdigit())
 
 
 def end_hosts() -> None:
@@ -262,8 +260,7 @@ def _leave() -> None:
 def _host(uri: str, make: Callable[[], LeaseHost]) -> LeaseHost:
     with _hosts_lock:
         if not _hosts:
-            # Not the module atexit: its functions come after the end of all thread pools, and calls need one.
-            threading._register_atexit(_leave)  # type: ignore[attr-defined] # noqa: SLF001
+            at_exit(_leave)
         host = _hosts.get(uri)
         if host is None or host.is_over:
             host = _hosts[uri] = make()
@@ -284,8 +281,4 @@ def _is_in_memory(queue: SqsQueueResource) -> bool:
 
 
 def _deployment(context: dg.SensorEvaluationContext, instance: dg.DagsterInstance) -> str:
-    storage = instance.run_storage
-    stored_in = storage.get_run_storage_id() if isinstance(storage, SqlRunStorage) else type(storage).__name__
-    origin = context.code_location_origin
-    location = "" if origin is None else origin.location_name
-    return f"dagster {stored_in} {location} {context.repository_name}"
+    return f"dagster {storage_id(instance)} {location_name(context) or ''} {context.repository_name}"

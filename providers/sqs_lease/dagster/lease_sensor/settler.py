@@ -18,6 +18,7 @@ from sqs_lease.clock import Clock
 from sqs_lease.core.failure_rules import Delete, Release, Settlement
 from sqs_lease.core.group_order import hold_back
 from sqs_lease.core.messages import Lease, Receipt
+from sqs_lease.dagster._internals import report_run_event, run_retries_enabled
 from sqs_lease.dagster.lease_sensor.runs import Decision, Fate, decide
 from sqs_lease.dagster.metadata import lease_summary
 from sqs_lease.dagster.run_batch.folder import BatchFolder
@@ -91,14 +92,15 @@ class BatchSettler:
             runs,
             quiet_seconds=now - batch.changed_at,
             run_deadline_seconds=self._run_deadline_seconds,
-            retries_enabled=self._instance.run_retries_enabled,
+            retries_enabled=run_retries_enabled(self._instance),
         )
         if decision.fate is Fate.WORKING and any(not run.is_finished for run in runs):
             batch.changed_at = now
         return decision
 
     def _runs(self, batch: KeptBatch) -> list[dg.DagsterRun]:
-        return list(self._instance.get_runs(dg.RunsFilter(tags={BATCH_TAG: batch.uri})))
+        records = self._instance.get_run_records(dg.RunsFilter(tags={BATCH_TAG: batch.uri}))
+        return [record.dagster_run for record in records]
 
     async def settle(self, batch: KeptBatch, decision: Decision) -> bool:
         """Settle a batch.
@@ -139,7 +141,7 @@ class BatchSettler:
         """Say among the events of the run what became of its batch."""
         run = None if decision.run_id is None else self._instance.get_run_by_id(decision.run_id)
         if run is not None:
-            self._instance.report_engine_event(lease_summary(batch.held), run)
+            report_run_event(self._instance, run, lease_summary(batch.held))
 
 
 def _settlements(found: Verdict, receipts: Mapping[str, Receipt]) -> dict[Receipt, Settlement]:

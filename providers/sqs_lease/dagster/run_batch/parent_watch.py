@@ -15,10 +15,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Final
 
-from dagster._core.executor import child_process_executor
+from sqs_lease.dagster._internals import run_worker
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ def ended_with_run_worker() -> Iterator[None]:
     as the process behind a Pipes client. Whatever it does, after :data:`INTERRUPTED_SECONDS` the process exits on the
     spot and runs nothing more: code that catches the interruption, or waits where none reaches it, must not go on.
     """
-    worker = _run_worker()
+    worker = run_worker()
     if worker is None:
         yield
         return
@@ -50,17 +49,6 @@ def ended_with_run_worker() -> Iterator[None]:
         yield
     finally:
         leave.close()
-
-
-def _run_worker() -> BaseProcess | None:
-    """The run worker, where this is a process that the multiprocess executor started for a step; else None.
-
-    A run worker is itself a child of Dagster's code server, and outlives it on purpose.
-    """
-    target = getattr(multiprocessing.current_process(), "_target", None)
-    if getattr(target, "__module__", None) != child_process_executor.__name__:
-        return None
-    return multiprocessing.parent_process()
 
 
 def _watch(worker_ends: int, left: Connection) -> None:

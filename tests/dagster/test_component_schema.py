@@ -1,0 +1,80 @@
+"""Which key of a component's YAML `dg check yaml` marks: it checks the schema, and shows the place of each error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from sqs_lease.dagster import SqsIngestionComponent
+
+YAML = """
+queue: {name: orders}
+source: {kind: json, schema: id BIGINT}
+sink: {kind: delta, path: /data/orders}
+workspace: /data/batches
+asset: {key: orders}
+"""
+
+
+def errors(changes: str) -> list[tuple[str, str]]:
+    """The place of each error, and what it says."""
+    attributes: dict[str, Any] = {**yaml.safe_load(YAML), **(yaml.safe_load(changes) or {})}
+    found = Draft202012Validator(SqsIngestionComponent.model().model_json_schema()).iter_errors(attributes)
+    return [(".".join(map(str, error.absolute_path)), error.message) for error in found]
+
+
+def test_what_is_right_has_no_errors() -> None:
+    assert errors("") == []
+    assert errors("rejects: {kind: delta, path: /data/rejected}") == []
+
+
+@pytest.mark.parametrize("table", ["source", "sink", "rejects"])
+def test_a_kind_and_its_keys_are_checked(table: str) -> None:
+    ((place, said),) = errors(f"{table}: {{kind: delt}}")
+    assert place == f"{table}.kind"
+    assert "'delt' is not one of" in said
+
+
+def test_an_unknown_key_of_a_table_is_marked() -> None:
+    unknown = "Additional properties are not allowed ('pth' was unexpected)"
+    assert ("rejects", unknown) in errors("rejects: {kind: delta, path: /data/rejected, pth: /data}")
+    assert ("sink", unknown) in errors("sink: {kind: delta, path: /data/orders, pth: /data}")
+
+
+@pytest.mark.parametrize(
+    ("block", "keys"),
+    [
+        ("queue", "name: orders, "),
+        ("lease", "max_messages: 5, "),
+        ("asset", "key: orders, "),
+        ("retries", ""),
+        ("backlog_check", ""),
+        ("backlog_sensor", "min_messages: 5, "),
+    ],
+)
+def test_an_unknown_key_is_marked_and_not_its_block(block: str, keys: str) -> None:
+    # `dg` marks the key that this says, of the block that it says it of.
+    unknown = "Additional properties are not allowed ('region' was unexpected)"
+    assert errors(f"{block}: {{{keys}region: eu-west-1}}") == [(block, unknown)]
+
+
+def test_a_wrong_value_is_marked_and_not_its_block() -> None:
+    ((place, _),) = errors("lease: {max_messages: []}")
+    assert place == "lease.max_messages"
+
+
+def test_a_missing_key_is_named() -> None:
+    assert errors("queue: {}") == [("queue", "'name' is a required property")]
+
+
+@pytest.mark.parametrize("block", ["queue", "lease", "asset", "retries", "backlog_check", "backlog_sensor", "sink"])
+def test_a_block_may_be_a_template(block: str) -> None:
+    assert errors(f"{block}: '{{{{ shop.{block} }}}}'") == []
+
+
+def test_a_block_is_no_list_and_no_number() -> None:
+    assert [place for place, _ in errors("lease: []")] == ["lease"]
+    assert [place for place, _ in errors("queue: 5")] == ["queue"]
