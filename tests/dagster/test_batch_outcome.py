@@ -8,10 +8,10 @@ import dagster as dg
 import pytest
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster import MessageFailed
+from sqs_lease.dagster import MessageFailed, SqsQueueResource
 from sqs_lease.dagster import verdict as verdicts
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.verdict import Verdict, WorkDone, failed, succeeded
 
 IDS = ["m1", "m2", "m3"]
@@ -22,7 +22,7 @@ def step(context: dg.OpExecutionContext, name: str) -> None:
     told = os.environ.get(name, "work")
     if told == "stop":
         raise dg.Failure("before it began")
-    with leased_batch(context) as batch:
+    with SqsQueueResource(queue="orders").lease(context) as batch:
         if told == "fail m1":
             batch.fail("m1", "it is bad")
         if told == "raise":
@@ -61,7 +61,7 @@ class Story:
         self.instance = instance
         self.folder = BatchFolder(path / "batch")
         messages = [Message(Receipt(message_id, ""), "body") for message_id in IDS]
-        self.folder.create(batch_id="batch", queue_url="https://queue", messages=messages)
+        self.folder.create(batch_id="batch", queue_url="https://queue/orders", messages=messages)
         self.patch = patch
         self.runs: list[dg.DagsterRun] = []
 

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from sqs_lease.core.failure_rules import dead_letter
-from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, leased_batch
+from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor
 from sqs_lease.dagster.lease_sensor import sensor as lease_sensor
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.ownership import Ownership
@@ -23,7 +23,7 @@ WORKSPACE = "/var/lib/orders"
 
 @dg.op
 def load(context: dg.OpExecutionContext) -> None:
-    with leased_batch(context):
+    with SqsQueueResource(queue="orders").lease(context):
         pass
 
 

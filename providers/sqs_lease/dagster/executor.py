@@ -82,13 +82,13 @@ def sqs_lease_executor(
         def orders():
             report(load(check()))
 
-    When a run starts, its worker receives; each step works on the messages with
-    :func:`sqs_lease.dagster.leased_batch`. They stay invisible to others until the run has
-    ended, step retries included. Then a message is deleted if every step succeeded (or was skipped by design) and none
-    failed it. One that a step failed, by its id or by failing for good, is settled by ``on_failure``. What is not
-    done for no fault of its own is visible again at once: when the run is terminated, when a step failed other
-    messages by ``MessageFailed`` and the steps behind it did not run, and when no step began to work on the batch. If
-    the run worker is killed, the messages are visible again when their last extension ends.
+    When a run starts, its worker receives; each step works on the messages with ``queue.lease(context)``
+    (:meth:`SqsQueueResource.lease`). They stay invisible to others until the run has ended, step retries included. Then
+    a message is deleted if every step succeeded (or was skipped by design) and none failed it. One that a step failed,
+    by its id or by failing for good, is settled by ``on_failure``. What is not done for no fault of its own is visible
+    again at once: when the run is terminated, when a step failed other messages by ``MessageFailed`` and the steps
+    behind it did not run, and when no step began to work on the batch. If the run worker is killed, the messages are
+    visible again when their last extension ends.
 
     Without messages the steps run with an empty batch.
 
@@ -262,7 +262,7 @@ def _settle(batch: LeasedBatch, ends: StepEnds, folder: BatchFolder, plan_contex
     decided = verdict([message.message_id for message in batch], ends.ends(), folder.pieces())
     if decided.is_untouched and len(batch):
         plan_context.log.warning(
-            "No step of run %s used leased_batch(): its %d messages are given back",
+            "No step of run %s leased its %d messages of the queue: they are given back",
             plan_context.dagster_run.run_id,
             len(batch),
         )

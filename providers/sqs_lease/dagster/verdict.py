@@ -3,12 +3,13 @@
 A message is deleted when every step succeeded, or was skipped by design, and none failed it. Otherwise it is
 
 - *failed*, and settled by the failure rule: a step named it (``batch.fail``, ``MessageFailed``), or a step failed for
-  good that did not say which;
+  good that did not say which, and was not done with it (``batch.succeed``);
 - *released* at once, whatever the failure rule: its work was not finished, for no fault of its own. That is where a
-  step failed by naming other messages and steps behind it did not run for that reason, and where no step began to work
-  on the batch at all.
+  step gave it back (``batch.release``), where a step failed for others and steps behind it did not run for that reason,
+  and where no step began to work on the batch at all.
 
-What a step says counts for its last attempt only.
+What a step says counts for its last attempt only, but for messages that it is done with: later attempts do not get
+them.
 
 How the steps ended is gathered from the events of a run's executor, or of all runs that worked on the batch. A step
 that was executed more than once, in a run and in those that repeat it, counts as its last execution ended.
@@ -93,31 +94,45 @@ def verdict(message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: 
     for message_id in message_ids:
         if message_id in why:
             failed_alike.setdefault(why[message_id], []).append(message_id)
-    finished = not any(end.failed and end.holds_up for end in steps.values())
-    return Verdict(failed_alike, () if finished else [each for each in message_ids if each not in why])
+    unfinished = any(end.failed and end.holds_up for end in steps.values())
+    given_back = {each for piece in _last_pieces(steps, pieces).values() for each in piece.released}
+    released = (each for each in message_ids if each not in why and (unfinished or each in given_back))
+    return Verdict(failed_alike, tuple(released))
+
+
+def _last_pieces(steps: Mapping[str, StepEnd], pieces: Mapping[str, PieceOfWork]) -> dict[str, PieceOfWork]:
+    """What the last attempts at the steps said."""
+    return {key: piece for key, piece in pieces.items() if key in steps and piece.attempt == steps[key].attempt}
 
 
 def _failures(
     message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: Mapping[str, PieceOfWork]
 ) -> Iterator[tuple[Failure, Iterable[str]]]:
     """The failures that steps tell of, what is known best first."""
-    last = {key: piece for key, piece in pieces.items() if key in steps and piece.attempt == steps[key].attempt}
+    last = _last_pieces(steps, pieces)
+
+    def left_by(step: str, chosen: Iterable[str] = message_ids) -> list[str]:
+        """What a step did not settle; what an attempt released that is not the last one is forgotten."""
+        settled = pieces[step].done if step in pieces else frozenset()
+        settled |= last[step].released if step in last else frozenset()
+        return [each for each in chosen if each not in settled]
+
     for piece in last.values():
         for message_id, reason in piece.failed.items():
-            yield Failure(reason), (message_id,)
+            yield Failure(reason, piece.errors.get(message_id, ())), (message_id,)
     for key, piece in last.items():
         if piece.raised is not None:
             named = piece.raised.message_ids if _ended_the_step(piece, steps[key]) else None
             name = piece.raised.errors[0].rpartition(".")[2]
-            yield Failure(name, piece.raised.errors), failed_by_exception(named, message_ids)
+            yield Failure(name, piece.raised.errors), left_by(key, failed_by_exception(named, message_ids))
     for key, end in steps.items():
         said = key in last and last[key].raised is not None
         if end.failed and not said:
-            yield Failure(_NO_REASON.format(step=key)), message_ids
+            yield Failure(_NO_REASON.format(step=key)), left_by(key)
         elif key in last and not last[key].is_over:
-            yield Failure(f"{key} ended within its leased_batch() block"), message_ids
+            yield Failure(f"{key} ended within its lease() block"), left_by(key)
     for key in pieces.keys() - steps.keys():
-        yield Failure(f"{key} came to no end"), message_ids
+        yield Failure(f"{key} came to no end"), left_by(key)
 
 
 def _ended_the_step(piece: PieceOfWork, end: StepEnd) -> bool:

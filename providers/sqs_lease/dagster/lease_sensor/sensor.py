@@ -77,10 +77,10 @@ def build_sqs_lease_sensor(
 ) -> dg.SensorDefinition:
     """Build a sensor that receives messages, starts a run for each batch, and holds it until its last retry ended.
 
-    The steps of the run get the messages by :func:`sqs_lease.dagster.leased_batch`. When
-    the run has succeeded, be it by itself or by a run that Dagster started to repeat it, the messages are deleted that
-    no step failed. When it failed for good they are settled by ``on_failure``; when it was canceled, or does not
-    appear, they are visible again at once. Runs may be repeated from their failure: the batch is the same.
+    The steps of the run get the messages by ``queue.lease(context)`` (:meth:`SqsQueueResource.lease`). When the run has
+    succeeded, be it by itself or by a run that Dagster started to repeat it, the messages are deleted that no step
+    failed. When it failed for good they are settled by ``on_failure``; when it was canceled, or does not appear, they
+    are visible again at once. Runs may be repeated from their failure: the batch is the same.
 
     The leases are extended in the process of the code server, not in that of the run. While no code server runs they
     are not extended, and if that takes longer than what is left of the visibility timeout, others receive the messages
