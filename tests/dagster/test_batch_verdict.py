@@ -151,3 +151,9 @@ def test_what_the_last_attempt_gave_back_is_released_and_what_an_earlier_one_gav
     earlier = piece(attempt=BEFORE, released=frozenset({"m0"}))
     decided = verdict(MESSAGES, {"load": FAILED}, {"load": earlier})
     assert (failed(decided), list(decided.released)) == ({"load failed": list(MESSAGES)}, [])
+
+
+def test_before_a_retry_of_the_run_only_what_a_step_failed_by_its_id_stays_failed() -> None:
+    known = piece(failed={"m0": "torn"}, raised=Raised.by(ValueError()), released=frozenset({"m1"}))
+    decided = verdict(MESSAGES, {"load": FAILED}, {"load": known}).before_a_retry()
+    assert (failed(decided), sorted(decided.released)) == ({"torn": ["m0"]}, ["m1", "m2"])

@@ -335,6 +335,28 @@ def test_a_run_may_leave_out_steps_that_succeeded_before_without_a_look_at_the_m
     assert (queue.visible, queue.deleted) == ([], 1)
 
 
+def test_the_failure_rule_waits_for_the_last_retry_of_the_run_and_not_for_what_a_step_failed_by_name(
+    runs: Runs, queue: LeasedQueue, tmp_path: Path
+) -> None:
+    queue.send("a", "bad")
+    wrong = {"breaks": True, "fails": ["bad"]}
+    tags = {"dagster/max_retries": "1"}
+    with runs_in(tmp_path, run_retries={"enabled": True}) as retried:
+        first = retried.execute(executor_jobs.spelled, {"load": wrong}, tags=tags)
+        assert (queue.visible, queue.dead_letters) == (["a"], ["bad"])
+        assert any("Dagster repeats run" in line for line in retried.told(first.run_id))
+
+        # As Dagster's daemon repeats it.
+        tags |= {"dagster/retry_number": "1", "dagster/parent_run_id": first.run_id}
+        retried.execute(
+            executor_jobs.spelled,
+            {"load": {"breaks": True, "receive_count": 2}},
+            tags={**tags, "dagster/root_run_id": first.run_id},
+            reexecution_options=dg.ReexecutionOptions(first.run_id),
+        )
+        assert (queue.visible, queue.dead_letters) == ([], ["bad", "a"])
+
+
 def test_a_run_may_not_leave_out_steps_that_have_never_succeeded(runs: Runs, queue: LeasedQueue) -> None:
     queue.send("a")
     failed = runs.execute(executor_jobs.orders, {"report": {"breaks": True}})

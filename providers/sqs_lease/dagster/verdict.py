@@ -55,10 +55,12 @@ class Failure:
     Attributes:
         reason: For people.
         errors: The qualified names of the exception's class and those it derives from; empty where none is known.
+        is_final: Whether a step failed it by ``batch.fail``, which no retry of the run changes.
     """
 
     reason: str
     errors: tuple[str, ...] = ()
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,12 @@ class Verdict:
     failed: Mapping[Failure, Collection[str]]
     released: Collection[str]
     is_untouched: bool = False
+
+    def before_a_retry(self) -> Verdict:
+        """The same where Dagster repeats the run: what no step failed by its id is released, to be received again."""
+        final = {failure: ids for failure, ids in self.failed.items() if failure.is_final}
+        others = [each for failure, ids in self.failed.items() if not failure.is_final for each in ids]
+        return replace(self, failed=final, released=(*self.released, *others))
 
 
 def verdict(message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: Mapping[str, PieceOfWork]) -> Verdict:
@@ -119,7 +127,7 @@ def _failures(
 
     for piece in last.values():
         for message_id, reason in piece.failed.items():
-            yield Failure(reason, piece.errors.get(message_id, ())), (message_id,)
+            yield Failure(reason, piece.errors.get(message_id, ()), is_final=True), (message_id,)
     for key, piece in last.items():
         if piece.raised is not None:
             named = piece.raised.message_ids if _ended_the_step(piece, steps[key]) else None
