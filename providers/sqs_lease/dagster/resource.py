@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import dagster as dg
@@ -209,14 +209,17 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
         step.watch(block)
         try:
-            with block as batch:
+            with ExitStack() as leaving:
+                batch = leaving.enter_context(block)
                 try:
                     step.received(batch)
                     yield batch
                 except GeneratorExit:
                     raise
                 except BaseException as error:
-                    step.raised(error)
+                    if step.raised(error):
+                        # It is settled when the step has ended: only then is it known what on_failure is for.
+                        leaving.pop_all()
                     raise
         finally:
             # The generator may be closed long after the step has failed, when nobody takes log lines of its run.
