@@ -72,6 +72,11 @@ def test_nothing_is_asked_for_where_no_message_came(
     assert evaluated(sensor(tmp_path), instance, TICK) == ([], "No message came from orders")
 
 
+def test_whoever_builds_one_is_told_that_it_is_a_preview(tmp_path: Path) -> None:
+    with pytest.warns(dg.PreviewWarning, match="build_sqs_lease_sensor.*The code server holds the messages"):
+        sensor(tmp_path)
+
+
 UNKNOWN = ["__repository__", "orders_sensor", "20261123_070354"]
 """How Dagster names the log of an evaluation that the daemon did not ask for."""
 

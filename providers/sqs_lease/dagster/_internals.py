@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import dagster as dg
+from dagster import _annotations
 from dagster._core.events import EngineEventData, RunFailureReason
 from dagster._core.execution.plan.compute_generator import validate_and_coerce_op_result_to_iterator
 from dagster._core.execution.retries import auto_reexecution_should_retry_run
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
+preview = _annotations.preview
+"""Dagster's mark of what may change in any release: it warns where that is used."""
+
 Combine: TypeAlias = Callable[[Mapping[str, Any], Metadata], Metadata]
 
 

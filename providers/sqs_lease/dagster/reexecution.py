@@ -23,13 +23,10 @@ from typing import Any, Final
 
 import dagster as dg
 
-from sqs_lease.dagster._internals import JobParts, PlannedStep, planned_steps, without_mapping_key
+from sqs_lease.dagster._internals import JobParts, PlannedStep, planned_steps, reached, without_mapping_key
 from sqs_lease.dagster.metadata import PREFIX, QUEUE
 from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.run_folders import run_batch_uri, workspace_path
-
-RESUMED_TAGS: Final = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry")
-"""Dagster's tags of runs that leave out what succeeded in the run before them, with the value ``true``."""
 
 WORKED_ON_BY: Final = f"{PREFIX}worked_on_by"
 """What the executor adds to the last event of a run: the keys of the steps that worked on its messages."""
@@ -41,11 +38,6 @@ _REMEDY: Final = 'Set the tag "dagster/retry_strategy": "ALL_STEPS" on the job, 
 
 class ResumedRunError(dg.DagsterError):
     """The run executes a part of the work only, so it must not receive; the text says what to do."""
-
-
-def resumes(run: dg.DagsterRun) -> bool:
-    """Whether Dagster says that a run leaves out steps that succeeded in the run before it."""
-    return any(run.tags.get(tag) == "true" for tag in RESUMED_TAGS)
 
 
 def refuse_where_steps_are_left_out(
@@ -300,23 +292,13 @@ def _assets_stored_before(
     return sorted(key.to_user_string() for key in done.stored.get(step, set()) - here[step].assets)
 
 
-def _connected(graph: Mapping[str, Iterable[str]], step_key: str) -> set[str]:
+def _connected(graph: Mapping[str, Collection[str]], step_key: str) -> set[str]:
     """The steps before and after a step, near and far."""
     after: dict[str, set[str]] = {}
     for key, before in graph.items():
         for each in before:
             after.setdefault(each, set()).add(key)
-    return _reached(graph, step_key) | _reached(after, step_key)
-
-
-def _reached(edges: Mapping[str, Iterable[str]], start: str) -> set[str]:
-    reached: set[str] = set()
-    waiting = list(edges.get(start, ()))
-    while waiting:
-        if (key := waiting.pop()) not in reached:
-            reached.add(key)
-            waiting.extend(edges.get(key, ()))
-    return reached
+    return reached(graph, step_key) | reached(after, step_key)
 
 
 def _name(queue: str) -> str:

@@ -17,7 +17,6 @@ that was executed more than once, in a run and in those that repeat it, counts a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,6 +24,7 @@ from typing import Any, Final
 import dagster as dg
 
 from sqs_lease.core.failure_rules import failed_by_exception
+from sqs_lease.dagster._internals import planned_steps, without_mapping_key
 from sqs_lease.dagster.run_batch.folder import PieceOfWork
 from sqs_lease.dagster.run_batch.leased_batch import attempt_name
 
@@ -155,12 +155,6 @@ _STEP_EVENTS: Final = {
     dg.DagsterEventType.STEP_SKIPPED,
     dg.DagsterEventType.STEP_UP_FOR_RETRY,
 }
-_MAPPING_KEY: Final = re.compile(r"\[[^]]*\]")
-
-
-def succeeded(message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: Mapping[str, PieceOfWork]) -> Verdict:
-    """Return what becomes of messages whose work succeeded: what no step failed is deleted."""
-    return verdict(message_ids, steps, pieces)
 
 
 def failed(
@@ -197,23 +191,47 @@ class WorkDone:
 
     Args:
         instance: The instance that has the runs.
-        runs: All runs that worked on the batch, the oldest first.
+        runs: Runs that worked on the batch, the oldest first.
     """
 
     def __init__(self, instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> None:
         self.steps: dict[str, StepEnd] = {}
         self._skipped: set[str] = set()
+        self._under_way: set[str] = set()
         self._planned: set[str] = set()
         for run in runs:
-            upstream = _upstream(instance, run)
+            upstream = {key: step.upstream for key, step in planned_steps(instance, run).items()}
             self._planned |= upstream.keys()
             self._see(run.run_id, upstream, _events(instance, run.run_id))
 
     def is_whole(self) -> bool:
         """Whether every step came to an end, was skipped, or waited for one that failed."""
-        ended = {_MAPPING_KEY.sub("[?]", key) for key in (*self.steps, *self._skipped)}
         held_up = any(end.failed and end.holds_up for end in self.steps.values())
-        return held_up or self._planned <= ended
+        return held_up or not self._never_ended()
+
+    def is_done_but_for(self, run: dg.DagsterRun, planned: Collection[str]) -> bool:
+        """Whether every step succeeded or was skipped that a later run does not execute.
+
+        Args:
+            run: The later run.
+            planned: The steps of its plan, those of dynamic outputs by the key of the step they are made of.
+        """
+        if not self._planned:
+            # Without a plan nobody can tell.
+            return False
+        chosen = run.step_keys_to_execute
+        # One that is named without its mapping key, or with a key that is not known yet, stands for all of them.
+        whole = set(planned) if chosen is None else {without_mapping_key(key) for key in chosen if _is_whole_step(key)}
+        executed = whole if chosen is None else {*whole, *chosen}
+        failed = {key for key, end in self.steps.items() if end.failed} | self._under_way
+        begun = {without_mapping_key(key) for key in executed}
+        return (
+            all(key in executed or without_mapping_key(key) in whole for key in failed) and self._never_ended() <= begun
+        )
+
+    def _never_ended(self) -> set[str]:
+        ended = {without_mapping_key(key) for key in (*self.steps, *self._skipped)}
+        return self._planned - (ended - {without_mapping_key(key) for key in self._under_way})
 
     def _see(self, run_id: str, upstream: Mapping[str, Collection[str]], events: Iterable[dg.DagsterEvent]) -> None:
         ends = StepEnds(run_id, upstream)
@@ -225,17 +243,17 @@ class WorkDone:
                 # Executed again: how it ended before does not count any more.
                 self.steps.pop(key, None)
                 self._skipped.discard(key)
+                self._under_way.add(key)
             elif event.event_type == dg.DagsterEventType.STEP_SKIPPED:
                 self._skipped.add(key)
             ends.see(event)
         self.steps.update(ends.ends())
+        self._under_way -= ends.ends().keys()
 
 
-def _upstream(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, set[str]]:
-    if run.execution_plan_snapshot_id is None:
-        return {}
-    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
-    return {step.key: {key for value in step.inputs for key in value.upstream_step_keys} for step in plan.steps}
+def _is_whole_step(key: str) -> bool:
+    """Whether a key stands for all steps that a dynamic output makes of it, or there are none."""
+    return key == without_mapping_key(key) or key.endswith("[?]")
 
 
 def _events(instance: dg.DagsterInstance, run_id: str) -> Iterable[dg.DagsterEvent]:
@@ -249,12 +267,12 @@ class StepEnds:
 
     Args:
         run_id: The run.
-        upstream: The steps that each step waits for, by key; those of dynamic outputs as ``load[?]``.
+        upstream: The steps that each step waits for, by key.
     """
 
     def __init__(self, run_id: str, upstream: Mapping[str, Collection[str]]) -> None:
         self._run_id = run_id
-        self._awaited = {before for steps in upstream.values() for before in steps}
+        self._awaited = {without_mapping_key(before) for steps in upstream.values() for before in steps}
         self._retries: dict[str, int] = {}
         self._ends: dict[str, StepEnd] = {}
         self.is_interrupted = False
@@ -272,7 +290,7 @@ class StepEnds:
         elif event.is_step_success:
             self._ends[key] = StepEnd(self._attempt(key))
         elif event.is_step_failure:
-            holds_up = _MAPPING_KEY.sub("[?]", key) in self._awaited
+            holds_up = without_mapping_key(key) in self._awaited
             errors = _error_names(event.step_failure_data.error)
             self._ends[key] = StepEnd(self._attempt(key), failed=True, errors=errors, holds_up=holds_up)
 

@@ -29,7 +29,9 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_policy
+from sqs_lease.dagster._internals import preview
 from sqs_lease.dagster.attempts import failure_rule
+from sqs_lease.dagster.backlog_sensor import MOST_RUNS_AT_ONCE
 from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
 from sqs_lease.dagster.resource import SqsQueueResource
@@ -43,9 +45,6 @@ from sqs_lease.sqs.validation import check_whole_number
 LONGEST_RECEIVE_SECONDS: Final = 30.0
 """How long an evaluation may receive: the daemon gives it up after 60 s, and the launch of a run comes after it."""
 
-MOST_RUNS_AT_ONCE: Final = 3
-"""Most runs that one evaluation asks for: Dagster launches them one after the other, each in about 3 s."""
-
 RunConfig: TypeAlias = dg.RunConfig | Mapping[str, Any]
 
 _hosts: dict[str, LeaseHost] = {}
@@ -55,6 +54,7 @@ sensor share nothing else, and a keeper must outlive them."""
 _hosts_lock = threading.Lock()
 
 
+@preview(additional_warn_text="The code server holds the messages, not their run: see docs/dagster-ways.md.")
 def build_sqs_lease_sensor(
     name: str,
     queue: SqsQueueResource,
@@ -85,7 +85,7 @@ def build_sqs_lease_sensor(
     The leases are extended in the process of the code server, not in that of the run. While no code server runs they
     are not extended, and if that takes longer than what is left of the visibility timeout, others receive the messages
     although the run goes on. Prefer :meth:`SqsQueueResource.lease` or ``sqs_lease_executor`` unless retries of runs
-    must keep their batch.
+    must keep their batch. It is a preview in Dagster's sense: it may change in any release.
 
     Args:
         name: The sensor's name; also the name of its directory in the workspace.
