@@ -13,23 +13,23 @@ import json
 
 import dagster as dg
 
-from dagster_defs.queues import deliveries_queue
+from dagster_defs.queues import deliveries_queue as queue
 from dagster_defs.settings import LAKE
-from sqs_lease.dagster import build_sqs_lease_sensor, leased_batch
+from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor
 
 
 @dg.op
-def picked(context: dg.OpExecutionContext) -> None:
+def picked(context: dg.OpExecutionContext, deliveries_queue: SqsQueueResource) -> None:
     """Take the goods out of stock."""
-    with leased_batch(context) as batch:
+    with deliveries_queue.lease(context) as batch:
         for message in batch:
             context.log.info("picked %s", json.loads(message.body)["item"])
 
 
 @dg.op(ins={"goods": dg.In(dg.Nothing)})
-def shipped(context: dg.OpExecutionContext) -> None:
+def shipped(context: dg.OpExecutionContext, deliveries_queue: SqsQueueResource) -> None:
     """Hand the goods over to the carrier; fails while the carrier's directory is not there."""
-    with leased_batch(context) as batch:
+    with deliveries_queue.lease(context) as batch:
         for message in batch:
             (LAKE / "carrier" / f"{message.message_id}.json").write_text(message.body)
 
@@ -41,5 +41,5 @@ def deliveries() -> None:
 
 
 deliveries_lease = build_sqs_lease_sensor(
-    "deliveries_lease", deliveries_queue, deliveries, workspace=str(LAKE / "leases"), max_messages=20
+    "deliveries_lease", queue, deliveries, workspace=str(LAKE / "leases"), max_messages=20
 )

@@ -1,7 +1,8 @@
 """One batch over a job of several steps, in several processes: up to 500 orders a run.
 
-The run worker receives before the first step and holds the messages until the last one is over, however long that takes
-and whichever steps are tried again. A message is deleted when all steps succeeded and none failed it. If a step fails
+The steps lease messages like any other op. That they share one batch is the executor's doing: the run worker receives
+before the first step and holds the messages until the last one is over, however long that takes and whichever steps are
+tried again. A message is deleted when all steps succeeded and none failed it. If a step fails
 for good, all go back to the queue at once.
 """
 
@@ -10,18 +11,18 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_defs.queues import orders_queue
+from dagster_defs.queues import orders_queue as queue
 from dagster_defs.settings import LAKE
-from sqs_lease.dagster import leased_batch, sqs_lease_executor
+from sqs_lease.dagster import SqsQueueResource, sqs_lease_executor
 
 Orders = dict[str, dict[str, Any]]
 
 
 @dg.op
-def checked(context: dg.OpExecutionContext) -> Orders:
+def checked(context: dg.OpExecutionContext, orders_queue: SqsQueueResource) -> Orders:
     """The orders by the ids of their messages; a message that is none goes back to the queue alone."""
     orders = {}
-    with leased_batch(context) as batch:
+    with orders_queue.lease(context) as batch:
         for message in batch:
             try:
                 orders[message.message_id] = {"order_id": None, **json.loads(message.body)}
@@ -40,9 +41,9 @@ def stored(context: dg.OpExecutionContext, orders: Orders) -> None:
 
 
 @dg.op
-def invoiced(context: dg.OpExecutionContext, orders: Orders) -> None:
+def invoiced(context: dg.OpExecutionContext, orders: Orders, orders_queue: SqsQueueResource) -> None:
     """Send an invoice for each order, at the same time; an order without a total goes back to the queue."""
-    with leased_batch(context) as batch:
+    with orders_queue.lease(context) as batch:
         for message_id, order in orders.items():
             if order.get("total", 0) > 0:
                 context.log.info("invoice for order %s: %.2f", order["order_id"], order["total"])
@@ -50,7 +51,7 @@ def invoiced(context: dg.OpExecutionContext, orders: Orders) -> None:
                 batch.fail(message_id, "the total is not above zero")
 
 
-@dg.job(executor_def=sqs_lease_executor(orders_queue, workspace=str(LAKE / "leases" / "orders"), max_messages=500))
+@dg.job(executor_def=sqs_lease_executor(queue, workspace=str(LAKE / "leases" / "orders"), max_messages=500))
 def orders_in_steps() -> None:
     """Check a batch of orders, then store them and send the invoices."""
     orders = checked()

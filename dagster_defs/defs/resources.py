@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from dagster_defs.queues import bookings_queue, flights_queue
+from dagster_defs.queues import bookings_queue, deliveries_queue, flights_queue, orders_queue
 
 
 # A file of their own: Dagster takes nothing else from a file that has such a function.
@@ -10,7 +10,12 @@ from dagster_defs.queues import bookings_queue, flights_queue
 def shared() -> dg.Definitions:
     """The resources, and the executor of all that has none of its own."""
     return dg.Definitions(
-        resources={"flights_queue": flights_queue, "bookings_queue": bookings_queue},
+        resources={
+            "flights_queue": flights_queue,
+            "bookings_queue": bookings_queue,
+            "orders_queue": orders_queue,
+            "deliveries_queue": deliveries_queue,
+        },
         # Most of these runs have one step, which needs no process beside that of its run.
         executor=dg.in_process_executor,
     )

@@ -28,7 +28,7 @@ from sqs_lease.keeper.session import (
     LeaseSettings,
     Messages,
     OnLost,
-    ReceivedMessages,
+    SessionMessages,
     ended,
     lease_settings,
     to_its_end,
@@ -227,7 +227,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-class AsyncLeasedBatch(ReceivedMessages):
+class AsyncLeasedBatch(SessionMessages):
     """The messages of one :func:`async_lease`, in the order they were received.
 
     They can be settled within its block only; the messages themselves and :meth:`report` stay. What

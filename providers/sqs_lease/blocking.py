@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
@@ -30,6 +31,7 @@ from sqs_lease.keeper.session import (
     Messages,
     OnLost,
     ReceivedMessages,
+    SessionMessages,
     ended,
     lease_settings,
 )
@@ -188,7 +190,7 @@ class LeaseBlock(AbstractContextManager["LeasedBatch"]):
         transport = open_transport(self._client, self._settings.queue)
         self._open = _OpenLease(LeaseSession(transport, self._settings))
         self._open.receive()
-        return LeasedBatch(self._open)
+        return _BatchOfSession(self._open)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -313,7 +315,7 @@ def _give_back_dropped(host: LoopThread, session: LeaseSession) -> None:
     host.end_after(session.give_back_dropped())
 
 
-class LeasedBatch(ReceivedMessages):
+class LeasedBatch(ReceivedMessages, ABC):
     """The messages of one :func:`lease`, in the order they were received.
 
     They can be settled within its block only; the messages themselves and :meth:`report` stay. Any thread of the
@@ -323,10 +325,7 @@ class LeasedBatch(ReceivedMessages):
     the messages that are not settled yet are visible again at once: their work is not at fault.
     """
 
-    def __init__(self, lease: _OpenLease) -> None:
-        super().__init__(lease.session)
-        self._lease = lease
-
+    @abstractmethod
     def still_held(self, message: Message | str) -> bool:
         """Whether a message is certainly ours: it was not settled, and its lease did not lapse or get lost.
 
@@ -335,8 +334,8 @@ class LeasedBatch(ReceivedMessages):
         Raises:
             KeyError: It is not of this batch.
         """
-        return self._lease.ask(self._holds_for_certain(message))
 
+    @abstractmethod
     def succeed(self, messages: Messages) -> None:
         """These are done: delete them now.
 
@@ -351,8 +350,8 @@ class LeasedBatch(ReceivedMessages):
             SettlementError: The service refused to delete some of them.
             RuntimeError: The block has ended.
         """
-        self._lease.run(self._session.settle(self._settlements(messages, Delete())))
 
+    @abstractmethod
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
         """These failed for good: settle them by the failure rule now.
 
@@ -367,9 +366,8 @@ class LeasedBatch(ReceivedMessages):
             SettlementError: The service refused it for some of them.
             RuntimeError: The block has ended.
         """
-        settlements = self._session.failing(self._chosen(messages), reason, errors)
-        self._lease.run(self._session.settle(settlements))
 
+    @abstractmethod
     def release(self, messages: Messages) -> None:
         """The work of these is not at fault, and not done: make them visible again now, whatever the failure rule.
 
@@ -383,8 +381,8 @@ class LeasedBatch(ReceivedMessages):
             SettlementError: The service refused it for some of them.
             RuntimeError: The block has ended.
         """
-        self._lease.run(self._session.settle(self._settlements(messages, Release())))
 
+    @abstractmethod
     def fail_each(self, reasons: Mapping[str, str]) -> None:
         """These failed for good, each for a reason of its own: settle them by the failure rule now.
 
@@ -396,8 +394,34 @@ class LeasedBatch(ReceivedMessages):
             SettlementError: The service refused it for some of them.
             RuntimeError: The block has ended.
         """
+
+    @abstractmethod
+    def report(self) -> LeaseReport:
+        """Counts so far; after the block, what became of all."""
+
+
+class _BatchOfSession(SessionMessages, LeasedBatch):
+    """The messages of a lease that this process holds."""
+
+    def __init__(self, lease: _OpenLease) -> None:
+        super().__init__(lease.session)
+        self._lease = lease
+
+    def still_held(self, message: Message | str) -> bool:
+        return self._lease.ask(self._holds_for_certain(message))
+
+    def succeed(self, messages: Messages) -> None:
+        self._lease.run(self._session.settle(self._settlements(messages, Delete())))
+
+    def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
+        settlements = self._session.failing(self._chosen(messages), reason, errors)
+        self._lease.run(self._session.settle(settlements))
+
+    def release(self, messages: Messages) -> None:
+        self._lease.run(self._session.settle(self._settlements(messages, Release())))
+
+    def fail_each(self, reasons: Mapping[str, str]) -> None:
         self._lease.run(self._session.settle(self._session.failing(self._chosen(reasons), reasons)))
 
     def report(self) -> LeaseReport:
-        """Counts so far; after the block, what became of all."""
         return self._lease.ask(self._count)

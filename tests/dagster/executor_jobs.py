@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import dagster as dg
 from pydantic import Field
@@ -14,9 +15,17 @@ from pydantic import Field
 from sqs_lease import by_exception, dead_letter
 from sqs_lease.core.policies import Fixed, RenewalPolicy
 from sqs_lease.core.specs import OnFailure
-from sqs_lease.dagster import JobError, MessageFailed, SqsQueueResource
+from sqs_lease.dagster import JobError, LeasedBatch, MessageFailed, SqsQueueResource
+from sqs_lease.dagster._internals import Context
 from sqs_lease.dagster.executor import sqs_lease_executor
-from sqs_lease.dagster.run_batch.leased_batch import RunBatch, leased_batch
+
+QUEUE = SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), region_name="us-east-1")
+
+
+def leased(context: Context) -> AbstractContextManager[LeasedBatch]:
+    """As by a resource of the step."""
+    queue: SqsQueueResource = QUEUE.process_config_and_initialize()
+    return queue.lease(context, wait=0, linger=0)
 
 
 class Work(dg.Config):
@@ -31,7 +40,7 @@ class Work(dg.Config):
     fails_at_last: list[str] = Field(default=[], description="Bodies of messages that the tries after those fail.")
     receive_count: int = Field(default=1, description="How often the messages were received, this run included.")
 
-    def on(self, context: dg.OpExecutionContext, batch: RunBatch) -> int:
+    def on(self, context: dg.OpExecutionContext, batch: LeasedBatch) -> int:
         """Do it."""
         time.sleep(self.seconds)
         # Nobody else had the messages, and no try of this run has them anew.
@@ -55,7 +64,7 @@ class Work(dg.Config):
 
 
 def work(context: dg.OpExecutionContext, config: Work) -> int:
-    with leased_batch(context) as batch:
+    with leased(context) as batch:
         return config.on(context, batch)
 
 
@@ -93,14 +102,14 @@ def price(context: dg.OpExecutionContext, config: Work, rate: int) -> int:
 
 @dg.op(out=dg.DynamicOut(str))
 def split(context: dg.OpExecutionContext) -> Iterator[dg.DynamicOutput[str]]:
-    with leased_batch(context) as batch:
+    with leased(context) as batch:
         for message in batch:
             yield dg.DynamicOutput(message.message_id, mapping_key=message.body)
 
 
 @dg.op
 def load_one(context: dg.OpExecutionContext, message_id: str) -> str:
-    with leased_batch(context) as batch:
+    with leased(context) as batch:
         (body,) = [message.body for message in batch if message.message_id == message_id]
         if body == "bad":
             batch.fail(message_id, "it is no order")
@@ -120,19 +129,19 @@ def complain(context: dg.OpExecutionContext, body: str) -> None:
 
 @dg.asset
 def checked(context: dg.AssetExecutionContext) -> int:
-    with leased_batch(context) as batch:
+    with leased(context) as batch:
         return len(batch)
 
 
 @dg.asset
 def stored(context: dg.AssetExecutionContext, checked: int) -> None:
-    with leased_batch(context) as batch:
+    with leased(context) as batch:
         assert len(batch) == checked
 
 
 @dg.multi_asset(specs=[dg.AssetSpec("left"), dg.AssetSpec("right")], can_subset=True)
 def both(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-    with leased_batch(context) as batch:
+    with leased(context) as batch:
         assert len(batch)
     for key in context.selected_asset_keys:
         yield dg.MaterializeResult(asset_key=key)
@@ -140,14 +149,11 @@ def both(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Non
 
 @dg.asset
 def lonely(context: dg.AssetExecutionContext) -> None:
-    with leased_batch(context) as batch:
+    with leased(context) as batch:
         assert len(batch)
 
 
 BY_EXCEPTION = by_exception({ZeroDivisionError: dead_letter(), MessageFailed: dead_letter()})
-
-
-QUEUE = SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"), region_name="us-east-1")
 
 
 def executor(

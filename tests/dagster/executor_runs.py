@@ -57,9 +57,14 @@ class Runs:
 
 
 @contextmanager
-def runs_in(workspace: Path) -> Iterator[Runs]:
-    """Have an instance, and the jobs' workspace in a directory: Dagster makes each job once in a process."""
-    with pytest.MonkeyPatch.context() as patch, stored_instance() as instance:
+def runs_in(workspace: Path, **settings: Any) -> Iterator[Runs]:
+    """Have an instance, and the jobs' workspace in a directory: Dagster makes each job once in a process.
+
+    Args:
+        workspace: The directory.
+        settings: What ``dagster.yaml`` would say.
+    """
+    with pytest.MonkeyPatch.context() as patch, stored_instance(**settings) as instance:
         patch.setenv("ORDERS_WORKSPACE", str(workspace))
         yield Runs(instance, workspace)
 

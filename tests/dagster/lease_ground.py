@@ -3,6 +3,7 @@
 Dagster reads the annotations of ops, so this module has no postponed ones.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,9 +16,10 @@ from dagster._core.test_utils import create_run_for_test
 
 from sqs_lease.core.failure_rules import release
 from sqs_lease.core.policies import Fixed
+from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.dagster.lease_sensor.host import LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request, Tick
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.testing import LeasedQueues, MemoryTransport, ScriptedFaults
 
 Status = dg.DagsterRunStatus
@@ -25,7 +27,7 @@ Status = dg.DagsterRunStatus
 
 @dg.op
 def load(context: dg.OpExecutionContext) -> None:
-    with leased_batch(context) as batch:
+    with SqsQueueResource(queue=os.environ.get("ORDERS_QUEUE", "orders")).lease(context) as batch:
         for message in batch:
             if message.body == "bad":
                 batch.fail(message, "it is bad")

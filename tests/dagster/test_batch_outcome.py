@@ -1,19 +1,22 @@
 """What the messages of a batch are due, after one run or several that repeat one another."""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster import MessageFailed
+from sqs_lease.dagster import MessageFailed, SqsQueueResource
 from sqs_lease.dagster import verdict as verdicts
 from sqs_lease.dagster._internals import run_events
+from sqs_lease.dagster.lease_sensor.runs import Fate, decide
+from sqs_lease.dagster.lease_sensor.settler import leaves_out
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
-from sqs_lease.dagster.verdict import Verdict, WorkDone, failed, succeeded
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
+from sqs_lease.dagster.verdict import Verdict, WorkDone, failed, verdict
 
 IDS = ["m1", "m2", "m3"]
 
@@ -23,7 +26,7 @@ def step(context: dg.OpExecutionContext, name: str) -> None:
     told = os.environ.get(name, "work")
     if told == "stop":
         raise dg.Failure("before it began")
-    with leased_batch(context) as batch:
+    with SqsQueueResource(queue="orders").lease(context) as batch:
         if told == "fail m1":
             batch.fail("m1", "it is bad")
         if told == "raise":
@@ -62,19 +65,25 @@ class Story:
         self.instance = instance
         self.folder = BatchFolder(path / "batch")
         messages = [Message(Receipt(message_id, ""), "body") for message_id in IDS]
-        self.folder.create(batch_id="batch", queue_url="https://queue", messages=messages)
+        self.folder.create(batch_id="batch", queue_url="https://queue/orders", messages=messages)
         self.patch = patch
         self.runs: list[dg.DagsterRun] = []
 
-    def run(self, *, resume: bool = False, **told: str) -> bool:
+    def run(self, *, resume: bool = False, steps: Sequence[str] = (), **told: str) -> bool:
+        """Execute the job, or repeat its last run: from its failure, or some steps of it.
+
+        Runs that are repeated in Python have none of the tags by which Dagster says what they leave out.
+        """
         with self.patch.context() as patch:
             for name, what in told.items():
                 patch.setenv(name, what)
             options = dg.ReexecutionOptions.from_failure(self.runs[-1].run_id, self.instance) if resume else None
+            if steps:
+                options = dg.ReexecutionOptions(self.runs[-1].run_id, step_selection=list(steps))
             result = dg.execute_job(
                 dg.reconstructable(work),
                 self.instance,
-                tags={BATCH_TAG: str(self.folder)},
+                tags={BATCH_TAG: str(self.folder), "dagster/run_key": "batch"},
                 reexecution_options=options,
             )
         run = self.instance.get_run_by_id(result.run_id)
@@ -82,10 +91,22 @@ class Story:
         self.runs.append(run)
         return result.success
 
+    def fate(self) -> Fate:
+        """What a sensor that holds the batch does with it."""
+        decision = decide(
+            "batch",
+            self.runs[::-1],
+            quiet_seconds=0,
+            run_deadline_seconds=600,
+            retries_enabled=False,
+            leaves_out=partial(leaves_out, self.instance),
+        )
+        return decision.fate
+
     def verdict(self) -> Verdict:
         done, pieces = WorkDone(self.instance, self.runs), self.folder.pieces()
         if self.runs[-1].is_success:
-            return succeeded(IDS, done.steps, pieces)
+            return verdict(IDS, done.steps, pieces)
         return failed(IDS, done.steps, pieces, is_whole=done.is_whole(), reason="the run failed")
 
     def outcome(self) -> dict[str, str]:
@@ -133,6 +154,27 @@ def test_a_resumed_run_counts_with_what_the_first_one_did(story: Story) -> None:
     assert not story.run(FIRST="fail m1", SECOND="raise")
     assert story.run(resume=True)
     assert story.outcome() == {"m1": "it is bad", "m2": "deleted", "m3": "deleted"}
+
+
+def test_the_work_is_done_when_all_that_a_run_leaves_out_was_done_before(story: Story) -> None:
+    assert not story.run(SECOND="raise")
+    assert story.fate() is Fate.FAILED
+    assert story.run(resume=True)
+    assert story.fate() is Fate.SUCCEEDED
+
+
+def test_a_run_of_some_steps_is_the_rest_of_the_work_or_not(story: Story) -> None:
+    assert not story.run(SECOND="raise", BESIDE="raise")
+    assert story.run(steps=["beside"])
+    assert story.fate() is Fate.FAILED
+    assert story.run(steps=["second"])
+    assert story.fate() is Fate.SUCCEEDED
+
+
+def test_steps_that_never_ran_are_not_left_out_of_the_work(story: Story) -> None:
+    assert not story.run(FIRST="raise")
+    assert story.run(steps=["first"])
+    assert story.fate() is Fate.FAILED
 
 
 def test_a_run_that_repeats_all_steps_counts_alone(story: Story) -> None:
@@ -202,5 +244,5 @@ def test_a_run_that_failed_around_its_steps_deletes_nothing(story: Story) -> Non
 
 
 def test_a_batch_that_no_step_worked_on_is_given_back_after_a_success(story: Story) -> None:
-    found = succeeded(IDS, {}, {})
+    found = verdict(IDS, {}, {})
     assert (list(found.released), dict(found.failed)) == (IDS, {})

@@ -104,7 +104,7 @@ def test_what_an_earlier_try_failed_does_not_count() -> None:
 
 def test_a_step_that_succeeded_within_its_block_fails_all() -> None:
     decided = verdict(MESSAGES, {"load": SUCCEEDED}, {"load": piece(is_over=False)})
-    assert failed(decided) == {"load ended within its leased_batch() block": list(MESSAGES)}
+    assert failed(decided) == {"load ended within its lease() block": list(MESSAGES)}
 
 
 def test_a_step_whose_end_is_not_known_fails_all() -> None:
@@ -119,3 +119,41 @@ def test_a_message_that_several_steps_failed_has_the_reason_that_says_most() -> 
     }
     decided = verdict(MESSAGES, {"first": FAILED, "second": SUCCEEDED, "third": FAILED}, pieces)
     assert failed(decided) == {"ValueError": ["m0", "m1"], "torn": ["m2"]}
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        piece(raised=Raised.by(ValueError()), done=frozenset({"m0"})),
+        piece(is_over=False, done=frozenset({"m0"})),
+        piece(attempt=BEFORE, done=frozenset({"m0"})),
+    ],
+    ids=["raised", "killed", "by an earlier attempt"],
+)
+def test_what_a_step_was_done_with_is_not_failed_by_its_end(known: PieceOfWork) -> None:
+    (ids,) = failed(verdict(MESSAGES, {"load": FAILED}, {"load": known})).values()
+    assert ids == ["m1", "m2"]
+
+
+def test_what_a_step_was_done_with_is_released_where_steps_behind_it_did_not_run() -> None:
+    decided = verdict(MESSAGES, {"load": HELD_UP}, {"load": piece(raised=NAMED, done=frozenset({"m0"}))})
+    assert (failed(decided), list(decided.released)) == ({"MessageFailed": ["m1"]}, ["m0", "m2"])
+
+
+def test_what_another_step_failed_is_failed_whoever_was_done_with_it() -> None:
+    pieces = {"load": piece(done=frozenset(MESSAGES)), "report": PieceOfWork("report", NOW, True, {"m0": "torn"})}
+    assert failed(verdict(MESSAGES, {"load": SUCCEEDED, "report": SUCCEEDED}, pieces)) == {"torn": ["m0"]}
+
+
+def test_what_the_last_attempt_gave_back_is_released_and_what_an_earlier_one_gave_back_is_forgotten() -> None:
+    given_back = piece(released=frozenset({"m0"}))
+    assert list(verdict(MESSAGES, {"load": SUCCEEDED}, {"load": given_back}).released) == ["m0"]
+    earlier = piece(attempt=BEFORE, released=frozenset({"m0"}))
+    decided = verdict(MESSAGES, {"load": FAILED}, {"load": earlier})
+    assert (failed(decided), list(decided.released)) == ({"load failed": list(MESSAGES)}, [])
+
+
+def test_before_a_retry_of_the_run_only_what_a_step_failed_by_its_id_stays_failed() -> None:
+    known = piece(failed={"m0": "torn"}, raised=Raised.by(ValueError()), released=frozenset({"m1"}))
+    decided = verdict(MESSAGES, {"load": FAILED}, {"load": known}).before_a_retry()
+    assert (failed(decided), sorted(decided.released)) == ({"torn": ["m0"]}, ["m1", "m2"])

@@ -18,10 +18,10 @@ import dagster as dg
 import pytest
 from dagster._core.execution.api import execute_run_iterator
 
-from sqs_lease.dagster import SqsQueueResource
+from sqs_lease.dagster import LeasedBatch, SqsQueueResource
 from sqs_lease.dagster.executor import LeaseExecutor, sqs_lease_executor
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, RunBatch
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.testing import NO_FAULT, AuditKind, Fault, Operation, TransportCall
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
@@ -80,7 +80,7 @@ def test_a_batch_is_held_through_steps_after_one_another_and_deleted_when_all_su
     queue.send("a", "b")
     seen: list[int] = []
 
-    def work_until_extended(work: executor_jobs.Work, context: dg.OpExecutionContext, batch: RunBatch) -> int:
+    def work_until_extended(work: executor_jobs.Work, context: dg.OpExecutionContext, batch: LeasedBatch) -> int:
         assert queue.invisible == ["a", "b"]
         before = extensions(leased_queues)
         eventually(lambda: extensions(leased_queues) >= before + len(batch), "the messages are extended")
@@ -173,7 +173,7 @@ def test_messages_of_a_job_that_does_not_look_at_them_come_back_and_the_log_says
     result = runs.execute(executor_jobs.careless)
     assert result.success
     assert (queue.visible, queue.deleted) == (["a"], 0)
-    assert any("used leased_batch()" in told for told in runs.told(result.run_id))
+    assert any("leased its 1 messages" in told for told in runs.told(result.run_id))
 
 
 def test_without_messages_the_steps_run_on_an_empty_batch(runs: Runs, queue: LeasedQueue) -> None:
@@ -333,6 +333,28 @@ def test_a_run_may_leave_out_steps_that_succeeded_before_without_a_look_at_the_m
         )
     assert failed.success
     assert (queue.visible, queue.deleted) == ([], 1)
+
+
+def test_the_failure_rule_waits_for_the_last_retry_of_the_run_and_not_for_what_a_step_failed_by_name(
+    runs: Runs, queue: LeasedQueue, tmp_path: Path
+) -> None:
+    queue.send("a", "bad")
+    wrong = {"breaks": True, "fails": ["bad"]}
+    tags = {"dagster/max_retries": "1"}
+    with runs_in(tmp_path, run_retries={"enabled": True}) as retried:
+        first = retried.execute(executor_jobs.spelled, {"load": wrong}, tags=tags)
+        assert (queue.visible, queue.dead_letters) == (["a"], ["bad"])
+        assert any("Dagster repeats run" in line for line in retried.told(first.run_id))
+
+        # As Dagster's daemon repeats it.
+        tags |= {"dagster/retry_number": "1", "dagster/parent_run_id": first.run_id}
+        retried.execute(
+            executor_jobs.spelled,
+            {"load": {"breaks": True, "receive_count": 2}},
+            tags={**tags, "dagster/root_run_id": first.run_id},
+            reexecution_options=dg.ReexecutionOptions(first.run_id),
+        )
+        assert (queue.visible, queue.dead_letters) == ([], ["bad", "a"])
 
 
 def test_a_run_may_not_leave_out_steps_that_have_never_succeeded(runs: Runs, queue: LeasedQueue) -> None:

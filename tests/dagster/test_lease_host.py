@@ -13,11 +13,11 @@ import pytest
 
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.policies import Fixed
+from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.dagster.lease_sensor import host as lease_host
 from sqs_lease.dagster.lease_sensor import settler
 from sqs_lease.dagster.run_batch import lease_files
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, listed
-from sqs_lease.dagster.run_batch.leased_batch import leased_batch
 from sqs_lease.dagster.run_batch.ownership import OWNER
 from sqs_lease.dagster.run_batch.run_folders import workspace_path
 from tests.dagster.instances import stored_instance
@@ -151,7 +151,10 @@ def test_what_failed_for_good_meets_the_failure_rule(ground: Ground) -> None:
     assert sorted(ground.queue.dead_letters) == ["good", "raise"]
 
 
-def test_messages_behind_a_failed_one_of_their_group_come_back_with_it_in_order(ground: Ground) -> None:
+def test_messages_behind_a_failed_one_of_their_group_come_back_with_it_in_order(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORDERS_QUEUE", "orders.fifo")
     ground.queue = ground.queues.create("orders.fifo", "good", "bad", "after", message_group_id="group")
     request = ground.request(ground.host())
     ground.work(request)
@@ -213,7 +216,7 @@ def test_no_step_begins_on_a_batch_that_is_being_settled(ground: Ground) -> None
     request = ground.request(ground.host())
     lease_files.begin_settling(BatchFolder(Path(request.uri)), [])
     context = dg.build_op_context(instance=ground.instance, run_tags=tags(request))
-    with pytest.raises(BatchFolderError, match="came too late"), leased_batch(context):
+    with pytest.raises(BatchFolderError, match="came too late"), SqsQueueResource(queue="orders").lease(context):
         pass
 
 

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from sqs_lease.core.failure_rules import dead_letter
-from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, leased_batch
+from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor
 from sqs_lease.dagster.lease_sensor import sensor as lease_sensor
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.ownership import Ownership
@@ -23,7 +23,7 @@ WORKSPACE = "/var/lib/orders"
 
 @dg.op
 def load(context: dg.OpExecutionContext) -> None:
-    with leased_batch(context):
+    with SqsQueueResource(queue="orders").lease(context):
         pass
 
 
@@ -70,6 +70,11 @@ def test_nothing_is_asked_for_where_no_message_came(
 ) -> None:
     leased_queues.create("orders")
     assert evaluated(sensor(tmp_path), instance, TICK) == ([], "No message came from orders")
+
+
+def test_whoever_builds_one_is_told_that_it_is_a_preview(tmp_path: Path) -> None:
+    with pytest.warns(dg.PreviewWarning, match="build_sqs_lease_sensor.*The code server holds the messages"):
+        sensor(tmp_path)
 
 
 UNKNOWN = ["__repository__", "orders_sensor", "20261123_070354"]

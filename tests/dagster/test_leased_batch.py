@@ -1,36 +1,38 @@
 """The batch of a run as its steps see it; whoever holds it is told what they failed."""
 
 from _thread import interrupt_main
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster import MessageFailed
+from sqs_lease.dagster import LeasedBatch, MessageFailed, SqsQueueResource
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, NoBatchError, RunBatch, leased_batch
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, CALLED_DIRECTLY, RunBatch
 
-QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+QUEUE = SqsQueueResource(queue="orders")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> BatchFolder:
     made = BatchFolder(tmp_path / "batch")
     messages = [Message(Receipt("m0", "handle"), "first"), Message(Receipt("m1", "handle"), "second")]
-    made.create(batch_id="batch", queue_url=QUEUE, messages=messages)
+    made.create(batch_id="batch", queue_url=URL, messages=messages)
     return made
 
 
 def execute(
-    folder: BatchFolder, work: Callable[[RunBatch, int], None], retry_policy: dg.RetryPolicy | None = None
+    folder: BatchFolder, work: Callable[[RunBatch, int], object], retry_policy: dg.RetryPolicy | None = None
 ) -> dg.ExecuteInProcessResult:
     """Run a job of one step that works on the batch."""
 
     @dg.op(retry_policy=retry_policy)
     def load(context: dg.OpExecutionContext) -> None:
-        with leased_batch(context) as batch:
+        with QUEUE.lease(context) as batch:
+            assert isinstance(batch, RunBatch)
             work(batch, context.retry_number)
 
     @dg.job
@@ -49,7 +51,7 @@ def test_a_step_sees_the_messages_in_order_and_without_receipt_handles(folder: B
     seen: list[tuple[str, str, str]] = []
 
     def work(batch: RunBatch, _: int) -> None:
-        assert (len(batch), batch.batch_id, batch.queue_url) == (2, "batch", QUEUE)
+        assert (len(batch), batch.batch_id, batch.queue_url) == (2, "batch", URL)
         seen.extend((message.message_id, message.receipt.handle, message.body) for message in batch)
 
     result = execute(folder, work)
@@ -104,19 +106,96 @@ def test_a_later_try_replaces_what_the_earlier_one_said(folder: BatchFolder) -> 
     assert piece(folder) == PieceOfWork("load", f"{result.run_id}/1", is_over=True, failed={"m1": "torn"})
 
 
-def test_a_second_block_of_a_step_adds_to_what_the_first_one_failed(folder: BatchFolder) -> None:
+def test_a_message_that_a_step_is_done_with_is_not_its_retrys_nor_failed_by_its_exception(folder: BatchFolder) -> None:
+    seen: list[list[str]] = []
+
+    def work(batch: RunBatch, retry_number: int) -> None:
+        seen.append([message.message_id for message in batch])
+        if retry_number == 0:
+            batch.succeed("m0")
+            assert piece(folder).done == {"m0"}
+        raise ValueError
+
+    result = execute(folder, work, dg.RetryPolicy(max_retries=1))
+    assert seen == [["m0", "m1"], ["m1"]]
+    assert piece(folder).done == {"m0"}
+    assert piece(folder).attempt == f"{result.run_id}/1"
+
+
+def test_what_a_step_settles_is_known_at_once_and_stays_so(folder: BatchFolder) -> None:
+    def work(batch: RunBatch, _: int) -> None:
+        batch.release("m0")
+        batch.fail("m0", "torn")
+        batch.fail("m1", "torn", errors=["builtins.ValueError"])
+        batch.succeed(list(batch))
+        found = piece(folder)
+        assert (found.released, found.failed, found.done) == (frozenset({"m0"}), {"m1": "torn"}, frozenset())
+        assert not found.is_over
+        assert found.errors == {"m1": ("builtins.ValueError",)}
+
+    assert execute(folder, work).success
+
+
+def test_each_message_may_be_failed_for_a_reason_of_its_own(folder: BatchFolder) -> None:
+    assert execute(folder, lambda batch, _: batch.fail_each({"m0": "torn", "m1": "late"})).success
+    assert piece(folder).failed == {"m0": "torn", "m1": "late"}
+
+
+def test_a_step_may_ask_whether_a_message_is_still_its_to_work_on(folder: BatchFolder) -> None:
+    def work(batch: RunBatch, _: int) -> None:
+        assert batch.still_held("m0")
+        batch.succeed("m0")
+        assert not batch.still_held("m0")
+        assert (batch.report().received, batch.report().held, batch.report().deleted) == (2, 2, 0)
+        folder.remove()
+        assert not batch.still_held("m1")
+
+    assert execute(folder, work).success
+
+
+def test_after_the_block_nothing_can_be_settled(folder: BatchFolder) -> None:
+    with QUEUE.lease(dg.build_op_context(run_tags={BATCH_TAG: str(folder)})) as batch:
+        pass
+    with pytest.raises(RuntimeError, match="settle them within it"):
+        batch.fail("m0", "torn")
+    assert not batch.still_held("m0")
+
+
+def test_a_step_that_leases_again_has_nothing_left_to_work_on(folder: BatchFolder) -> None:
+    """As a step that receives until the queue is empty; it would never end otherwise."""
+    seen: list[int] = []
+
     @dg.op
     def load(context: dg.OpExecutionContext) -> None:
-        for message_id in ("m0", "m1"):
-            with leased_batch(context) as batch:
-                batch.fail(message_id, "torn")
+        while not seen or seen[-1]:
+            with QUEUE.lease(context) as batch:
+                seen.append(len(batch))
+                batch.fail([message for message in batch if message.message_id == "m0"], "torn")
 
     @dg.job
     def loading() -> None:
         load()
 
     assert loading.execute_in_process(tags={BATCH_TAG: str(folder)}).success
-    assert piece(folder).failed.keys() == {"m0", "m1"}
+    assert seen == [2, 0]
+    assert piece(folder).failed == {"m0": "torn"}
+
+
+def test_a_generator_that_is_given_up_late_writes_nothing_over_what_the_next_attempt_wrote(
+    folder: BatchFolder,
+) -> None:
+    context = dg.build_op_context(run_tags={BATCH_TAG: str(folder)})
+
+    def suspended() -> Iterator[LeasedBatch]:
+        with QUEUE.lease(context) as batch:
+            yield batch
+
+    generator = suspended()
+    next(generator)
+    later = PieceOfWork(CALLED_DIRECTLY, "run/1", is_over=True, failed={"m0": "torn"})
+    folder.write(later)
+    generator.close()  # type: ignore[attr-defined]
+    assert piece(folder) == later
 
 
 def test_while_a_step_is_under_way_it_is_not_over(folder: BatchFolder) -> None:
@@ -138,20 +217,15 @@ def test_a_function_that_is_called_directly_has_the_batch_that_its_context_names
 
     @dg.asset
     def orders(context: dg.AssetExecutionContext) -> None:
-        with leased_batch(context) as batch:
+        with QUEUE.lease(context) as batch:
             bodies.extend(message.body for message in batch)
 
     orders(dg.build_asset_context(run_tags={BATCH_TAG: str(folder)}))
     assert bodies == ["first", "second"]
 
 
-def test_a_run_without_a_batch_is_told_what_to_set_up() -> None:
-    with pytest.raises(NoBatchError, match="executor_def=sqs_lease_executor"), leased_batch(dg.build_op_context()):
-        pass
-
-
 def test_a_batch_that_was_settled_is_named(folder: BatchFolder) -> None:
     folder.remove()
     context = dg.build_op_context(run_tags={BATCH_TAG: str(folder)})
-    with pytest.raises(BatchFolderError, match=str(folder)), leased_batch(context):
+    with pytest.raises(BatchFolderError, match=str(folder)), QUEUE.lease(context):
         pass

@@ -16,7 +16,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from sqs_lease.batch_files.manifest import read_manifest
 from sqs_lease.dagster import SqsQueueResource, ingest_by_job, reported_result, spark, stored_batch
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, leased_batch
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.ingestion import lost_watch
 from sqs_lease.ingestion.job import JobError
 from sqs_lease.ingestion.result import StoredResult
@@ -209,11 +209,11 @@ def test_an_asset_that_is_interrupted_before_it_reads_what_its_job_says_ends_the
 ) -> None:
     program.does(WAITS_FOR_ITS_END)
 
-    def interrupted(batch: object, job: object) -> None:
+    def interrupted(any_held: object, end: object) -> None:
         until_started(program, lambda: True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(spark, "_ending_when_lost", interrupted)
+    monkeypatch.setattr(spark, "ending_when_lost", interrupted)
     with pytest.raises((KeyboardInterrupt, DagsterExecutionInterruptedError)):
         materialize(program)
     assert program.ended.read_text() == "in order"
@@ -260,7 +260,7 @@ def test_a_batch_that_an_executor_or_a_sensor_holds_can_be_ingested_too(
 
     @dg.op
     def load(context: dg.OpExecutionContext) -> None:
-        with leased_batch(context) as batch:
+        with QUEUE.lease(context) as batch:
             ingest_by_job(context, batch, spec=SPEC, python=str(program.path))
 
     load(dg.build_op_context(run_tags={BATCH_TAG: str(folder)}))

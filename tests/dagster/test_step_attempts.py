@@ -1,7 +1,7 @@
 """What a lease does while Dagster tries a step or run again; queues are in memory, and Dagster runs in this process."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import dagster as dg
@@ -133,6 +133,60 @@ def test_where_retries_are_disabled_the_first_attempt_is_the_last(messages: Leas
 def test_a_retry_that_the_block_requests_gives_back_plainly(messages: LeasedQueue) -> None:
     asset = asset_over(raising(1, dg.RetryRequested(max_retries=1)), dead_letter())
     assert materialize(asset).success
+    assert settled(messages) == (3, 0, 0)
+
+
+def retrying_outside(inside: Exception | None) -> tuple[dg.AssetsDefinition, list[int]]:
+    """An asset that requests its retry when the block has ended; and what its attempts saw."""
+    seen: list[int] = []
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        try:
+            with queue.lease(context, linger=0, wait=0, on_failure=dead_letter()) as batch:
+                seen.append(len(batch))
+                if context.retry_number == 0 and inside is not None:
+                    raise inside
+        except ConnectionError as error:
+            raise dg.RetryRequested(max_retries=1) from error
+        if context.retry_number == 0:
+            raise dg.RetryRequested(max_retries=1)
+
+    return orders, seen
+
+
+def test_a_retry_that_is_requested_for_an_exception_of_the_block_outside_of_it_gives_back_plainly(
+    messages: LeasedQueue,
+) -> None:
+    asset, seen = retrying_outside(ConnectionError())
+    assert materialize(asset).success
+    assert seen == [3, 3]
+    assert settled(messages) == (3, 0, 0)
+
+
+def test_an_exception_of_the_block_that_the_step_survives_settles_by_the_failure_rule(messages: LeasedQueue) -> None:
+    seen: list[list[str]] = []
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        for _ in range(3):
+            with (
+                suppress(ConnectionError),
+                queue.lease(context, max_messages=1, linger=0, wait=0, on_failure=dead_letter()) as batch,
+            ):
+                assert len(batch) == 1
+                seen.append(messages.dead_letters)
+                raise ConnectionError
+
+    assert dg.materialize([orders], resources={"queue": QUEUE}).success
+    assert seen == [[], ["a"], ["a", "b"]]
+    assert messages.dead_letters == ["a", "b", "c"]
+
+
+def test_a_retry_that_is_requested_after_the_block_does_not_undo_its_success(messages: LeasedQueue) -> None:
+    asset, seen = retrying_outside(None)
+    assert materialize(asset).success
+    assert seen == [3, 0]
     assert settled(messages) == (3, 0, 0)
 
 

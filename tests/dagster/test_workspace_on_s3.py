@@ -11,7 +11,7 @@ import pytest
 
 from demo.sqs_server import SqsServer
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster import BATCH_TAG, MessageFailed, leased_batch
+from sqs_lease.dagster import BATCH_TAG, MessageFailed, SqsQueueResource
 from sqs_lease.dagster.run_batch import run_folders
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri, workspace_path
@@ -32,7 +32,7 @@ def names_in(bucket: Any) -> list[str]:
 
 def create(uri: str) -> BatchFolder:
     folder = BatchFolder(workspace_path(uri))
-    folder.create(batch_id="batch", queue_url="queue", messages=[Message(Receipt("m0", "handle"), "body ä")])
+    folder.create(batch_id="batch", queue_url="orders", messages=[Message(Receipt("m0", "handle"), "body ä")])
     return folder
 
 
@@ -42,7 +42,7 @@ def test_steps_read_messages_there_and_leave_what_they_failed(bucket: Any) -> No
     assert folder.pieces() == {}
 
     def work_on_it() -> None:
-        with leased_batch(dg.build_op_context(run_tags={BATCH_TAG: uri})) as batch:
+        with SqsQueueResource(queue="orders").lease(dg.build_op_context(run_tags={BATCH_TAG: uri})) as batch:
             assert [message.body for message in batch] == ["body ä"]
             # Written by this process, but read as another one would that has looked before.
             assert [work.is_over for work in folder.pieces().values()] == [False]

@@ -530,14 +530,14 @@ class TestAfterTheBlock:
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_a_forked_child_is_told_that_it_has_no_lease_and_leaves_the_block_in_peace(self, orders: Orders) -> None:
         orders.queue.send("a")
-        with lease("orders", linger=0, on_failure=release()) as batch:
+        block = lease("orders", linger=0, on_failure=release())
+        with block as batch:
             child = os.fork()
             if child == 0:
                 try:
                     batch.succeed(batch)
                 except RuntimeError as error:
-                    assert batch._lease is not None
-                    batch._lease.leave(None)
+                    block.__exit__(None, None, None)
                     os._exit(0 if "forked child" in str(error) else 2)
                 os._exit(1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -15,7 +15,7 @@ from sqs_lease.dagster.leased import leased
 from sqs_lease.dagster.metadata import lease_metadata
 from sqs_lease.dagster.reexecution import ResumedRunError
 from sqs_lease.dagster.resource import SqsQueueResource
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, RunBatch, leased_batch
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.spark import ingest_by_job, reported_result, settle_ingestion, stored_batch
 from sqs_lease.ingestion.job import JobError, job_arguments
 
@@ -27,7 +27,6 @@ __all__ = [
     "MessageFailed",
     "ResumedRunError",
     "RetryWithoutMessagesError",
-    "RunBatch",
     "SqsIngestionComponent",
     "SqsQueueResource",
     "build_sqs_backlog_check",
@@ -38,7 +37,6 @@ __all__ = [
     "job_arguments",
     "lease_metadata",
     "leased",
-    "leased_batch",
     "reported_result",
     "settle_ingestion",
     "sqs_lease_executor",

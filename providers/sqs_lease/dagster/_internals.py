@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import dagster as dg
 from dagster_pipes import PipesContextData
@@ -46,6 +46,8 @@ Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
 Combine: TypeAlias = Callable[[Mapping[str, Any], Metadata], Metadata]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 _REMEDY: Final = "Install a release of Dagster that docs/dagster.md names, or a newer release of sqs-lease"
 
 
@@ -66,6 +68,27 @@ def _private(module: str, name: str) -> Any:
 
 def _warn(what: str, so: str) -> None:
     logger.warning("Dagster %s has no %s that sqs-lease knows, so %s. %s", dg.__version__, what, so, _REMEDY)
+
+
+def preview(explanation: str) -> Callable[[_Function], _Function]:
+    """Return a decorator for what may change in any release: Dagster warns where it is used.
+
+    The mark is not public. Without it nobody is warned; docstrings say the same.
+
+    Args:
+        explanation: What else the warning says.
+    """
+
+    def mark(function: _Function) -> _Function:
+        try:
+            marked: _Function = importlib.import_module("dagster._annotations").preview(
+                function, additional_warn_text=explanation
+            )
+        except (ImportError, AttributeError, TypeError):
+            return function
+        return marked
+
+    return mark
 
 
 # Steps
@@ -625,8 +648,8 @@ def planned_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str,
     return steps
 
 
-def upstream_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, set[str]] | None:
-    """Return the steps that each step of a run waits for, by key; those of dynamic outputs as ``load[?]``.
+def upstream_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Mapping[str, Collection[str]] | None:
+    """Return the steps that each step of a run waits for, by key; see :func:`planned_steps` for their keys.
 
     Plans of runs are not public. Without them it is not known, which is None: every failed step counts as one that
     others wait for, so that no message of its run is deleted.
@@ -636,11 +659,8 @@ def upstream_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str
         run: The run.
     """
     try:
-        if run.execution_plan_snapshot_id is None:
-            return {}
-        plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
-        return {step.key: {key for value in step.inputs for key in value.upstream_step_keys} for step in plan.steps}
-    except AttributeError:
+        return {key: step.upstream for key, step in planned_steps(instance, run).items()}
+    except UnsupportedDagsterError:
         _warn(f"plan of run {run.run_id}", "no message of it is deleted if a step of it fails")
         return None
 

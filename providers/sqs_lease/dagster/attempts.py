@@ -172,6 +172,8 @@ class StepLease:
         self._batch: LeasedBatch | None = None
         self._when_raised: LeaseReport | None = None
         self._has_ended = False
+        self._has_rule = on_failure is not None
+        self._waits_with: Exception | None = None
 
     def watch(self, block: LeaseBlock) -> None:
         """Have the lease given back if its step fails while its generator is suspended in the block.
@@ -200,12 +202,19 @@ class StepLease:
                 "its process was killed. Look there; a new run starts afresh"
             )
 
-    def raised(self, error: BaseException) -> None:
-        """Take note of what the block raised, before its messages are settled."""
+    def raised(self, error: BaseException) -> bool:
+        """Take note of what the block raised, before its messages are settled.
+
+        A step may yet turn the exception into a ``RetryRequested``. So a rule of the user's waits until the step has
+        ended, or leases again.
+
+        Returns:
+            Whether :meth:`settle` settles the messages, and not the end of the block.
+        """
         if self._batch is not None:
             self._when_raised = self._batch.report()
         if self._key is None or not isinstance(error, Exception):
-            return
+            return False
         try:
             if is_tried_again(self._context, error):
                 self._is_repeated.set()
@@ -213,6 +222,25 @@ class StepLease:
             # The user's exception must go on, and a message that is given back can still be dead-lettered later.
             logger.exception("Whether step %s is tried again is not known: its messages are given back", self._key)
             self._is_repeated.set()
+        if self._is_repeated.is_set() or not self._has_rule or self._watch is None or self._batch is None:
+            return False
+        self._waits_with = error
+        self._watch.defer(self)
+        return True
+
+    def settle(self, *, is_tried_again: bool) -> None:
+        """Settle what :meth:`raised` left.
+
+        Args:
+            is_tried_again: Whether Dagster tries the step again.
+        """
+        error, self._waits_with = self._waits_with, None
+        if error is None or self._block is None:
+            return
+        if is_tried_again:
+            self._is_repeated.set()
+        self._block.__exit__(type(error), error, error.__traceback__)
+        self.ended(is_listener=True)
 
     def ended(self, *, is_listener: bool = False) -> None:
         """Tell what became of the messages; only the first call counts.
@@ -220,7 +248,7 @@ class StepLease:
         Args:
             is_listener: Whether a listener of the instance's events calls this.
         """
-        if self._batch is None or self._has_ended:
+        if self._batch is None or self._has_ended or self._waits_with is not None:
             return
         self._has_ended = True
         text = lease_summary(self._batch)

@@ -26,7 +26,13 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_policy
-from sqs_lease.dagster._internals import add_run_tags, awaited_steps, executor_events, parts_left_out
+from sqs_lease.dagster._internals import (
+    add_run_tags,
+    awaited_steps,
+    executor_events,
+    is_run_tried_again,
+    parts_left_out,
+)
 from sqs_lease.dagster.access_errors import Entered
 from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary
@@ -84,13 +90,16 @@ def sqs_lease_executor(
         def orders():
             report(load(check()))
 
-    When a run starts, its worker receives; each step works on the messages with
-    :func:`sqs_lease.dagster.leased_batch`. They stay invisible to others until the run has
-    ended, step retries included. Then a message is deleted if every step succeeded (or was skipped by design) and none
-    failed it. One that a step failed, by its id or by failing for good, is settled by ``on_failure``. What is not
-    done for no fault of its own is visible again at once: when the run is terminated, when a step failed other
-    messages by ``MessageFailed`` and the steps behind it did not run, and when no step began to work on the batch. If
-    the run worker is killed, the messages are visible again when their last extension ends.
+    When a run starts, its worker receives; each step works on the messages with ``queue.lease(context)``
+    (:meth:`SqsQueueResource.lease`). They stay invisible to others until the run has ended, step retries included. Then
+    a message is deleted if every step succeeded (or was skipped by design) and none failed it. One that a step failed,
+    by its id or by failing for good, is settled by ``on_failure``. What is not done for no fault of its own is visible
+    again at once: when the run is terminated, when a step failed other messages by ``MessageFailed`` and the steps
+    behind it did not run, and when no step began to work on the batch. If the run worker is killed, the messages are
+    visible again when their last extension ends.
+
+    While run retries remain (``dagster/max_retries``), ``on_failure`` is applied only to messages that a step failed by
+    ``batch.fail``; the others are visible again at once, and the next run receives them.
 
     Without messages the steps run with an empty batch.
 
@@ -264,9 +273,11 @@ def _store(batch: LeasedBatch, batch_id: str, folder: BatchFolder) -> None:
 
 def _settle(batch: LeasedBatch, ends: StepEnds, folder: BatchFolder, plan_context: PlanOrchestrationContext) -> None:
     decided = verdict([message.message_id for message in batch], ends.ends(), folder.pieces())
+    if any(end.failed for end in ends.ends().values()) and _is_repeated(plan_context):
+        decided = decided.before_a_retry()
     if decided.is_untouched and len(batch):
         plan_context.log.warning(
-            "No step of run %s used leased_batch(): its %d messages are given back",
+            "No step of run %s leased its %d messages of the queue: they are given back",
             plan_context.dagster_run.run_id,
             len(batch),
         )
@@ -290,6 +301,23 @@ def _settle(batch: LeasedBatch, ends: StepEnds, folder: BatchFolder, plan_contex
         for other in others:
             first.add_note(str(other))
         raise first
+
+
+def _is_repeated(plan_context: PlanOrchestrationContext) -> bool:
+    """Whether Dagster repeats the run, one of whose steps failed."""
+    run = plan_context.dagster_run
+    try:
+        if not is_run_tried_again(plan_context.instance, run):
+            return False
+    except Exception:
+        # A message that is given back can still be dead-lettered later.
+        logger.exception("Whether run %s is repeated is not known: its messages are given back", run.run_id)
+        return True
+    plan_context.log.info(
+        "Dagster repeats run %s, so on_failure is applied only to messages that a step failed by batch.fail()",
+        run.run_id,
+    )
+    return True
 
 
 def _end_steps(others: Collection[BaseProcess]) -> None:

@@ -37,9 +37,6 @@ from sqs_lease.dagster.metadata import PREFIX, QUEUE
 from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.run_folders import run_batch_uri, workspace_path
 
-RESUMED_TAGS: Final = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry")
-"""Dagster's tags of runs that leave out what succeeded in the run before them, with the value ``true``."""
-
 WORKED_ON_BY: Final = f"{PREFIX}worked_on_by"
 """What the executor adds to the last event of a run: the keys of the steps that worked on its messages."""
 
@@ -50,11 +47,6 @@ _REMEDY: Final = 'Set the tag "dagster/retry_strategy": "ALL_STEPS" on the job, 
 
 class ResumedRunError(dg.DagsterError):
     """The run executes a part of the work only, so it must not receive; the text says what to do."""
-
-
-def resumes(run: dg.DagsterRun) -> bool:
-    """Whether Dagster says that a run leaves out steps that succeeded in the run before it."""
-    return any(run.tags.get(tag) == "true" for tag in RESUMED_TAGS)
 
 
 def refuse_where_steps_are_left_out(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import dagster as dg
@@ -19,6 +20,7 @@ from sqs_lease.dagster.access_errors import Entered, access_to
 from sqs_lease.dagster.attempts import StepLease
 from sqs_lease.dagster.metadata import combined_metadata, lease_metadata
 from sqs_lease.dagster.reexecution import refuse_where_steps_are_left_out
+from sqs_lease.dagster.run_batch.leased_batch import HeldBatch, batch_of_run, joined
 from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS, lease_settings
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
@@ -95,7 +97,6 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         with access_to(self):
             return queue_attributes(self.queue, timeout=timeout, client=self.client())
 
-    @contextmanager
     def lease(
         self,
         context: Context,
@@ -107,15 +108,23 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         visibility: Duration | None = None,
         on_failure: OnFailure | None = None,
         on_resume: Literal["refuse", "receive"] = "refuse",
-    ) -> Iterator[LeasedBatch]:
-        """Receive a batch in an op or asset, and keep it invisible to others until the block ends.
+    ) -> AbstractContextManager[LeasedBatch]:
+        """Work on a batch in an op or asset, which is invisible to others until the block ends.
 
-        A thread of this process extends the leases. At the end of the block the messages are deleted. If it raises
-        they are given back instead; with ``MessageFailed`` only those that it names. While Dagster tries again
-        (``RetryPolicy``, ``RetryRequested``, run retries) they are visible again at once, and the next attempt receives
-        them; ``on_failure`` is for the last attempt. With it, a ``JobError`` dead-letters nothing, unless
-        ``by_exception`` names it. Single messages are failed for good, in any attempt, by ``batch.fail(ids, reason)``
-        while the others go on.
+        Where somebody holds messages of the queue for the run, the block works on those, like every other step of the
+        run: the job's executor (:func:`sqs_lease_executor <sqs_lease.dagster.executor.sqs_lease_executor>`) or the
+        lease sensor that started the run. They are settled when the run has ended; see
+        :class:`RunBatch <sqs_lease.dagster.run_batch.leased_batch.RunBatch>` for what a step says of them meanwhile.
+        The executor or sensor says how many there are, how they are extended and what becomes of failed ones: the
+        arguments of this method apply to runs without such a batch only, and the run's log names those that do not.
+        What follows is for those runs.
+
+        The block receives. A thread of this process extends the leases. At the end of the block the messages are
+        deleted. If it raises they are given back instead; with ``MessageFailed`` only those that it names. While
+        Dagster tries again (``RetryPolicy``, ``RetryRequested``, run retries) they are visible again at once, and the
+        next attempt receives them; ``on_failure`` is for the last attempt. With it, a ``JobError`` dead-letters
+        nothing, unless ``by_exception`` names it. Single messages are failed for good, in any attempt, by
+        ``batch.fail(ids, reason)`` while the others go on.
 
         When the run is terminated, all are visible again at once. If the process is killed, they are visible again
         when their last extension ends.
@@ -144,41 +153,76 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 which gave back messages of the queue there: refuse, the default, or receive, for a step whose work
                 depends on no other.
 
-        Yields:
-            The batch, empty if no message came.
+        Returns:
+            A context manager for one ``with`` statement. It gives the batch, empty if no message came.
 
         Raises:
-            ResumedRunError: The run leaves out steps, or other assets of this step, that would never see the messages.
-            RetryWithoutMessagesError: This attempt received nothing, and the one before it left messages.
             ValueError: An argument is out of range.
             TypeError: An argument is of another type.
-            sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
-            SettlementError: The block succeeded, and the service refused to delete some of its messages.
+            BatchFolderError: The run's batch cannot be read.
+
+        The ``with`` statement raises
+
+        - ``BatchFolderError`` where the run's batch is being settled, because the run came too late;
+        - ``ResumedRunError`` where the run leaves out steps, or other assets of this step, that would never see the
+          messages;
+        - ``RetryWithoutMessagesError`` where this attempt received nothing, and the one before it left messages;
+        - ``sqs_lease.sqs.errors.SqsError`` where the queue cannot be used; the text names it and says what to do;
+        - ``SettlementError`` where the block succeeded, and the service refused to delete some of its messages.
         """
-        _check_on_resume(on_resume)
-        if on_resume == "refuse" and (key := step_key(context)) is not None:
+        arguments: LeaseArguments = {
+            "max_messages": max_messages,
+            "wait": wait,
+            "linger": linger,
+            "policy": policy,
+            "visibility": visibility,
+            "on_failure": on_failure,
+            "on_resume": on_resume,
+        }
+        check_lease_arguments(self.queue, arguments)
+        held = batch_of_run(context, self.queue)
+        if held is None:
+            return self._received(context, arguments)
+        return self._joined(context, held, _given(arguments))
+
+    @contextmanager
+    def _joined(self, context: Context, held: HeldBatch, given: Collection[str]) -> Iterator[LeasedBatch]:
+        with joined(context, held) as batch:
+            context.log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
+            if given:
+                context.log.info(
+                    "Whoever holds the batch of the run decides on it: %s of this lease do not apply", ", ".join(given)
+                )
+            yield batch
+
+    @contextmanager
+    def _received(self, context: Context, arguments: LeaseArguments) -> Iterator[LeasedBatch]:
+        if arguments["on_resume"] == "refuse" and (key := step_key(context)) is not None:
             refuse_where_steps_are_left_out(context.instance, context.run, key, self.queue)
-        step = StepLease(context, on_failure)
+        step = StepLease(context, arguments["on_failure"])
         block = lease(
             self.queue,
-            max_messages=max_messages,
-            wait=wait,
-            linger=linger,
-            policy=policy,
-            visibility=visibility,
+            max_messages=arguments["max_messages"],
+            wait=arguments["wait"],
+            linger=arguments["linger"],
+            policy=arguments["policy"],
+            visibility=arguments["visibility"],
             on_failure=step.rule,
             client=self.client(),
         )
         step.watch(block)
         try:
-            with Entered(block, self) as batch:
+            with ExitStack() as leaving:
+                batch = leaving.enter_context(Entered(block, self))
                 try:
                     step.received(batch)
                     yield batch
                 except GeneratorExit:
                     raise
                 except BaseException as error:
-                    step.raised(error)
+                    if step.raised(error):
+                        # It is settled when the step has ended: only then is it known what on_failure is for.
+                        leaving.pop_all()
                     raise
         finally:
             # The generator may be closed long after the step has failed, when nobody takes log lines of its run.
@@ -224,6 +268,12 @@ def check_lease_arguments(queue: str, arguments: LeaseArguments) -> None:
         on_event=None,
         on_lost="warn",
     )
+
+
+def _given(arguments: LeaseArguments) -> list[str]:
+    """Which arguments of :meth:`SqsQueueResource.lease` are not as they are by default."""
+    parameters = inspect.signature(SqsQueueResource.lease).parameters
+    return [name for name, value in arguments.items() if value != parameters[name].default]
 
 
 def _check_on_resume(on_resume: str) -> None:

@@ -13,10 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import dagster as dg
@@ -25,7 +25,6 @@ from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.dagster._internals import Context, add_metadata, has_read_all, pipes_context_data
-from sqs_lease.dagster.run_batch.leased_batch import RunBatch
 from sqs_lease.dagster.run_batch.run_folders import workspace_path
 from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
 from sqs_lease.ingestion.lost_watch import ending_when_lost
@@ -39,9 +38,6 @@ END_SECONDS: Final = 25.0
 
 _LAST_MESSAGE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.02
-
-IngestedBatch: TypeAlias = LeasedBatch | RunBatch
-"""What is ingested: the batch of a lease, or of a run whose executor or sensor holds it."""
 
 _NOTHING: Final = StoredResult(
     batch_id="",
@@ -59,7 +55,7 @@ _NOTHING: Final = StoredResult(
 
 def ingest_by_job(
     context: Context,
-    batch: IngestedBatch,
+    batch: LeasedBatch,
     *,
     spec: Mapping[str, Any],
     spark: str = "local[2]",
@@ -94,7 +90,7 @@ def ingest_by_job(
 
     Args:
         context: The context of the op or asset.
-        batch: What ``lease`` or ``leased_batch`` gives; if it is empty, no job is started.
+        batch: What ``lease`` gives; if it is empty, no job is started.
         spec: Source, sink and workspace, see ``sqs_lease/ingestion/spec.py``. It holds no secrets.
         spark: Where Spark runs: ``local[2]`` (the default: in the job's process, with that many cores), another master
             (``spark://host:7077``), or a Connect server (``sc://host:15002``).
@@ -121,7 +117,7 @@ def ingest_by_job(
     return result
 
 
-def settle_ingestion(context: Context, batch: IngestedBatch, result: StoredResult) -> None:
+def settle_ingestion(context: Context, batch: LeasedBatch, result: StoredResult) -> None:
     """Fail the messages that a job rejected, and add what it did as metadata; within the lease.
 
     Args:
@@ -169,7 +165,7 @@ def ingestion_metadata(result: StoredResult) -> dict[str, dg.MetadataValue]:
 
 
 @contextmanager
-def stored_batch(batch: IngestedBatch, directory: str) -> Iterator[str]:
+def stored_batch(batch: LeasedBatch, directory: str) -> Iterator[str]:
     """Have the messages of a lease in a file for a job that runs elsewhere, as long as the block lasts.
 
     Args:
@@ -222,7 +218,7 @@ def reported_result(reported: Reported) -> StoredResult:
 
 def _run(
     context: Context,
-    batch: IngestedBatch,
+    batch: LeasedBatch,
     spec: Mapping[str, Any],
     spark: str,
     python: str,
@@ -253,7 +249,7 @@ def _run(
                 grace_seconds=END_SECONDS,
             ) as job:
                 context.log.info("Ingesting %d messages on %s by process %d", len(batch), spark, job.pid)
-                with _ending_when_lost(batch, job) as lost:
+                with ending_when_lost(lambda: batch.report().held > 0, job.end) as lost:
                     try:
                         job.follow(_write)
                     except JobError as error:
@@ -263,13 +259,6 @@ def _run(
             _wait_for_the_end(handler)
         # Not what came through Pipes: its reader can miss the last lines of a file.
         return read_result(result)
-
-
-def _ending_when_lost(batch: IngestedBatch, job: JobProcess) -> AbstractContextManager[Event]:
-    if isinstance(batch, LeasedBatch):
-        return ending_when_lost(lambda: batch.report().held > 0, job.end)
-    # Another process holds it, which the step cannot ask.
-    return nullcontext(Event())
 
 
 def _wait_for_the_end(handler: dg.PipesMessageHandler) -> None:
@@ -285,7 +274,7 @@ def _write(line: str) -> None:
     sys.stdout.flush()
 
 
-def _lost(batch: IngestedBatch) -> str:
+def _lost(batch: LeasedBatch) -> str:
     return (
         f"none of the messages of {batch.queue_url} is held any more, so their ingestion was stopped: they were "
         "settled or lost. What was committed is in the table, and is not stored twice when they are received again"

@@ -1,11 +1,13 @@
 """Sees how a step ends that leases: what it left open is given back, and what it deleted too early is told.
 
-Dagster reports a step's events to listeners in the process of the step. Two things can only be seen there:
+Dagster reports a step's events to listeners in the process of the step. Three things can only be seen there:
 
 - The step failed while its generator was suspended in the block of a lease, because what it yielded was not stored.
   Dagster keeps a step's exception in the step's context. From Python 3.12 on, the exception's traceback leads to the
   frames of all callers, from there to the suspended generator, and from its frame to the context again. So nothing
   closes the generator before the garbage collector finds that circle, and that may take until the process ends.
+- The step failed after the block of its lease had raised, and Dagster tries it again or not: the exception may have
+  become a ``RetryRequested`` outside of the block.
 - The step stored a value, or failed, after its lease had ended and its messages were deleted.
 """
 
@@ -34,6 +36,9 @@ class OpenLease(Protocol):
     def give_back(self) -> bool:
         """Give it back if its block is open; return whether it was."""
 
+    def settle(self, *, is_tried_again: bool) -> None:
+        """Settle what its block left, which raised."""
+
 
 class StepWatch:
     """Watches one attempt at a step, in the process that makes it.
@@ -46,13 +51,21 @@ class StepWatch:
         self._key = key
         # Weakly, because Dagster keeps the listener as long as the instance.
         self._leases: weakref.WeakSet[OpenLease] = weakref.WeakSet()
+        # Strongly: nobody else refers to these, and what is garbage is given back.
+        self._deferred: list[OpenLease] = []
         self._deleted = 0
         self._has_warned = False
         self._is_over = False
 
     def add(self, lease: OpenLease) -> None:
         """Give a lease back if the step fails while the block is open."""
+        # The step goes on, so what an earlier block raised is no reason to try it again.
+        self._settle(is_tried_again=False)
         self._leases.add(lease)
+
+    def defer(self, lease: OpenLease) -> None:
+        """Settle a lease whose block raised when the step has ended, or leases again."""
+        self._deferred.append(lease)
 
     def ended(self, deleted: int) -> None:
         """Take note of a block that ended well.
@@ -73,10 +86,22 @@ class StepWatch:
             return
         if event.event_type is dg.DagsterEventType.HANDLED_OUTPUT:
             self._warn(instance, entry, "stored a value when the block of its lease had ended")
+        elif event.event_type is dg.DagsterEventType.STEP_SUCCESS:
+            self._settle(is_tried_again=False)
         elif event.event_type in _FAILED:
             self._is_over = True
+            self._settle(is_tried_again=event.event_type is dg.DagsterEventType.STEP_UP_FOR_RETRY)
             if not self._give_back():
                 self._warn(instance, entry, "failed when the block of its lease had ended")
+
+    def _settle(self, *, is_tried_again: bool) -> None:
+        deferred, self._deferred = self._deferred, []
+        for lease in deferred:
+            try:
+                lease.settle(is_tried_again=is_tried_again)
+            except Exception:
+                # The end of the step is reported whatever becomes of its messages.
+                logger.exception("The lease of step %s could not be settled", self._key)
 
     def _give_back(self) -> bool:
         was_open = False

@@ -3,12 +3,13 @@
 A message is deleted when every step succeeded, or was skipped by design, and none failed it. Otherwise it is
 
 - *failed*, and settled by the failure rule: a step named it (``batch.fail``, ``MessageFailed``), or a step failed for
-  good that did not say which;
+  good that did not say which, and was not done with it (``batch.succeed``);
 - *released* at once, whatever the failure rule: its work was not finished, for no fault of its own. That is where a
-  step failed by naming other messages and steps behind it did not run for that reason, and where no step began to work
-  on the batch at all.
+  step gave it back (``batch.release``), where a step failed for others and steps behind it did not run for that reason,
+  and where no step began to work on the batch at all.
 
-What a step says counts for its last attempt only.
+What a step says counts for its last attempt only, but for messages that it is done with: later attempts do not get
+them.
 
 How the steps ended is gathered from the events of a run's executor, or of all runs that worked on the batch. A step
 that was executed more than once, in a run and in those that repeat it, counts as its last execution ended.
@@ -16,7 +17,6 @@ that was executed more than once, in a run and in those that repeat it, counts a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,7 +24,7 @@ from typing import Final
 import dagster as dg
 
 from sqs_lease.core.failure_rules import failed_by_exception
-from sqs_lease.dagster._internals import error_names, is_interruption, run_events, upstream_steps
+from sqs_lease.dagster._internals import error_names, is_interruption, run_events, upstream_steps, without_mapping_key
 from sqs_lease.dagster.run_batch.folder import PieceOfWork
 from sqs_lease.dagster.run_batch.leased_batch import attempt_name
 
@@ -55,10 +55,12 @@ class Failure:
     Attributes:
         reason: For people.
         errors: The qualified names of the exception's class and those it derives from; empty where none is known.
+        is_final: Whether a step failed it by ``batch.fail``, which no retry of the run changes.
     """
 
     reason: str
     errors: tuple[str, ...] = ()
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,12 @@ class Verdict:
     failed: Mapping[Failure, Collection[str]]
     released: Collection[str]
     is_untouched: bool = False
+
+    def before_a_retry(self) -> Verdict:
+        """The same where Dagster repeats the run: what no step failed by its id is released, to be received again."""
+        final = {failure: ids for failure, ids in self.failed.items() if failure.is_final}
+        others = [each for failure, ids in self.failed.items() if not failure.is_final for each in ids]
+        return replace(self, failed=final, released=(*self.released, *others))
 
 
 def verdict(message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: Mapping[str, PieceOfWork]) -> Verdict:
@@ -94,31 +102,45 @@ def verdict(message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: 
     for message_id in message_ids:
         if message_id in why:
             failed_alike.setdefault(why[message_id], []).append(message_id)
-    finished = not any(end.failed and end.holds_up for end in steps.values())
-    return Verdict(failed_alike, () if finished else [each for each in message_ids if each not in why])
+    unfinished = any(end.failed and end.holds_up for end in steps.values())
+    given_back = {each for piece in _last_pieces(steps, pieces).values() for each in piece.released}
+    released = (each for each in message_ids if each not in why and (unfinished or each in given_back))
+    return Verdict(failed_alike, tuple(released))
+
+
+def _last_pieces(steps: Mapping[str, StepEnd], pieces: Mapping[str, PieceOfWork]) -> dict[str, PieceOfWork]:
+    """What the last attempts at the steps said."""
+    return {key: piece for key, piece in pieces.items() if key in steps and piece.attempt == steps[key].attempt}
 
 
 def _failures(
     message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: Mapping[str, PieceOfWork]
 ) -> Iterator[tuple[Failure, Iterable[str]]]:
     """The failures that steps tell of, what is known best first."""
-    last = {key: piece for key, piece in pieces.items() if key in steps and piece.attempt == steps[key].attempt}
+    last = _last_pieces(steps, pieces)
+
+    def left_by(step: str, chosen: Iterable[str] = message_ids) -> list[str]:
+        """What a step did not settle; what an attempt released that is not the last one is forgotten."""
+        settled = pieces[step].done if step in pieces else frozenset()
+        settled |= last[step].released if step in last else frozenset()
+        return [each for each in chosen if each not in settled]
+
     for piece in last.values():
         for message_id, reason in piece.failed.items():
-            yield Failure(reason), (message_id,)
+            yield Failure(reason, piece.errors.get(message_id, ()), is_final=True), (message_id,)
     for key, piece in last.items():
         if piece.raised is not None:
             named = piece.raised.message_ids if _ended_the_step(piece, steps[key]) else None
             name = piece.raised.errors[0].rpartition(".")[2]
-            yield Failure(name, piece.raised.errors), failed_by_exception(named, message_ids)
+            yield Failure(name, piece.raised.errors), left_by(key, failed_by_exception(named, message_ids))
     for key, end in steps.items():
         said = key in last and last[key].raised is not None
         if end.failed and not said:
-            yield Failure(_NO_REASON.format(step=key)), message_ids
+            yield Failure(_NO_REASON.format(step=key)), left_by(key)
         elif key in last and not last[key].is_over:
-            yield Failure(f"{key} ended within its leased_batch() block"), message_ids
+            yield Failure(f"{key} ended within its lease() block"), left_by(key)
     for key in pieces.keys() - steps.keys():
-        yield Failure(f"{key} came to no end"), message_ids
+        yield Failure(f"{key} came to no end"), left_by(key)
 
 
 def _ended_the_step(piece: PieceOfWork, end: StepEnd) -> bool:
@@ -133,12 +155,6 @@ _STEP_EVENTS: Final = {
     dg.DagsterEventType.STEP_SKIPPED,
     dg.DagsterEventType.STEP_UP_FOR_RETRY,
 }
-_MAPPING_KEY: Final = re.compile(r"\[[^]]*\]")
-
-
-def succeeded(message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: Mapping[str, PieceOfWork]) -> Verdict:
-    """Return what becomes of messages whose work succeeded: what no step failed is deleted."""
-    return verdict(message_ids, steps, pieces)
 
 
 def failed(
@@ -175,12 +191,13 @@ class WorkDone:
 
     Args:
         instance: The instance that has the runs.
-        runs: All runs that worked on the batch, the oldest first.
+        runs: Runs that worked on the batch, the oldest first.
     """
 
     def __init__(self, instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> None:
         self.steps: dict[str, StepEnd] = {}
         self._skipped: set[str] = set()
+        self._under_way: set[str] = set()
         self._planned: set[str] = set()
         self._is_planned = True
         for run in runs:
@@ -191,9 +208,32 @@ class WorkDone:
 
     def is_whole(self) -> bool:
         """Whether every step came to an end, was skipped, or waited for one that failed."""
-        ended = {_MAPPING_KEY.sub("[?]", key) for key in (*self.steps, *self._skipped)}
         held_up = any(end.failed and end.holds_up for end in self.steps.values())
-        return self._is_planned and (held_up or self._planned <= ended)
+        return self._is_planned and (held_up or not self._never_ended())
+
+    def is_done_but_for(self, run: dg.DagsterRun, planned: Collection[str]) -> bool:
+        """Whether every step succeeded or was skipped that a later run does not execute.
+
+        Args:
+            run: The later run.
+            planned: The steps of its plan, those of dynamic outputs by the key of the step they are made of.
+        """
+        if not (self._planned and self._is_planned):
+            # Without a plan nobody can tell.
+            return False
+        chosen = run.step_keys_to_execute
+        # One that is named without its mapping key, or with a key that is not known yet, stands for all of them.
+        whole = set(planned) if chosen is None else {without_mapping_key(key) for key in chosen if _is_whole_step(key)}
+        executed = whole if chosen is None else {*whole, *chosen}
+        failed = {key for key, end in self.steps.items() if end.failed} | self._under_way
+        begun = {without_mapping_key(key) for key in executed}
+        return (
+            all(key in executed or without_mapping_key(key) in whole for key in failed) and self._never_ended() <= begun
+        )
+
+    def _never_ended(self) -> set[str]:
+        ended = {without_mapping_key(key) for key in (*self.steps, *self._skipped)}
+        return self._planned - (ended - {without_mapping_key(key) for key in self._under_way})
 
     def _see(
         self, run_id: str, upstream: Mapping[str, Collection[str]] | None, events: Iterable[dg.DagsterEvent]
@@ -207,10 +247,17 @@ class WorkDone:
                 # Executed again: how it ended before does not count any more.
                 self.steps.pop(key, None)
                 self._skipped.discard(key)
+                self._under_way.add(key)
             elif event.event_type == dg.DagsterEventType.STEP_SKIPPED:
                 self._skipped.add(key)
             ends.see(event)
         self.steps.update(ends.ends())
+        self._under_way -= ends.ends().keys()
+
+
+def _is_whole_step(key: str) -> bool:
+    """Whether a key stands for all steps that a dynamic output makes of it, or there are none."""
+    return key == without_mapping_key(key) or key.endswith("[?]")
 
 
 class StepEnds:
@@ -218,13 +265,14 @@ class StepEnds:
 
     Args:
         run_id: The run.
-        upstream: The steps that each step waits for, by key; those of dynamic outputs as ``load[?]``. None where that
-            is not known: any step may be waited for then.
+        upstream: The steps that each step waits for, by key. None where that is not known: any step may be waited for
+            then.
     """
 
     def __init__(self, run_id: str, upstream: Mapping[str, Collection[str]] | None) -> None:
         self._run_id = run_id
-        self._awaited = None if upstream is None else {before for steps in upstream.values() for before in steps}
+        awaited = None if upstream is None else {before for steps in upstream.values() for before in steps}
+        self._awaited = None if awaited is None else set(map(without_mapping_key, awaited))
         self._retries: dict[str, int] = {}
         self._ends: dict[str, StepEnd] = {}
         self.is_interrupted = False
@@ -240,7 +288,7 @@ class StepEnds:
         elif event.is_step_success:
             self._ends[key] = StepEnd(self._attempt(key))
         elif event.is_step_failure:
-            holds_up = self._awaited is None or _MAPPING_KEY.sub("[?]", key) in self._awaited
+            holds_up = self._awaited is None or without_mapping_key(key) in self._awaited
             self._ends[key] = StepEnd(self._attempt(key), failed=True, errors=error_names(event), holds_up=holds_up)
 
     def ends(self) -> Mapping[str, StepEnd]:

@@ -444,22 +444,23 @@ class LeaseSession:
 
 
 class ReceivedMessages:
-    """The messages of one lease, in the order they were received: what both kinds of batches share."""
+    """Messages that were received together, in that order: what all kinds of batches share."""
 
-    def __init__(self, session: LeaseSession) -> None:
-        self._session = session
-        self._by_id = {message.message_id: message for message in session.messages}
+    def __init__(self, messages: Sequence[Message], queue_url: str) -> None:
+        self._messages = tuple(messages)
+        self._by_id = {message.message_id: message for message in messages}
+        self._queue_url = queue_url
 
     def __iter__(self) -> Iterator[Message]:
-        return iter(self._session.messages)
+        return iter(self._messages)
 
     def __len__(self) -> int:
-        return len(self._session.messages)
+        return len(self._messages)
 
     @property
     def queue_url(self) -> str:
         """The queue that the messages were received from."""
-        return self._session.batch.queue_url
+        return self._queue_url
 
     def _chosen(self, messages: Messages) -> list[Message]:
         several = [messages] if isinstance(messages, Message | str) else messages
@@ -468,6 +469,14 @@ class ReceivedMessages:
         if unknown:
             raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
         return [self._by_id[message_id] for message_id in ids]
+
+
+class SessionMessages(ReceivedMessages):
+    """The messages of one session: what blocking and asynchronous batches share."""
+
+    def __init__(self, session: LeaseSession) -> None:
+        super().__init__(session.messages, session.batch.queue_url)
+        self._session = session
 
     def _settlements(self, messages: Messages, settlement: Settlement) -> dict[Receipt, Settlement]:
         return dict.fromkeys((message.receipt for message in self._chosen(messages)), settlement)

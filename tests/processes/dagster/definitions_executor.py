@@ -12,7 +12,6 @@ import dagster as dg
 from sqs_lease import dead_letter
 from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.dagster.executor import sqs_lease_executor
-from sqs_lease.dagster.run_batch.leased_batch import leased_batch
 from tests.dagster.evidence import VISIBILITY_SECONDS, note
 
 STEP_SECONDS = VISIBILITY_SECONDS + 1.0
@@ -21,9 +20,13 @@ ORPHANS_VISIBILITY_SECONDS = 20
 """At least a third of it is left when the run worker is killed: twice the time that steps are given to end."""
 
 
+def queue(name: str) -> SqsQueueResource:
+    return SqsQueueResource(queue=f"{os.environ['QUEUES']}-{name}")
+
+
 def executor(name: str, visibility_seconds: int = VISIBILITY_SECONDS) -> dg.ExecutorDefinition:
     return sqs_lease_executor(
-        SqsQueueResource(queue=f"{os.environ['QUEUES']}-{name}"),
+        queue(name),
         workspace=os.environ["WORKSPACE"],
         linger=2,
         visibility=visibility_seconds,
@@ -35,14 +38,14 @@ def executor(name: str, visibility_seconds: int = VISIBILITY_SECONDS) -> dg.Exec
 
 @dg.op
 def first(context: dg.OpExecutionContext) -> None:
-    with leased_batch(context) as batch:
+    with queue(context.job_name).lease(context) as batch:
         note("long", "received", counts=[message.receive_count for message in batch])
         time.sleep(STEP_SECONDS)
 
 
 @dg.op(ins={"after": dg.In(dg.Nothing)}, retry_policy=dg.RetryPolicy(max_retries=1))
 def second(context: dg.OpExecutionContext) -> None:
-    with leased_batch(context) as batch:
+    with queue(context.job_name).lease(context) as batch:
         if context.retry_number == 0:
             raise ValueError("not at the first try")
         time.sleep(STEP_SECONDS)
@@ -58,7 +61,7 @@ def long() -> None:
 @dg.op
 def obedient(context: dg.OpExecutionContext) -> None:
     name = context.job_name
-    with leased_batch(context):
+    with queue(context.job_name).lease(context):
         try:
             # Within: once this is written, the step may be interrupted.
             note(name, "received")
@@ -70,7 +73,7 @@ def obedient(context: dg.OpExecutionContext) -> None:
 @dg.op
 def abrupt(context: dg.OpExecutionContext) -> None:
     name = context.job_name
-    with leased_batch(context):
+    with queue(context.job_name).lease(context):
         try:
             # Within: once this is written, the step may be interrupted.
             note(name, "abrupt")
@@ -82,7 +85,7 @@ def abrupt(context: dg.OpExecutionContext) -> None:
 @dg.op
 def stubborn(context: dg.OpExecutionContext) -> None:
     name = context.job_name
-    with leased_batch(context):
+    with queue(context.job_name).lease(context):
         note(name, "stubborn")
         while True:
             try:

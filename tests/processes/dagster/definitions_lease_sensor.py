@@ -10,7 +10,7 @@ import os
 import dagster as dg
 
 from sqs_lease import Fixed
-from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, leased_batch
+from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor
 from tests.dagster.evidence import (
     SENSOR_VISIBILITY_SECONDS,
     SHORT_SENSOR_VISIBILITY_SECONDS,
@@ -30,10 +30,14 @@ STOPPED = "tried"
 """The sensor that nobody starts."""
 
 
+def queue(name: str) -> SqsQueueResource:
+    return SqsQueueResource(queue=f"{os.environ['QUEUES']}-{name}")
+
+
 def sensor(name: str, target: dg.JobDefinition, visibility: float = SENSOR_VISIBILITY_SECONDS) -> dg.SensorDefinition:
     return build_sqs_lease_sensor(
         name,
-        SqsQueueResource(queue=f"{os.environ['QUEUES']}-{name}"),
+        queue(name),
         target,
         workspace=os.environ["WORKSPACE"],
         policy=Fixed(visibility=visibility, every=RENEWAL_SECONDS),
@@ -49,7 +53,7 @@ def job_of(name: str) -> dg.JobDefinition:
 
     @dg.op(name=f"work_{name}")
     def work(context: dg.OpExecutionContext) -> None:
-        with leased_batch(context) as batch:
+        with queue(name).lease(context) as batch:
             note(name, "received", bodies=sorted(message.body for message in batch), run_id=context.run_id)
             wait_until_allowed_to_end(name)
             note(name, "ended")
@@ -65,7 +69,7 @@ def job_of(name: str) -> dg.JobDefinition:
 
 @dg.op
 def first_part(context: dg.OpExecutionContext) -> int:
-    with leased_batch(context) as batch:
+    with queue("retried").lease(context) as batch:
         note("retried", "first part", ids=sorted(message.message_id for message in batch), run_id=context.run_id)
         batch.fail([message for message in batch if message.body == "no order"], "not understood")
     return 1
@@ -73,7 +77,7 @@ def first_part(context: dg.OpExecutionContext) -> int:
 
 @dg.op
 def second_part(context: dg.OpExecutionContext, number: int) -> None:
-    with leased_batch(context) as batch:
+    with queue("retried").lease(context) as batch:
         note("retried", "second part", ids=sorted(message.message_id for message in batch), run_id=context.run_id)
         if not context.has_tag("dagster/retry_number"):
             wait_until_allowed_to_end("retried_first")

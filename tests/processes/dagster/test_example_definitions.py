@@ -172,7 +172,7 @@ def test_without_the_queue_of_the_flights_it_says_which_variable_to_set(monkeypa
     with (
         dg.instance_for_test() as instance,
         dg.build_sensor_context(instance=instance) as context,
-        pytest.raises(ValueError, match="FLIGHTS_QUEUE is not set"),
+        pytest.raises(dg.DagsterInvalidConfigError, match='"FLIGHTS_QUEUE" which is not set'),
     ):
         flights_backlog(context)
 

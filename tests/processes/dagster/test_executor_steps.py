@@ -47,8 +47,9 @@ def queue(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> Lease
 def test_a_batch_is_held_through_steps_beside_and_after_one_another_and_deleted_when_all_succeeded(
     runs: Runs, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ORDERS_QUEUE", "short")
-    queue = leased_queues.create("short", "a", "b", visibility_seconds=VISIBILITY_SECONDS)
+    # As in the other tests: steps are forked from one process, which has the environment of the first of them.
+    monkeypatch.setenv("ORDERS_QUEUE", "orders")
+    queue = leased_queues.create("orders", "a", "b", visibility_seconds=VISIBILITY_SECONDS)
     work = {"seconds": VISIBILITY_SECONDS * 0.75}
     result = runs.execute(executor_jobs.orders, {"check": work, "load": work, "report": work})
     assert result.success

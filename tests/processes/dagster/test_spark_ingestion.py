@@ -25,16 +25,20 @@ import sys
 import dagster as dg
 from sqs_lease.dagster.spark import ingest_by_job
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster.run_batch.leased_batch import RunBatch
-from sqs_lease.batch_files.manifest import Manifest
-batch = RunBatch(Manifest("b", "orders", (Message(Receipt("m", ""), "body"),)))
-ingest_by_job(dg.build_op_context(), batch, spec={spec!r}, python={python!r})
+from sqs_lease.dagster import BATCH_TAG, SqsQueueResource
+from sqs_lease.dagster.run_batch.folder import BatchFolder
+from pathlib import Path
+folder = BatchFolder(Path({folder!r}))
+folder.create(batch_id="b", queue_url="orders", messages=[Message(Receipt("m", ""), "body")])
+context = dg.build_op_context(run_tags={{BATCH_TAG: {folder!r}}})
+with SqsQueueResource(queue="orders").lease(context) as batch:
+    ingest_by_job(context, batch, spec={spec!r}, python={python!r})
 """
 
 
-def test_the_job_of_a_step_that_is_killed_hears_of_it(program: JobProgram) -> None:
+def test_the_job_of_a_step_that_is_killed_hears_of_it(program: JobProgram, tmp_path: Path) -> None:
     program.does("STARTED.write_text(str(os.getpid())); sys.stdin.read(); ENDED.write_text('heard')")
-    script = STEP.format(spec=dict(SPEC), python=str(program.path))
+    script = STEP.format(spec=dict(SPEC), python=str(program.path), folder=str(tmp_path / "batch"))
     step = subprocess.Popen([sys.executable, "-c", script])
     try:
         job = psutil.Process(until_started(program, lambda: step.poll() is None))

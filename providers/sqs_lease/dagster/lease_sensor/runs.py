@@ -4,9 +4,10 @@ A batch has one run that the sensor asked for, and the runs that repeat it: thos
 retries), and those that somebody starts by hand. All have the batch's tag. The rules:
 
 - As long as one of them is queued or under way, the batch is held.
-- When a run *of the whole work* has succeeded, the work is done. The first run is one; so is one that repeats all of
-  it, and one that resumes it from its failure, because what it leaves out has succeeded on the same messages. A run of
-  some selected steps is none: its success says nothing of the others.
+- When a run *of the whole work* has succeeded, the work is done. The first run is one; so is one that repeats it and
+  leaves out nothing but what was done before on the same messages. What a run leaves out is read from its plan, and
+  what was done before it from the events of the other runs: a run that repeats another one has different tags when
+  Dagster's daemon, the web UI or Python started it.
 - A failed run that Dagster is going to repeat is not the end. Whether it is, Dagster writes on the run about 20 ms
   *after* its status, so with run retries switched on a failed run without that tag is looked at again.
 - A run that does not come by the deadline, be it the first one or a promised repetition, is not waited for.
@@ -15,14 +16,12 @@ retries), and those that somebody starts by hand. All have the batch's tag. The 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, TypeAlias
 
 import dagster as dg
-
-from sqs_lease.dagster.reexecution import resumes
 
 RUN_KEY_TAG: Final = "dagster/run_key"
 WILL_RETRY_TAG: Final = "dagster/will_retry"
@@ -33,6 +32,9 @@ RETRY_TAG_SECONDS: Final = 15.0
 
 It takes 20 ms; what is left over is for a run worker that died in between, on whose behalf the daemon writes it.
 """
+
+
+LeavesOut: TypeAlias = Callable[[dg.DagsterRun, Sequence[dg.DagsterRun]], bool]
 
 
 class Fate(Enum):
@@ -81,6 +83,7 @@ def decide(
     quiet_seconds: float,
     run_deadline_seconds: float,
     retries_enabled: bool,
+    leaves_out: LeavesOut,
 ) -> Decision:
     """Decide what becomes of a batch.
 
@@ -90,6 +93,8 @@ def decide(
         quiet_seconds: For how long no run of it has been queued or under way.
         run_deadline_seconds: For how long a run that does not appear is waited for.
         retries_enabled: Whether the instance repeats failed runs.
+        leaves_out: Says of a run that repeats another one whether it leaves out work that was not done before it; it
+            gets the runs before it, too, the oldest first.
     """
     for run in runs:
         if not run.is_finished and run.status is not dg.DagsterRunStatus.NOT_STARTED:
@@ -97,7 +102,7 @@ def decide(
     late = quiet_seconds >= run_deadline_seconds
     by_id = {run.run_id: run for run in runs}
     first = next((run for run in reversed(runs) if _is_asked_for(run, batch_id)), None)
-    whole = [run for run in runs if run.is_finished and _is_of_the_whole_work(run, by_id, first)]
+    whole = [run for run in runs if run.is_finished and _is_of_the_whole_work(run, runs, first, leaves_out)]
     for run in whole:
         if run.is_success:
             return Decision(Fate.SUCCEEDED, f"run {run.run_id} succeeded", run.run_id)
@@ -130,23 +135,26 @@ def _is_asked_for(run: dg.DagsterRun, batch_id: str) -> bool:
     return run.parent_run_id is None and run.tags.get(RUN_KEY_TAG) == batch_id
 
 
-def _is_of_the_whole_work(run: dg.DagsterRun, by_id: Mapping[str, dg.DagsterRun], first: dg.DagsterRun | None) -> bool:
+def _is_of_the_whole_work(
+    run: dg.DagsterRun, runs: Sequence[dg.DagsterRun], first: dg.DagsterRun | None, leaves_out: LeavesOut
+) -> bool:
     """Whether all the work is done when this run has succeeded."""
+    if run is first:
+        return True
+    by_id = {each.run_id: each for each in runs}
+    if first is None or not _descends(run, first, by_id):
+        return False
+    before = [each for each in runs[runs.index(run) + 1 :] if each.is_finished and _descends(each, first, by_id)]
+    return not leaves_out(run, before[::-1])
+
+
+def _descends(run: dg.DagsterRun, first: dg.DagsterRun, by_id: Mapping[str, dg.DagsterRun]) -> bool:
+    """Whether a run repeats the first one, or one that does."""
     seen: set[str] = set()
-    while run.parent_run_id is not None:
-        if (parent := by_id.get(run.parent_run_id)) is None or run.run_id in seen:
+    while run is not first:
+        parent = by_id.get(run.parent_run_id or "")
+        if parent is None or run.run_id in seen:
             return False
         seen.add(run.run_id)
-        if not resumes(run) and not _repeats_all(run, parent):
-            return False
         run = parent
-    return run is first
-
-
-def _repeats_all(run: dg.DagsterRun, parent: dg.DagsterRun) -> bool:
-    return (
-        run.step_keys_to_execute is None
-        and run.job_name == parent.job_name
-        and run.asset_selection == parent.asset_selection
-        and run.op_selection == parent.op_selection
-    )
+    return True

@@ -34,10 +34,12 @@ from sqs_lease.dagster._internals import (
     is_tick_of_the_daemon,
     lasting_instance,
     location_name,
+    preview,
     storage_id,
 )
 from sqs_lease.dagster.access_errors import access_to
 from sqs_lease.dagster.attempts import failure_rule
+from sqs_lease.dagster.backlog_sensor import MOST_RUNS_AT_ONCE
 from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
 from sqs_lease.dagster.resource import SqsQueueResource
@@ -51,9 +53,6 @@ from sqs_lease.sqs.validation import check_whole_number
 LONGEST_RECEIVE_SECONDS: Final = 30.0
 """How long an evaluation may receive: the daemon gives it up after 60 s, and the launch of a run comes after it."""
 
-MOST_RUNS_AT_ONCE: Final = 3
-"""Most runs that one evaluation asks for: Dagster launches them one after the other, each in about 3 s."""
-
 RunConfig: TypeAlias = dg.RunConfig | Mapping[str, Any]
 
 _hosts: dict[str, LeaseHost] = {}
@@ -63,6 +62,7 @@ sensor share nothing else, and a keeper must outlive them."""
 _hosts_lock = threading.Lock()
 
 
+@preview("The code server holds the messages, not their run: see docs/dagster-ways.md.")
 def build_sqs_lease_sensor(
     name: str,
     queue: SqsQueueResource,
@@ -85,15 +85,15 @@ def build_sqs_lease_sensor(
 ) -> dg.SensorDefinition:
     """Build a sensor that receives messages, starts a run for each batch, and holds it until its last retry ended.
 
-    The steps of the run get the messages by :func:`sqs_lease.dagster.leased_batch`. When
-    the run has succeeded, be it by itself or by a run that Dagster started to repeat it, the messages are deleted that
-    no step failed. When it failed for good they are settled by ``on_failure``; when it was canceled, or does not
-    appear, they are visible again at once. Runs may be repeated from their failure: the batch is the same.
+    The steps of the run get the messages by ``queue.lease(context)`` (:meth:`SqsQueueResource.lease`). When the run has
+    succeeded, be it by itself or by a run that Dagster started to repeat it, the messages are deleted that no step
+    failed. When it failed for good they are settled by ``on_failure``; when it was canceled, or does not appear, they
+    are visible again at once. Runs may be repeated from their failure: the batch is the same.
 
     The leases are extended in the process of the code server, not in that of the run. While no code server runs they
     are not extended, and if that takes longer than what is left of the visibility timeout, others receive the messages
     although the run goes on. Prefer :meth:`SqsQueueResource.lease` or ``sqs_lease_executor`` unless retries of runs
-    must keep their batch.
+    must keep their batch. It is a preview in Dagster's sense: it may change in any release.
 
     Args:
         name: The sensor's name; also the name of its directory in the workspace.

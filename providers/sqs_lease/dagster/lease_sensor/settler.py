@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import dagster as dg
@@ -18,14 +19,14 @@ from sqs_lease.clock import Clock
 from sqs_lease.core.failure_rules import Delete, Release, Settlement
 from sqs_lease.core.group_order import hold_back
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.dagster._internals import report_run_event, run_retries_enabled
+from sqs_lease.dagster._internals import report_run_event, run_retries_enabled, upstream_steps
 from sqs_lease.dagster.lease_sensor.runs import Decision, Fate, decide
 from sqs_lease.dagster.metadata import lease_summary
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.lease_files import begin_settling, stop_settling
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.ownership import Ownership
-from sqs_lease.dagster.verdict import Verdict, WorkDone, failed, succeeded
+from sqs_lease.dagster.verdict import Verdict, WorkDone, failed, verdict
 from sqs_lease.keeper.batch import Batch
 
 UNKNOWN: Final = Decision(Fate.REQUESTED, "its runs were not looked up yet")
@@ -87,12 +88,14 @@ class BatchSettler:
             batch.states, batch.changed_at = states, now
         if not runs and not batch.held.count_held():
             return Decision(Fate.GIVEN_BACK, "none of its messages is held any more, and no run was made")
-        decision = decide(
+        decision = await asyncio.to_thread(
+            decide,
             batch.batch_id,
             runs,
             quiet_seconds=now - batch.changed_at,
             run_deadline_seconds=self._run_deadline_seconds,
             retries_enabled=run_retries_enabled(self._instance),
+            leaves_out=partial(leaves_out, self._instance),
         )
         if decision.fate is Fate.WORKING and any(not run.is_finished for run in runs):
             batch.changed_at = now
@@ -134,7 +137,7 @@ class BatchSettler:
         runs = self._runs(batch)[::-1]
         work, pieces = WorkDone(self._instance, runs), batch.folder.pieces()
         if decision.fate is Fate.SUCCEEDED:
-            return succeeded(ids, work.steps, pieces)
+            return verdict(ids, work.steps, pieces)
         return failed(ids, work.steps, pieces, is_whole=work.is_whole(), reason=decision.reason)
 
     def _tell(self, batch: KeptBatch, decision: Decision) -> None:
@@ -142,6 +145,18 @@ class BatchSettler:
         run = None if decision.run_id is None else self._instance.get_run_by_id(decision.run_id)
         if run is not None:
             report_run_event(self._instance, run, lease_summary(batch.held))
+
+
+def leaves_out(instance: dg.DagsterInstance, run: dg.DagsterRun, before: Sequence[dg.DagsterRun]) -> bool:
+    """Whether a run leaves out work on its batch that was not done before it.
+
+    Args:
+        instance: The instance that has the runs.
+        run: A run that repeats another one.
+        before: The runs on the batch before it, the oldest first.
+    """
+    planned = upstream_steps(instance, run)
+    return planned is None or not WorkDone(instance, before).is_done_but_for(run, planned.keys())
 
 
 def _settlements(found: Verdict, receipts: Mapping[str, Receipt]) -> dict[Receipt, Settlement]:

@@ -77,6 +77,9 @@ class PieceOfWork:
             interrupted.
         failed: The messages that it failed one by one: reasons by message id.
         raised: The exception that ended it; None where none did.
+        errors: Of those that it failed, the classes of the exceptions behind it, by message id, where it said so.
+        done: The messages that it was done with one by one. A later attempt has no part in them any more.
+        released: The messages that it gave back one by one.
     """
 
     name: str
@@ -84,6 +87,13 @@ class PieceOfWork:
     is_over: bool = False
     failed: Mapping[str, str] = field(default_factory=dict)
     raised: Raised | None = None
+    errors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    done: frozenset[str] = frozenset()
+    released: frozenset[str] = frozenset()
+
+    def has_settled(self, message_id: str) -> bool:
+        """Whether it said of a message what becomes of it."""
+        return message_id in self.failed or message_id in self.done or message_id in self.released
 
 
 class BatchFolder:
@@ -161,6 +171,9 @@ class BatchFolder:
             "raised": None
             if work.raised is None
             else {"errors": work.raised.errors, "message_ids": work.raised.message_ids},
+            "errors": dict(work.errors),
+            "done": sorted(work.done),
+            "released": sorted(work.released),
         }
         self.put(_file_name(work.name), json.dumps(content).encode())
 
@@ -250,8 +263,11 @@ class BatchFolder:
                 bool(value["is_over"]),
                 dict(value["failed"]),
                 None if raised is None else Raised(tuple(raised["errors"]), _ids(raised["message_ids"])),
+                {message_id: tuple(errors) for message_id, errors in value.get("errors", {}).items()},
+                frozenset(value.get("done", ())),
+                frozenset(value.get("released", ())),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BatchFolderError(
                 f"{self.path / name} does not say what a step did: has another program written it?"
             ) from error

@@ -1,18 +1,28 @@
-"""The messages of a run, for its steps: somebody else holds them, and is told what each step failed."""
+"""The messages of a run, for its steps: somebody else holds them, and is told what each step made of them.
+
+A step has them by :meth:`SqsQueueResource.lease <sqs_lease.dagster.resource.SqsQueueResource.lease>`, like messages
+that it receives itself, and may treat them alike. What it settles is written down, and carried out when the run ends:
+other steps work on the same messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
+from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, step_key
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
 from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker
-from sqs_lease.dagster.run_batch.run_folders import workspace_path
-from sqs_lease.keeper.session import Messages
+from sqs_lease.dagster.run_batch.run_folders import is_run_batch, run_batch_id, workspace_path
+from sqs_lease.keeper.batch import LeaseReport
+from sqs_lease.keeper.session import Messages, ended
+from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from sqs_lease.batch_files.manifest import Manifest
@@ -34,49 +44,79 @@ def attempt_name(run_id: str, retry_number: int) -> str:
     return f"{run_id}/{retry_number}"
 
 
-class NoBatchError(RuntimeError):
-    """The run has no batch; the text says what to set up."""
-
-
-class RunBatch:
+class RunBatch(LeasedBatch):
     """The messages of a run, in the order they were received, as one step sees them.
+
+    The run's executor or sensor holds them, and settles them when the run has ended. What a step says of a message is
+    written down at once, and is what becomes of the message unless another step says otherwise:
+
+    - ``succeed``: this step is done with it. It is deleted when every other step is done with it, too; a retry of this
+      step does not get it again.
+    - ``fail``: it is settled by the failure rule of the executor or sensor.
+    - ``release``: it is visible again, whatever the failure rule.
+
+    What was failed or released by an attempt that Dagster tries again is forgotten: the next attempt gets it again.
 
     Attributes:
         batch_id: Names the batch.
-        queue_url: The queue that the messages were received from.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.batch_id = manifest.batch_id
-        self.queue_url = manifest.queue_url
-        self._messages = manifest.messages
-        self._ids = frozenset(message.message_id for message in manifest.messages)
-        self._failed: dict[str, str] = {}
+    def __init__(self, held: HeldBatch, work: PieceOfWork, *, is_rest: bool) -> None:
+        # What an earlier block of the same attempt had, it is done with: see _begun().
+        messages = () if is_rest else [each for each in held.manifest.messages if each.message_id not in work.done]
+        super().__init__(messages, held.manifest.queue_url)
+        self.batch_id = held.manifest.batch_id
+        self._folder = held.folder
+        self._work = work
+        self._is_over = False
+        self._lock = threading.Lock()
 
-    def __iter__(self) -> Iterator[Message]:
-        return iter(self._messages)
+    def still_held(self, message: Message | str) -> bool:
+        """Whether a message is still this step's to work on: it did not settle it, and the batch is not being settled.
 
-    def __len__(self) -> int:
-        return len(self._messages)
+        The process that holds it does not tell steps of a single lease that was lost.
 
-    def fail(self, messages: Messages, reason: str) -> None:
+        Raises:
+            KeyError: It is not of this batch.
+            OSError: The batch's directory cannot be read.
+        """
+        (chosen,) = self._chosen(message)
+        if self._is_over or self._work.has_settled(chosen.message_id) or self._folder.is_settling():
+            return False
+        # What was settled is removed.
+        return self._folder.read(self._work.name) is not None
+
+    def succeed(self, messages: Messages) -> None:
+        """This step is done with these: a retry of it does not get them, and no exception of it fails them.
+
+        Raises:
+            KeyError: One is not of this batch.
+            RuntimeError: The block has ended.
+            OSError: It cannot be written down.
+        """
+        self._settle(messages, lambda work, ids: replace(work, done=work.done | ids))
+
+    def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
         """These failed for good: they are settled by the failure rule when the run ends, whatever else succeeds.
-
-        If this step is retried, what its last attempt says counts.
 
         Args:
             messages: Messages of this batch, or their ids.
             reason: Why, for people; it becomes a message attribute of what is dead-lettered.
+            errors: The classes of the exception that failed them, as for :meth:`LeasedBatch.fail`.
 
         Raises:
             KeyError: One is not of this batch.
+            RuntimeError: The block has ended.
+            OSError: It cannot be written down.
         """
-        several = [messages] if isinstance(messages, Message | str) else messages
-        ids = [message if isinstance(message, str) else message.message_id for message in several]
-        unknown = [message_id for message_id in ids if message_id not in self._ids]
-        if unknown:
-            raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
-        self._failed.update(dict.fromkeys(ids, reason))
+
+        def failed(work: PieceOfWork, ids: frozenset[str]) -> PieceOfWork:
+            classes = dict.fromkeys(ids, tuple(errors)) if errors else {}
+            return replace(
+                work, failed={**work.failed, **dict.fromkeys(ids, reason)}, errors={**work.errors, **classes}
+            )
+
+        self._settle(messages, failed)
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
         """These failed for good, each for a reason of its own.
@@ -86,104 +126,196 @@ class RunBatch:
 
         Raises:
             KeyError: One is not of this batch.
+            RuntimeError: The block has ended.
+            OSError: It cannot be written down.
         """
-        for message_id, reason in reasons.items():
-            self.fail(message_id, reason)
+
+        def failed(work: PieceOfWork, ids: frozenset[str]) -> PieceOfWork:
+            new = {message_id: reason for message_id, reason in reasons.items() if message_id in ids}
+            return replace(work, failed={**work.failed, **new})
+
+        self._settle(list(reasons), failed)
+
+    def release(self, messages: Messages) -> None:
+        """The work of these is not at fault, and not done: they are visible again when the run ends.
+
+        Raises:
+            KeyError: One is not of this batch.
+            RuntimeError: The block has ended.
+            OSError: It cannot be written down.
+        """
+        self._settle(messages, lambda work, ids: replace(work, released=work.released | ids))
+
+    def report(self) -> LeaseReport:
+        """Say that all are held: until the run ends, nothing of them is settled, whatever this step said."""
+        count = len(self)
+        return LeaseReport(
+            received=count,
+            held=count,
+            deleted=0,
+            released=0,
+            dead_lettered=0,
+            expired=0,
+            lost=0,
+            failed=0,
+            extensions=0,
+            extension_calls=0,
+            late=0,
+            uncertain=0,
+        )
 
     def failed(self) -> dict[str, str]:
         """The reasons of what was failed so far, by message id."""
-        return dict(self._failed)
+        return dict(self._work.failed)
+
+    def begin(self) -> None:
+        """Write down that the step works on the batch.
+
+        Raises:
+            OSError: It cannot be written down.
+        """
+        self._folder.write(self._work)
+
+    def end(self, raised: Raised | None) -> None:
+        """Write down how the block ended.
+
+        Raises:
+            OSError: It cannot be written down.
+        """
+        with self._lock:
+            self._is_over = True
+            self._work = replace(self._work, is_over=True, raised=raised or self._work.raised)
+            self._folder.write(self._work)
+
+    def drop(self) -> None:
+        """Write nothing any more: the generator that the block is in was given up, and a later attempt may be on."""
+        with self._lock:
+            self._is_over = True
+
+    def _settle(self, messages: Messages, settled: Callable[[PieceOfWork, frozenset[str]], PieceOfWork]) -> None:
+        chosen = self._chosen(messages)
+        with self._lock:
+            if self._is_over:
+                raise ended(self.queue_url)
+            ids = frozenset(each.message_id for each in chosen if not self._work.has_settled(each.message_id))
+            if ids:
+                self._work = settled(self._work, ids)
+                self._folder.write(self._work)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBatch:
+    """A batch that somebody holds for a run: its directory, and the messages that were found there."""
+
+    folder: BatchFolder
+    manifest: Manifest
+
+
+def batch_of_run(context: Context, queue: str) -> HeldBatch | None:
+    """Return the messages of a queue that somebody holds for a run; None where nobody does.
+
+    Args:
+        context: The context of an op or asset of the run.
+        queue: The queue's name, ARN or URL.
+
+    Raises:
+        BatchFolderError: The batch cannot be read.
+        ModuleNotFoundError: The extra ``manifest`` is not installed.
+    """
+    uri = _batch_uri(context)
+    if uri is None:
+        return None
+    require_manifests("The batch of a run", "dagster,manifest")
+    folder = BatchFolder(workspace_path(uri))
+    manifest = folder.manifest()
+    return HeldBatch(folder, manifest) if _is_same_queue(queue, manifest.queue_url) else None
 
 
 @contextmanager
-def leased_batch(context: Context) -> Iterator[RunBatch]:
-    """Work on the messages of the run, in one of its steps: an op or asset.
+def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
+    """Work on the messages of the run, in one of its steps.
 
-    ::
-
-        @dg.op
-        def load(context: dg.OpExecutionContext) -> None:
-            with leased_batch(context) as batch:
-                for message in batch:
-                    store(message.body)
-
-    Somebody else holds the messages and settles them when the run has ended: the job's executor
-    (:func:`sqs_lease_executor <sqs_lease.dagster.executor.sqs_lease_executor>`) or the lease sensor that started it.
-    Each step may work on all of them. What it fails by ``batch.fail(ids, reason)``, and the exception that ends the
-    block, are passed on when the block ends; with ``MessageFailed`` only the messages that it names have failed. The
-    exception goes on.
+    What the step settles is passed on at once, and the exception that ends the block when it ends; with
+    ``MessageFailed`` only the messages that it names have failed. The exception goes on.
 
     In a process that the multiprocess executor started for the step, the block also ends the process when the run
     worker is gone: see :mod:`sqs_lease.dagster.run_batch.parent_watch`.
 
-    In a test, write a batch with :class:`sqs_lease.dagster.run_batch.folder.BatchFolder` and name its directory by the
-    tag: ``build_op_context(run_tags={BATCH_TAG: str(folder)})``, or ``job.execute_in_process(tags=...)``.
-
     Args:
         context: The context of the op or asset.
+        held: The batch.
 
     Yields:
-        The batch, empty if no message came.
+        The batch, empty if no message came, or if an earlier block of this attempt was done with it.
 
     Raises:
-        NoBatchError: Nobody holds messages for this run.
         BatchFolderError: The batch cannot be read, or is being settled: the run came too late.
-        ModuleNotFoundError: The extra ``manifest`` is not installed.
-        OSError: What the step failed cannot be written.
+        OSError: What the step made of its messages cannot be written.
     """
-    require_manifests("leased_batch()", "dagster,manifest")
-    folder = BatchFolder(workspace_path(_batch_uri(context)))
-    batch = RunBatch(folder.manifest())
+    folder = held.folder
     if folder.is_settling():
         raise BatchFolderError(
             f"the batch at {folder} is being given back or deleted: run {context.run_id} came too late for it, or "
             "repeats a run that is over. What was not done is received again"
         )
-    work = _begun(context, folder)
+    work, is_rest = _begun(context, folder)
     with ended_with_run_worker():
-        folder.write(work)
-        raised: Raised | None = None
+        batch = RunBatch(held, work, is_rest=is_rest)
+        batch.begin()
         try:
             yield batch
-        except Exception as error:
-            raised = Raised.by(error)
+        except GeneratorExit:
+            batch.drop()
             raise
-        finally:
+        except BaseException as error:
             # Also where the step is interrupted: the run is given up then, and nothing is deleted for it.
-            folder.write(_over(work, batch, raised))
+            batch.end(Raised.by(error) if isinstance(error, Exception) else None)
+            raise
+        else:
+            batch.end(None)
 
 
-def _batch_uri(context: Context) -> str:
+def _batch_uri(context: Context) -> str | None:
     op_context = context.op_execution_context
+    if step_key(context) is None:
+        uri: str | None = op_context.get_tag(BATCH_TAG)
+        return uri
     # The context has the tags of the run when it was started, and its executor sets this one later.
     run = context.instance.get_run_by_id(op_context.run_id)
     uri = op_context.get_tag(BATCH_TAG) if run is None else run.tags.get(BATCH_TAG)
-    if uri is None:
-        raise NoBatchError(
-            f"run {op_context.run_id} has no batch: it has no tag {BATCH_TAG!r}. Give its job "
-            "executor_def=sqs_lease_executor(...), start it by a lease sensor, or lease in the step itself with "
-            "SqsQueueResource.lease()"
-        )
+    if uri is not None and is_run_batch(uri) and not uri.rstrip("/").endswith(f"/{run_batch_id(op_context.run_id)}"):
+        # It was copied from the run that this one repeats, whose executor has settled that batch.
+        return None
     return uri
 
 
-def _begun(context: Context, folder: BatchFolder) -> PieceOfWork:
+def _is_same_queue(one: str, other: str) -> bool:
+    """Whether two names, ARNs or URLs are of one queue, as far as they tell."""
+    if one == other:
+        return True
+    ours, theirs = queue_reference(one), queue_reference(other)
+    regions, accounts = {ours.region, theirs.region} - {None}, {_account(one), _account(other)} - {None}
+    return ours.name == theirs.name and len(regions) < 2 and len(accounts) < 2
+
+
+def _account(queue: str) -> str | None:
+    """The account in an ARN or in a URL of the usual form."""
+    if (account := queue_reference(queue).account) is not None:
+        return account
+    before = queue.rstrip("/").rpartition("/")[0].rpartition("/")[2]
+    return before if before.isdigit() else None
+
+
+def _begun(context: Context, folder: BatchFolder) -> tuple[PieceOfWork, bool]:
+    """The step's piece of work, and whether an earlier block of the attempt was done with its messages."""
     key = step_key(context)
     op_context = context.op_execution_context
     retry_number = 0 if key is None else op_context.retry_number
     work = PieceOfWork(key or CALLED_DIRECTLY, attempt_name(op_context.run_id, retry_number))
     before = folder.read(work.name)
-    if before is not None and before.attempt == work.attempt:
-        # A second block of the same attempt: what the first one failed has failed.
-        return PieceOfWork(work.name, work.attempt, failed=before.failed, raised=before.raised)
-    return work
-
-
-def _over(work: PieceOfWork, batch: RunBatch, raised: Raised | None) -> PieceOfWork:
-    return PieceOfWork(
-        work.name,
-        work.attempt,
-        is_over=True,
-        failed={**work.failed, **batch.failed()},
-        raised=raised or work.raised,
-    )
+    if before is None:
+        return work, False
+    if before.attempt != work.attempt:
+        return replace(work, done=before.done), False
+    # A second block: what the first one failed has failed. One that ended well has left nothing to receive.
+    return replace(before, is_over=False), before.is_over and before.raised is None
