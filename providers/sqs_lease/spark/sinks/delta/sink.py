@@ -346,14 +346,17 @@ class OpenDelta:
 
     def _check(self, table: DeltaTable) -> None:
         metadata = table.metadata()
-        asked = unsupported(metadata)
+        asked = unsupported(metadata, table.schema())
         if metadata.partition_columns != list(self.partition_by):
             are = ", ".join(metadata.partition_columns) or "no column"
             asked.append(f"it is partitioned by {are}, and partition_by says {', '.join(self.partition_by) or 'none'}")
         if self.upsert_by and metadata.configuration.get("delta.appendOnly") == "true":
             asked.append("its rows must not be changed (delta.appendOnly), which upsert_by does")
         if asked:
-            raise TableError(f"table {self.storage.uri} cannot be written: {'; '.join(asked)}. Ingest into another one")
+            raise TableError(
+                f"table {self.storage.uri} cannot be written: {'; '.join(asked)}. Ingest into another one, or let "
+                "Spark write it: NativeDeltaSink keeps a table's rules"
+            )
 
     def _existing(self) -> DeltaTable:
         table = self.storage.load()
