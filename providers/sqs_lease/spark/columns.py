@@ -29,6 +29,12 @@ REJECT: Final = StructType(
 """What a table of rejects has of each message, besides the columns of every table."""
 
 _RESERVED: Final = (MESSAGE_ID, SENT_AT, BATCH_ID, REASON)
+_RESERVED_PREFIX: Final = "_sqs_lease"
+
+
+def is_reserved(name: str) -> bool:
+    """Whether ingestion keeps a name for itself, in upper or lower case."""
+    return name.lower() in _RESERVED or name.lower().startswith(_RESERVED_PREFIX)
 
 
 def table_columns(record: StructType) -> StructType:
@@ -39,13 +45,13 @@ def table_columns(record: StructType) -> StructType:
 
     Raises:
         SchemaError: There are none, two differ in case only (Spark would not tell them apart), or one has
-            a name that ingestion keeps for itself.
+            a name that ingestion keeps for itself (one of its columns, or one that begins with ``_sqs_lease``).
     """
     if not record.fields:
         raise SchemaError("the schema has no columns; give at least one, for example 'id BIGINT NOT NULL'")
     seen: set[str] = set()
     for name in record.names:
-        if name.lower() in _RESERVED:
+        if is_reserved(name):
             raise SchemaError(f"the schema has a column {name!r}, which ingestion keeps for itself: rename it")
         if name.lower() in seen:
             raise SchemaError(f"the schema has the column {name!r} twice (upper and lower case count as the same)")

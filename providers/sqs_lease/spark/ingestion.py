@@ -9,6 +9,8 @@
 5. The rejects go into their own table, if there is one, in the same way.
 6. One commit brings the rows and the messages into the table. It is refused if anybody else committed since step 2;
    then the steps from there are repeated, and only messages that came in meanwhile are parsed out.
+7. If the table refuses rows, or they cannot be written, steps 2 to 6 are done with parts of the batch, until it is
+   known which messages these rows are of. These are rejected, all others are in the table.
 
 So a batch can be killed at any point and handed over again, to this process or another, and several
 processes can ingest into one table. A message may be deleted from its queue when ``ingest`` returned
@@ -30,6 +32,7 @@ from pyspark.sql import SparkSession
 from sqs_lease.spark.batch import default_id
 from sqs_lease.spark.batch_file import MESSAGE_ID, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
+from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.parsing import MessageParser, RejectParser
 from sqs_lease.spark.progress import StillHeld, watched_jobs
@@ -119,7 +122,13 @@ def ingest(
 def _store_rejects(table: Table[Any], spark: SparkSession, batch: BatchFile, batch_id: str, reasons: pa.Table) -> None:
     """Load the batch into the table of rejects: of all its messages, the rejected ones belong there."""
     loading = Loading(table, batch_id, batch.looked_up, reasons["message_id"])
-    loading.load(RejectParser(spark, batch, reasons))
+    loaded = loading.load(RejectParser(spark, batch, reasons))
+    if loaded.rejected.num_rows:
+        message_id, reason = (column[0].as_py() for column in loaded.rejected.columns)
+        raise TableError(
+            f"batch {batch_id}: the table of rejects does not take {loaded.rejected.num_rows} messages, for example "
+            f"{message_id} ({reason}): let it have no rules of its own"
+        )
 
 
 def _result(batch: BatchFile, batch_id: str, loaded: Loaded, *, rejects_stored: bool) -> IngestResult:

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 _CANNOT_RUN_THIS: Final = ("ModuleNotFoundError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
 """What Spark says when its executors lack this package, or the Python that it needs."""
 
-_NO_IDS: Final = pa.chunked_array([], pa.string())
+NO_IDS: Final = pa.chunked_array([], pa.string())
+"""No messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class MessageParser:
             rejected = pa.concat_tables([self.batch.rejected, torn])
             done = _together(known, rejected["message_id"])
             if pc.all(is_among(self.batch.messages[batch_file.MESSAGE_ID], done)).as_py():
-                return Parsed(None, _NO_IDS, _NO_IDS, rejected)
+                return Parsed(None, NO_IDS, NO_IDS, rejected)
             staged, reasons = self._stage(table, _together(known, torn["message_id"]), batch_id)
             try:
                 nothing = pc.equal(reasons["reason"], NOTHING_TO_STORE)
@@ -195,11 +196,11 @@ class RejectParser:
         """See :class:`Parser`. A reject is a record of its table."""
         wanted = self.reasons.filter(pc.invert(is_among(self.reasons["message_id"], known)))
         if not wanted.num_rows:
-            return Parsed(None, _NO_IDS, _NO_IDS, REASONS.empty_table())
+            return Parsed(None, NO_IDS, NO_IDS, REASONS.empty_table())
         rows = self.batch.rejects(self.spark, wanted).withColumn(BATCH_ID, F.lit(batch_id))
         staged = table.stage(rows, batch_id)
         ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
-        return Parsed(staged, ingested, _NO_IDS, REASONS.empty_table())
+        return Parsed(staged, ingested, NO_IDS, REASONS.empty_table())
 
 
 def _together(*parts: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -26,6 +26,7 @@ STAGING: Final = sql.Identifier(SCHEMA, "staging")
 BATCHES: Final = sql.Identifier(SCHEMA, "batches")
 
 _LONGEST_NAME_BYTES: Final = 63
+_SYSTEM_COLUMNS: Final = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
 _DEFAULT_SCHEMA: Final = "public"
 
 Cursor = psycopg.Cursor[tuple[Any, ...]]
@@ -85,6 +86,8 @@ def require_columns(columns: StructType, upsert_by: Sequence[str]) -> None:
             raise SchemaError(
                 f"column {field.name!r}: PostgreSQL cuts names after {_LONGEST_NAME_BYTES} bytes: rename it"
             )
+        if field.name in _SYSTEM_COLUMNS:
+            raise SchemaError(f"column {field.name!r}: every PostgreSQL table has a column of its own there: rename it")
     for key in upsert_by:
         if key not in columns.names:
             raise SchemaError(f"there is no column {key!r} to upsert by: the columns are {', '.join(columns.names)}")
