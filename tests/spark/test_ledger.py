@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sqs_lease.spark import Ledger, Overtaken, TableError
-from sqs_lease.spark.ledger import Admitted, OpenLedger
+from sqs_lease.spark.ledger import Admitted, LedgerSnapshot, OpenLedger
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, KNOWN, LOOKED_UP, REJECTED
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -375,3 +375,46 @@ def test_a_ledger_that_was_removed_meanwhile_is_named(book: Book) -> None:
 
     with pytest.raises(TableError, match=f"ledger {book.path} is gone"):
         ledger.snapshot()
+
+
+# ---- a batch that is given up
+
+
+def test_a_batch_that_is_given_up_is_not_known_and_its_number_is_not_used_again(book: Book) -> None:
+    book.admit("first", {"a": NOON})
+    book.admit("second", {"b": NOON, "c": None}, location="batches/second/1")
+
+    given_up = book.ledger.abandon("second")
+
+    assert (given_up.batch_id, sorted(given_up.message_ids)) == ("second", ["b", "c"])
+    assert given_up.location == "batches/second/1"
+    snapshot = book.open().snapshot()
+    assert snapshot.newest() == Admitted(2, "second", None)
+    assert not snapshot.may_name("batches/second/1")
+    assert snapshot.count_of("second") == 0
+    assert book.find({"a": NOON, "b": NOON, "c": NOON}) == {"a": "first"}
+    assert book.admit("second", {"b": NOON}).number == 3
+    assert book.find({"a": NOON, "b": NOON, "c": NOON}) == {"a": "first", "b": "second"}
+
+
+@pytest.mark.parametrize("batch_id", ["first", "third", "nothing to add"])
+def test_only_the_newest_batch_and_only_one_with_rows_is_given_up(book: Book, batch_id: str) -> None:
+    book.admit("first", {"a": NOON})
+    book.admit("nothing to add", {"b": NOON}, location=None)
+
+    with pytest.raises(TableError, match=f"batch {batch_id} is not the newest .*, or has no rows that wait"):
+        book.ledger.abandon(batch_id)
+    assert book.find({"a": NOON, "b": NOON}) == {"a": "first", "b": "nothing to add"}
+
+
+def test_a_batch_that_is_given_up_while_another_is_admitted_stays(book: Book) -> None:
+    book.admit("first", {"a": NOON})
+    messages_of = LedgerSnapshot.messages_of
+
+    def meanwhile(snapshot: LedgerSnapshot, admitted: Admitted) -> list[str]:
+        book.admit("second", {"b": NOON})
+        return messages_of(snapshot, admitted)
+
+    with patch.object(LedgerSnapshot, "messages_of", meanwhile), pytest.raises(TableError, match="was not given up"):
+        book.ledger.abandon("first")
+    assert book.find({"a": NOON, "b": NOON}) == {"a": "first", "b": "second"}

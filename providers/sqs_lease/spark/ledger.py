@@ -60,6 +60,8 @@ REMEMBERED: Final = timedelta(days=15)
 _TABLE: Final = Schema.from_arrow(FILE.append(pa.field(DAY, pa.date32(), nullable=False)))
 # The log is nobody's history: what happened is in the rows.
 _CONFIGURATION: Final[Mapping[str, str | None]] = {"delta.logRetentionDuration": "interval 2 days"}
+# The outcome of messages whose batch was given up: they are not known.
+_ABANDONED: Final = "abandoned"
 _ROW_GROUP_ENTRIES: Final = 250_000
 _MOSTLY_DIFFERENT: Final = frozenset({"message_id", "sent_at"})
 
@@ -105,6 +107,27 @@ class Ledger:
         if ledger.load() is None:
             ledger.create()
         return ledger
+
+    def abandon(self, batch_id: str) -> Abandoned:
+        """Give up a batch that was admitted and that the table cannot take, so that later ones go on.
+
+        Only where every ingestion into the table fails with an error about this batch, and what it complains of cannot
+        be put right. Stop all ingestions into the table first. Nothing of the batch is in the table then, and its
+        messages are not known any more: those that come again are ingested like new ones. A queue has them still,
+        because the ingestion that admitted the batch ended with an error; should it have been told so and deleted
+        them all the same, the staged rows are what is left of them, and stay where they are.
+
+        Args:
+            batch_id: The batch.
+
+        Returns:
+            What was given up.
+
+        Raises:
+            TableError: It is not the newest batch of the ledger, the only one that can be half-done; it had no rows to
+                add; or the ledger cannot be read or written, or changed meanwhile.
+        """
+        return self.open().abandon(batch_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +201,33 @@ class OpenLedger:
         except (DeltaError, OSError) as error:
             raise self.place.unusable("cannot be written", error) from error
         return admitted
+
+    def abandon(self, batch_id: str) -> Abandoned:
+        """See :meth:`Ledger.abandon`."""
+        snapshot = self.snapshot()
+        newest = snapshot.newest()
+        if newest is None or newest.batch_id != batch_id or newest.location is None:
+            raise TableError(
+                f"batch {batch_id} is not the newest of the ledger {self.place.address}, or has no rows that wait: "
+                "only a batch that the table still has to take can be given up"
+            )
+        message_ids = tuple(snapshot.messages_of(newest))
+        try:
+            snapshot.table.update(
+                # The entries stay, and the number with them: the table must not take another batch for this one.
+                updates={"outcome": f"'{_ABANDONED}'", "location": "NULL"},
+                predicate=f"number = {newest.number}",
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError as error:
+            raise TableError(
+                f"batch {batch_id} was not given up: somebody else wrote the ledger {self.place.address} at this "
+                "moment. Stop all ingestions into the table, and try again"
+            ) from error
+        except (DeltaError, OSError) as error:
+            raise self.place.unusable("cannot be written", error) from error
+        logger.warning("ledger %s: batch %s was given up: %d messages", self.place.address, batch_id, len(message_ids))
+        return Abandoned(batch_id, message_ids, newest.location)
 
     def clean_up(self, seen: LedgerSnapshot) -> None:
         """Forget what is older than any message in a queue can be: whole days, so at most once a day.
@@ -319,6 +369,21 @@ class Admitted:
     location: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """A batch that was given up.
+
+    Attributes:
+        batch_id: The batch.
+        message_ids: Its messages that the table has not, and does not know any more.
+        location: Where their rows are still staged, in the sink's own terms.
+    """
+
+    batch_id: str
+    message_ids: tuple[str, ...]
+    location: str
+
+
 def rows_of(admitted: Admitted, entries: pa.Table) -> pa.Table:
     """The content of the file of an admission.
 
@@ -354,6 +419,7 @@ def statistics_of(admitted: Admitted, entries: pa.Table) -> dict[str, Any]:
     return {"numRecords": entries.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
 
 
+_NOT_ABANDONED: Final = pds.field("outcome") != _ABANDONED
 _BUCKET_MICROSECONDS: Final = 60_000_000
 # Row groups that a look-up holds in memory at once: some 20 MB each.
 _FILES_AT_ONCE: Final = 4
@@ -410,7 +476,7 @@ class LedgerSnapshot:
             overlapping,
             lambda scanner: scanner.to_table(),
             columns=KNOWN.names,
-            where=pds.field("message_id").isin(message_ids),
+            where=pds.field("message_id").isin(message_ids) & _NOT_ABANDONED,
         )
         return found.cast(KNOWN)
 
@@ -422,9 +488,19 @@ class LedgerSnapshot:
         return self._scan(
             may_have,
             lambda scanner: int(scanner.count_rows()),
-            columns=["batch_id"],
-            where=pds.field("batch_id") == batch_id,
+            columns=["batch_id", "outcome"],
+            where=(pds.field("batch_id") == batch_id) & _NOT_ABANDONED,
         )
+
+    def messages_of(self, admitted: Admitted) -> list[str]:
+        """The messages of an admission."""
+        found: list[str] = self._scan(
+            pc.equal(self.files["max.number"], admitted.number),
+            lambda scanner: scanner.to_table()["message_id"].to_pylist(),
+            columns=["message_id", "number"],
+            where=pds.field("number") == admitted.number,
+        )
+        return found
 
     def may_name(self, location: str) -> bool:
         """Whether an admission has its rows at this location; False is certain."""

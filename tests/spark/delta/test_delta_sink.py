@@ -8,13 +8,17 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable, Schema
 
-from sqs_lease.spark import DeltaSink, TableError
+from sqs_lease.spark import DeltaSink, Ledger, Staged, TableError
 from sqs_lease.spark.sinks.delta.storage import TableStorage
+from sqs_lease.spark.sinks.sink import Admission
+from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
+from sqs_lease.testing.sink_subject import asked, entries, known
 from tests.spark.delta.conftest import Bucket
-from tests.spark.delta.tables import TABLE_SCHEMA, open_table, row, stage
+from tests.spark.delta.tables import TABLE_SCHEMA, open_table, row, stage, stored
 
 
 @pytest.mark.parametrize("address", ["gs://bucket/table", "hdfs://host/table", "file:///table"])
@@ -211,3 +215,28 @@ def test_drivers_that_create_a_table_at_the_same_moment_create_one(tmp_path: Pat
             path = tmp_path / str(attempt)
             assert list(threads.map(open_together, [path] * 4)) == [0, 0, 0, 0]
             assert [log.name for log in (path / "_delta_log").glob("*.json")] == ["00000000000000000000.json"]
+
+
+def test_a_batch_that_can_never_be_added_is_given_up_and_its_messages_come_again(tmp_path: Path) -> None:
+    def open_both() -> WriteAheadTable:
+        return WriteAheadTable(open_table(tmp_path / "table"), Ledger(tmp_path / "ledger").open())
+
+    def store(number: int) -> None:
+        table = open_both()
+        looked_up = table.look_up(asked(f"m{number}"))
+        location = stage(open_table(tmp_path / "table"), [row(number, f"m{number}")], batch=f"b{number}")
+        if number == 1:
+            (tmp_path / "table" / location).unlink()
+        staged = Staged(location, pa.chunked_array([[f"m{number}"]]))
+        table.commit(looked_up, Admission(f"b{number}", entries([f"m{number}"]), staged))
+
+    with pytest.raises(TableError, match=r"Batch b1 was admitted and waits .*Ledger\('.*'\)\.abandon\('b1'\)"):
+        store(1)
+    with pytest.raises(TableError, match="Batch b1 was admitted and waits"):
+        store(2)
+
+    assert Ledger(tmp_path / "ledger").abandon("b1").message_ids == ("m1",)
+
+    store(2)
+    assert known(open_both(), "m1", "m2").keys() == {"m2"}
+    assert stored(open_table(tmp_path / "table")) == [(2, "m2")]

@@ -7,7 +7,8 @@
    remembers in the same commit the highest one it took.
 
 A process that dies after step 2 leaves a batch half-done; the next look-up, by anybody, finishes it before it answers.
-So at most the newest batch of the ledger is ever half-done.
+So at most the newest batch of the ledger is ever half-done. Should the table never take it, :meth:`.Ledger.abandon`
+gives it up, and its messages may come again.
 """
 
 from __future__ import annotations
@@ -167,4 +168,12 @@ class WriteAheadTable:
     def _apply(self, ledger_id: str, admitted: Admitted) -> int | None:
         if admitted.location is None:
             return self.target.version()
-        return self.target.apply(admitted.location, Application(ledger_id, admitted.number, admitted.batch_id))
+        application = Application(ledger_id, admitted.number, admitted.batch_id)
+        try:
+            return self.target.apply(admitted.location, application)
+        except TableError as error:
+            raise TableError(
+                f"{error}. Batch {admitted.batch_id} was admitted and waits for the table, and so does every later "
+                "batch; the next ingestion tries again. If it can never be added, give it up: "
+                f"Ledger({self.ledger.place.address!r}).abandon({admitted.batch_id!r})"
+            ) from error
