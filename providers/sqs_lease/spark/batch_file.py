@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -26,10 +26,12 @@ from sqs_lease.core.messages import Message
 from sqs_lease.spark import columns
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.message_groups import MESSAGES, Group, groups_of
+from sqs_lease.spark.fifo_order import SEQUENCE_NUMBER, Place, in_order, places_in_json
+from sqs_lease.spark.message_groups import DEAD_LETTER_SOURCE, MESSAGES, Group, groups_of
 from sqs_lease.spark.paths import read_path
+from sqs_lease.spark.repeats import KEY
 from sqs_lease.spark.sinks.sink import LOOKED_UP
-from sqs_lease.spark.sources.source import ArrowParser, Checker, SyntaxChecker
+from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
 
 MESSAGE_ID: Final = "message_id"
@@ -41,6 +43,7 @@ MESSAGE_ATTRIBUTES: Final = "message_attributes"
 
 _REJECTED: Final = "rejected"
 _NOT_JSON: Final = "not_json"
+_ATTRIBUTES: Final = "attributes"
 _COPIED_BYTES: Final = 16 * 1024 * 1024
 _WRITTEN: Final = MESSAGES.append(pa.field(_REJECTED, pa.string()))
 _SPARK_SCHEMA: Final = (
@@ -74,7 +77,7 @@ class BatchFile:
     Attributes:
         path: The file, in a scratch directory of its own.
         messages: Each message once, without its body, and why the driver rejected it: of several receptions of one
-            message, the one received last.
+            message, the one received last. Without the time where that does not tell one message from another.
         received: How many were handed over, repetitions included.
         marked: The column of the file that is not null for the messages that were rejected; None where it has none.
     """
@@ -168,13 +171,16 @@ class BatchFile:
 
 
 @contextmanager
-def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker) -> Iterator[BatchFile | None]:
+def written_batch(
+    messages: Messages, *, workspace: str | Path, checker: Checker, keys_of: KeysOf | None = None
+) -> Iterator[BatchFile | None]:
     """Write a batch to a file, which is removed at the end of the block.
 
     Args:
         messages: The batch.
         workspace: Directory of such files, which the driver and all executors reach by this path.
         checker: Looks at all bodies on the way.
+        keys_of: Names what bodies say; None, the default, where message ids tell them apart.
 
     Yields:
         The file; None for a batch without messages.
@@ -191,7 +197,7 @@ def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker
             path = directory / "messages.parquet"
             with _writing(directory):
                 _bring(messages, manifest, path)
-            yield _from_manifest(path, checker, name=messages)
+            yield _from_manifest(path, checker, keys_of, name=messages)
         return
     groups = groups_of(messages)
     # Nothing is written for a batch that is empty, or whose first message is none.
@@ -201,12 +207,14 @@ def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker
         return
     with scratch_directory(workspace) as directory:
         with _writing(directory):
-            batch = _from_groups(directory / "messages.parquet", chain([first], groups), checker)
+            batch = _from_groups(directory / "messages.parquet", chain([first], groups), checker, keys_of)
         yield batch
 
 
-def _from_groups(path: Path, groups: Iterable[Group], checker: Checker) -> BatchFile:
+def _from_groups(path: Path, groups: Iterable[Group], checker: Checker, keys_of: KeysOf | None) -> BatchFile:
     kept = []
+    from_dead_letter_queue = False
+    places: list[Place | None] = []
     # The file lives for minutes: what counts is how fast it is written, and read once. Spark reads row groups in
     # parallel, never parts of one: each is a group of messages.
     with pq.ParquetWriter(
@@ -216,11 +224,15 @@ def _from_groups(path: Path, groups: Iterable[Group], checker: Checker) -> Batch
             reasons = pa.array(checker.reasons(group.bodies), pa.string())
             table = group.messages.append_column(_WRITTEN.field(_REJECTED), reasons)
             writer.write_table(table)
-            kept.append(table.select([*_KEPT, _REJECTED]))
-    return _each_once(path, pa.concat_tables(kept), _REJECTED)
+            known_by = table.select([*_KEPT, _REJECTED])
+            kept.append(known_by if keys_of is None else _with_keys(known_by, keys_of(group.bodies)))
+            from_dead_letter_queue |= group.from_dead_letter_queue
+            places += group.places
+    path, messages = _in_order(path, pa.concat_tables(kept), places)
+    return _each_once(path, _at_any_time(messages) if from_dead_letter_queue else messages, _REJECTED)
 
 
-def _from_manifest(path: Path, checker: Checker, *, name: object) -> BatchFile | None:
+def _from_manifest(path: Path, checker: Checker, keys_of: KeysOf | None, *, name: object) -> BatchFile | None:
     with opened_manifest(path, name=name) as file:
         messages = file.read([*_KEPT, _NOT_JSON])
         if not messages.num_rows:
@@ -228,11 +240,54 @@ def _from_manifest(path: Path, checker: Checker, *, name: object) -> BatchFile |
         if isinstance(checker, SyntaxChecker):
             reasons = checker.reasons_by_syntax(messages[_NOT_JSON])
         else:
-            groups = (file.read_row_group(number, columns=[BODY])[BODY] for number in range(file.num_row_groups))
-            reasons = pa.chunked_array([checker.reasons(bodies.to_pylist()) for bodies in groups], pa.string())
+            reasons = pa.chunked_array([checker.reasons(bodies) for bodies in _bodies(file)], pa.string())
+        keys = None if keys_of is None else [key for bodies in _bodies(file) for key in keys_of(bodies)]
+        # A batch is of one queue, so one message tells.
+        (attributes, *_) = file.read_row_group(0, columns=[_ATTRIBUTES])[_ATTRIBUTES].to_pylist()
+        is_fifo = f'"{SEQUENCE_NUMBER}"' in attributes
+        places = places_in_json(file.read([_ATTRIBUTES])[_ATTRIBUTES].to_pylist()) if is_fifo else []
     is_marked = pc.all(pc.equal(pc.is_null(reasons), pc.is_null(messages[_NOT_JSON]))).as_py()
-    messages = messages.select(_KEPT).append_column(_REJECTED, reasons)
+    path, messages = _in_order(path, messages.select(_KEPT).append_column(_REJECTED, reasons), places)
+    if keys is not None:
+        messages = _with_keys(messages, keys)
+    if f'"{DEAD_LETTER_SOURCE}"' in attributes:
+        messages = _at_any_time(messages)
     return _each_once(path, messages, _NOT_JSON if is_marked else None)
+
+
+def _bodies(file: pq.ParquetFile) -> Iterator[list[str]]:
+    for number in range(file.num_row_groups):
+        yield file.read_row_group(number, columns=[BODY])[BODY].to_pylist()
+
+
+def _with_keys(messages: pa.Table, keys: Sequence[str | None]) -> pa.Table:
+    return messages.append_column(pa.field(KEY, pa.string()), pa.array(keys, pa.string()))
+
+
+def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) -> tuple[Path, pa.Table]:
+    """Have the times tell the order of messages of a FIFO queue; where they do not, the file is written anew."""
+    times = in_order(messages[SENT_AT], places) if any(places) else None
+    if times is None:
+        return path, messages
+    ordered = path.with_name("messages-in-order.parquet")
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(ordered, file.schema_arrow, write_statistics=False) as writer:
+        start = 0
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number)
+            writer.write_table(_with_times(table, times.slice(start, table.num_rows)))
+            start += table.num_rows
+    path.unlink()
+    return ordered, _with_times(messages, times)
+
+
+def _with_times(messages: pa.Table, times: Any) -> pa.Table:
+    position = messages.schema.get_field_index(SENT_AT)
+    return messages.set_column(position, messages.schema.field(SENT_AT), times)
+
+
+def _at_any_time(messages: pa.Table) -> pa.Table:
+    """Have messages looked up whenever they were sent: the dead-letter queue of a FIFO queue says another time."""
+    return _with_times(messages, pa.nulls(len(messages), messages.schema.field(SENT_AT).type))
 
 
 def _bring(manifest: ManifestPath, opened: Any, path: Path) -> None:

@@ -28,7 +28,34 @@ REJECT: Final = StructType(
 )
 """What a table of rejects has of each message, besides the columns of every table."""
 
+POSTGRES_COLUMNS: Final = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
+"""Names of columns that every table in PostgreSQL has, in lower case."""
+
+ICEBERG_COLUMNS: Final = frozenset(
+    {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"}
+)
+"""Names under which Iceberg answers with something else than a column of the table, which cannot be read then."""
+
+DELTA_COLUMNS: Final = frozenset({"_change_type", "_commit_version", "_commit_timestamp"})
+"""Names that a Delta table cannot have once it is to keep a feed of its changes."""
+
+PARQUET_COLUMNS: Final = frozenset({"ingested_batch"})
+"""The name by which readers find the directories of batches in a directory of Parquet files."""
+
+_TAKEN_SOMEWHERE: Final = POSTGRES_COLUMNS | ICEBERG_COLUMNS | DELTA_COLUMNS | PARQUET_COLUMNS
+
 _RESERVED: Final = (MESSAGE_ID, SENT_AT, BATCH_ID, REASON)
+_RESERVED_PREFIX: Final = "_sqs_lease"
+
+
+def is_reserved(name: str) -> bool:
+    """Whether ingestion keeps a name for itself, in upper or lower case."""
+    return name.lower() in _RESERVED or name.lower().startswith(_RESERVED_PREFIX)
+
+
+def is_taken(name: str) -> bool:
+    """Whether ingestion keeps a name for itself, or some table that there is a sink for does."""
+    return is_reserved(name) or name.lower() in _TAKEN_SOMEWHERE
 
 
 def table_columns(record: StructType) -> StructType:
@@ -39,13 +66,13 @@ def table_columns(record: StructType) -> StructType:
 
     Raises:
         SchemaError: There are none, two differ in case only (Spark would not tell them apart), or one has
-            a name that ingestion keeps for itself.
+            a name that ingestion keeps for itself (one of its columns, or one that begins with ``_sqs_lease``).
     """
     if not record.fields:
         raise SchemaError("the schema has no columns; give at least one, for example 'id BIGINT NOT NULL'")
     seen: set[str] = set()
     for name in record.names:
-        if name.lower() in _RESERVED:
+        if is_reserved(name):
             raise SchemaError(f"the schema has a column {name!r}, which ingestion keeps for itself: rename it")
         if name.lower() in seen:
             raise SchemaError(f"the schema has the column {name!r} twice (upper and lower case count as the same)")

@@ -9,6 +9,8 @@
 5. The rejects go into their own table, if there is one, in the same way.
 6. One commit brings the rows and the messages into the table. It is refused if anybody else committed since step 2;
    then the steps from there are repeated, and only messages that came in meanwhile are parsed out.
+7. If the table refuses rows, or they cannot be written, steps 2 to 6 are done with parts of the batch, until it is
+   known which messages these rows are of. These are rejected, all others are in the table.
 
 So a batch can be killed at any point and handed over again, to this process or another, and several
 processes can ingest into one table. A message may be deleted from its queue when ``ingest`` returned
@@ -30,13 +32,15 @@ from pyspark.sql import SparkSession
 from sqs_lease.spark.batch import default_id
 from sqs_lease.spark.batch_file import MESSAGE_ID, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
+from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.parsing import MessageParser, RejectParser
 from sqs_lease.spark.progress import StillHeld, watched_jobs
+from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.settings import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
-from sqs_lease.spark.sources.source import ArrowSource, Source
+from sqs_lease.spark.sources.source import ArrowSource, KeyedSource, Source
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +94,11 @@ def ingest(
     if batch_id is not None and not batch_id.strip():
         raise ValueError("batch_id is empty: leave it out, or give the batch a name")
     checker = source.checker()
-    with written_batch(messages, workspace=workspace, checker=checker) as batch, session_settings(spark, INGESTION):
+    keys_of = source.keys if isinstance(source, KeyedSource) else None
+    with (
+        written_batch(messages, workspace=workspace, checker=checker, keys_of=keys_of) as batch,
+        session_settings(spark, INGESTION),
+    ):
         if batch is None:
             nobody = pa.chunked_array([], pa.string())
             batch_id = batch_id or default_id(source.identity, nobody, nobody)
@@ -106,7 +114,7 @@ def ingest(
                 rejects_table = rejects.open(spark, table_columns(REJECT), widen=False)
                 store_rejects = partial(_store_rejects, rejects_table, spark, batch, batch_id)
             by_tasks = source.arrow_parser(record) if isinstance(source, ArrowSource) else None
-            loaded = Loading(table, batch_id, batch.looked_up, message_ids).load(
+            loaded = Loading(table, batch_id, batch.looked_up, message_ids, Keys.of_batch(batch.messages)).load(
                 MessageParser(spark, batch, lambda messages: source.parse(messages, record), by_tasks),
                 store_rejects=store_rejects,
                 before_commit=watch.require_held,
@@ -119,7 +127,13 @@ def ingest(
 def _store_rejects(table: Table[Any], spark: SparkSession, batch: BatchFile, batch_id: str, reasons: pa.Table) -> None:
     """Load the batch into the table of rejects: of all its messages, the rejected ones belong there."""
     loading = Loading(table, batch_id, batch.looked_up, reasons["message_id"])
-    loading.load(RejectParser(spark, batch, reasons))
+    loaded = loading.load(RejectParser(spark, batch, reasons))
+    if loaded.rejected.num_rows:
+        message_id, reason = (column[0].as_py() for column in loaded.rejected.columns)
+        raise TableError(
+            f"batch {batch_id}: the table of rejects does not take {loaded.rejected.num_rows} messages, for example "
+            f"{message_id} ({reason}): let it have no rules of its own"
+        )
 
 
 def _result(batch: BatchFile, batch_id: str, loaded: Loaded, *, rejects_stored: bool) -> IngestResult:

@@ -4,8 +4,12 @@ Every batch that is admitted is one Parquet file and one commit, which is refuse
 version that was looked at. The commit says what the file has in it (the range of the times at which its messages were
 sent, the number of the admission), so most look-ups open few of the files.
 
-A queue keeps a message for 14 days at most. Batches are forgotten 15 days after they were admitted, all but the newest
-one: it may be half-done, and the next number counts on from it.
+A queue keeps a message for 14 days at most, and the dead-letter queue of a FIFO queue for as long again. Batches are
+forgotten 29 days after they were admitted, all but the newest one: it may be half-done, and the next number counts on
+from it. Days are counted by the times at which messages were sent, which the service says, as well as by the driver's
+clock, so that a wrong clock makes nobody forget too early.
+
+Many small files of a day are put together, because a look-up opens all files with messages of the same minutes.
 
 :class:`LedgerPlace` says where it lies, and :class:`LedgerSnapshot` is one version of it.
 """
@@ -17,7 +21,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -54,12 +58,21 @@ FILE: Final = pa.schema(
 """The columns of a file: what a sink keeps of each message of a batch, and what is the same for all of them."""
 
 
-REMEMBERED: Final = timedelta(days=15)
-"""How long after its admission a batch is known: SQS keeps a message for 14 days at most (its retention period)."""
+REMEMBERED: Final = timedelta(days=29)
+"""How long after its admission a batch is known.
+
+SQS keeps a message for 14 days at most (its retention period). In the dead-letter queue of a standard queue these days
+go on; in that of a FIFO queue they begin anew.
+"""
+
+SMALL_FILES: Final = 64
+"""So many files of one day are put together; they differ by the tenfold in how long a look-up takes."""
 
 _TABLE: Final = Schema.from_arrow(FILE.append(pa.field(DAY, pa.date32(), nullable=False)))
 # The log is nobody's history: what happened is in the rows.
 _CONFIGURATION: Final[Mapping[str, str | None]] = {"delta.logRetentionDuration": "interval 2 days"}
+# The outcome of messages whose batch was given up: they are not known.
+_ABANDONED: Final = "abandoned"
 _ROW_GROUP_ENTRIES: Final = 250_000
 _MOSTLY_DIFFERENT: Final = frozenset({"message_id", "sent_at"})
 
@@ -106,6 +119,27 @@ class Ledger:
             ledger.create()
         return ledger
 
+    def abandon(self, batch_id: str) -> Abandoned:
+        """Give up a batch that was admitted and that the table cannot take, so that later ones go on.
+
+        Only where every ingestion into the table fails with an error about this batch, and what it complains of cannot
+        be put right. Stop all ingestions into the table first. Nothing of the batch is in the table then, and its
+        messages are not known any more: those that come again are ingested like new ones. A queue has them still,
+        because the ingestion that admitted the batch ended with an error; should it have been told so and deleted
+        them all the same, the staged rows are what is left of them, and stay where they are.
+
+        Args:
+            batch_id: The batch.
+
+        Returns:
+            What was given up.
+
+        Raises:
+            TableError: It is not the newest batch of the ledger, the only one that can be half-done; it had no rows to
+                add; or the ledger cannot be read or written, or changed meanwhile.
+        """
+        return self.open().abandon(batch_id)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenLedger:
@@ -145,7 +179,7 @@ class OpenLedger:
         """
         newest = snapshot.newest()
         admitted = Admitted(newest.number + 1 if newest else 1, batch_id, location)
-        day = self.clock().astimezone(UTC).date().isoformat()
+        day = self._day_of(entries).isoformat()
         file = f"{DAY}={day}/{admitted.number:012d}-{uuid4().hex}.parquet"
         try:
             size = self._write(file, rows_of(admitted, entries))
@@ -179,8 +213,50 @@ class OpenLedger:
             raise self.place.unusable("cannot be written", error) from error
         return admitted
 
+    def abandon(self, batch_id: str) -> Abandoned:
+        """See :meth:`Ledger.abandon`."""
+        snapshot = self.snapshot()
+        newest = snapshot.newest()
+        if newest is None or newest.batch_id != batch_id or newest.location is None:
+            raise TableError(
+                f"batch {batch_id} is not the newest of the ledger {self.place.address}, or has no rows that wait: "
+                "only a batch that the table still has to take can be given up"
+            )
+        message_ids = tuple(snapshot.messages_of(newest))
+        try:
+            snapshot.table.update(
+                # The entries stay, and the number with them: the table must not take another batch for this one.
+                updates={"outcome": f"'{_ABANDONED}'", "location": "NULL"},
+                predicate=f"number = {newest.number}",
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError as error:
+            raise TableError(
+                f"batch {batch_id} was not given up: somebody else wrote the ledger {self.place.address} at this "
+                "moment. Stop all ingestions into the table, and try again"
+            ) from error
+        except (DeltaError, OSError) as error:
+            raise self.place.unusable("cannot be written", error) from error
+        logger.warning("ledger %s: batch %s was given up: %d messages", self.place.address, batch_id, len(message_ids))
+        return Abandoned(batch_id, message_ids, newest.location)
+
+    def _day_of(self, entries: pa.Table) -> date:
+        """The day under which messages are kept: today, or the day on which the last of them was sent if that is later.
+
+        No message is sent after it was received, so then the driver's clock is slow.
+        """
+        sent_at = pc.max(entries["sent_at"]).as_py()
+        now = self.clock().astimezone(UTC)
+        return (now if sent_at is None else max(now, sent_at.astimezone(UTC))).date()
+
+    def _forgotten_before(self, snapshot: LedgerSnapshot) -> date:
+        """The first day that is remembered, by the driver's clock, or by the newest message if that clock is ahead."""
+        sent_at = pc.max(snapshot.files["max.sent_at"]).as_py() if snapshot.files.num_rows else None
+        now = self.clock().astimezone(UTC)
+        return ((now if sent_at is None else min(now, sent_at.astimezone(UTC))) - REMEMBERED).date()
+
     def clean_up(self, seen: LedgerSnapshot) -> None:
-        """Forget what is older than any message in a queue can be: whole days, so at most once a day.
+        """Put small files together; and forget what is older than any message in a queue can be, in whole days.
 
         It may lose against another process, and leaves the work to that one, or to the next day. Trouble is logged
         and does no harm.
@@ -188,7 +264,8 @@ class OpenLedger:
         Args:
             seen: A version that was looked at a moment ago, by which most calls see that there is nothing to do.
         """
-        oldest = (self.clock() - REMEMBERED).astimezone(UTC).date()
+        self._compact(seen)
+        oldest = self._forgotten_before(seen)
         if not any(day < oldest for day in seen.days()):
             return
         try:
@@ -214,6 +291,17 @@ class OpenLedger:
                 oldest,
                 len(vacuumed),
             )
+
+    def _compact(self, seen: LedgerSnapshot) -> None:
+        """Put the files of each day together that has many small ones. Others may admit batches meanwhile."""
+        for day in seen.days_of_many_files():
+            try:
+                table = self.snapshot().table
+                table.optimize.compact(partition_filters=[(DAY, "=", day.isoformat())])
+            except CommitFailedError:
+                logger.debug("ledger %s: somebody else put its files together at this moment", self.place.address)
+            except (DeltaError, OSError, TableError) as error:
+                logger.warning("ledger %s was not compacted, which is tried again: %s", self.place.address, error)
 
     def load(self) -> DeltaTable | None:
         """The newest version; None where there is no ledger."""
@@ -319,6 +407,21 @@ class Admitted:
     location: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """A batch that was given up.
+
+    Attributes:
+        batch_id: The batch.
+        message_ids: Its messages that the table has not, and does not know any more.
+        location: Where their rows are still staged, in the sink's own terms.
+    """
+
+    batch_id: str
+    message_ids: tuple[str, ...]
+    location: str
+
+
 def rows_of(admitted: Admitted, entries: pa.Table) -> pa.Table:
     """The content of the file of an admission.
 
@@ -354,6 +457,7 @@ def statistics_of(admitted: Admitted, entries: pa.Table) -> dict[str, Any]:
     return {"numRecords": entries.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
 
 
+_NOT_ABANDONED: Final = pds.field("outcome") != _ABANDONED
 _BUCKET_MICROSECONDS: Final = 60_000_000
 # Row groups that a look-up holds in memory at once: some 20 MB each.
 _FILES_AT_ONCE: Final = 4
@@ -410,7 +514,7 @@ class LedgerSnapshot:
             overlapping,
             lambda scanner: scanner.to_table(),
             columns=KNOWN.names,
-            where=pds.field("message_id").isin(message_ids),
+            where=pds.field("message_id").isin(message_ids) & _NOT_ABANDONED,
         )
         return found.cast(KNOWN)
 
@@ -422,9 +526,19 @@ class LedgerSnapshot:
         return self._scan(
             may_have,
             lambda scanner: int(scanner.count_rows()),
-            columns=["batch_id"],
-            where=pds.field("batch_id") == batch_id,
+            columns=["batch_id", "outcome"],
+            where=(pds.field("batch_id") == batch_id) & _NOT_ABANDONED,
         )
+
+    def messages_of(self, admitted: Admitted) -> list[str]:
+        """The messages of an admission."""
+        found: list[str] = self._scan(
+            pc.equal(self.files["max.number"], admitted.number),
+            lambda scanner: scanner.to_table()["message_id"].to_pylist(),
+            columns=["message_id", "number"],
+            where=pds.field("number") == admitted.number,
+        )
+        return found
 
     def may_name(self, location: str) -> bool:
         """Whether an admission has its rows at this location; False is certain."""
@@ -438,6 +552,11 @@ class LedgerSnapshot:
         """The days on which batches were admitted."""
         days: list[Any] = pc.unique(self.files[f"partition.{DAY}"]).to_pylist()
         return days
+
+    def days_of_many_files(self) -> list[Any]:
+        """The days of which the files are to be put together."""
+        counted = pc.value_counts(self.files[f"partition.{DAY}"]).to_pylist()
+        return [one["values"] for one in counted if one["counts"] >= SMALL_FILES]
 
     def newest_day(self) -> Any:
         """The day of the newest admission; None in an empty ledger."""

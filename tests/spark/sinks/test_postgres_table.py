@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType, VariantType
 
-from sqs_lease.spark import JsonSource, ingest
+from sqs_lease.spark import InferredSchema, JsonSource, ingest
 from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.connection import parameters_of
@@ -107,6 +109,101 @@ def test_a_variant_becomes_jsonb(subject: Subject, database: Database) -> None:
     assert database.read("SELECT document, pg_typeof(document)::text AS kind FROM orders") == [
         {"document": {"a": [1.5, "\ufffd", None]}, "kind": "jsonb"}
     ]
+
+
+# ---- messages that the table refuses
+
+
+def load(spark: SparkSession, database: Database, workspace: Path, messages: list[Any], **options: Any) -> Any:
+    source = JsonSource(options.pop("schema", SCHEMA))
+    sink = PostgresSink(database.url, options.pop("table", "orders"), **options)
+    return ingest(spark, messages, source=source, sink=sink, workspace=workspace)
+
+
+def test_messages_that_a_constraint_refuses_are_rejected_and_stop_no_other(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    load(spark, database, tmp_path, good([1]))
+    database.run("ALTER TABLE orders ADD CONSTRAINT short CHECK (length(name) < 5)")
+    database.run("CREATE UNIQUE INDEX twice ON orders (name)")
+    long, again = '{"id": 7, "name": "a secret"}', '{"id": 8, "name": "n1"}'
+    result = load(spark, database, tmp_path, [*good([2, 3]), message("m7", long), message("m8", again), *good([4])])
+    later = load(spark, database, tmp_path, good([5]))
+
+    assert result.rejected == {
+        "m7": 'refused by the table: new row for relation "orders" violates check constraint "short", '
+        "CheckViolation (23514)",
+        "m8": 'refused by the table: duplicate key value violates unique constraint "twice", UniqueViolation (23505)',
+    }
+    assert (result.ingested, result.rows, later.ingested) == (3, 3, 1)
+    assert [row["id"] for row in database.read("SELECT id FROM orders ORDER BY id")] == [1, 2, 3, 4, 5]
+    assert database.staging_tables() == []
+
+
+def test_a_message_that_is_refused_alone_is_rejected_too(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    load(spark, database, tmp_path, good([1]))
+    database.run("ALTER TABLE orders ADD CONSTRAINT small CHECK (id < 5)")
+    assert set(load(spark, database, tmp_path, good([7])).rejected) == {"m7"}
+
+
+def test_a_key_that_no_index_takes_rejects_its_message_alone(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    # Random, because the server compresses keys.
+    key = "".join(hashlib.sha256(str(n).encode()).hexdigest() for n in range(150))
+    batch = [message(f"m{n}", json.dumps({"id": text})) for n, text in enumerate(("a", key, "b"))]
+    result = load(spark, database, tmp_path, batch, schema="id STRING NOT NULL", upsert_by=["id"])
+    assert result.ingested == 2
+    assert "index row" in result.rejected["m1"]
+
+
+def test_a_trigger_that_refuses_everything_rejects_nothing(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    load(spark, database, tmp_path, good([1]))
+    database.run(
+        "CREATE FUNCTION closed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.id > 3 THEN RAISE EXCEPTION 'not now, %', NEW.name; END IF; RETURN NEW; END $$".replace("%", "%%")
+    )
+    database.run("CREATE TRIGGER closed BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION closed()")
+    with pytest.raises(TableError, match=r"RaiseException \(P0001\)"):
+        load(spark, database, tmp_path, good([4, 5]))
+    result = load(spark, database, tmp_path, good([2, 3, 4]))
+    assert result.rejected == {"m4": "refused by the table: RaiseException (P0001)"}
+
+
+@pytest.mark.parametrize("upsert_by", [(), ("pct%",)], ids=["append", "upsert"])
+def test_a_percent_sign_in_a_name_is_a_character(
+    spark: SparkSession, database: Database, tmp_path: Path, upsert_by: tuple[str, ...]
+) -> None:
+    options: dict[str, Any] = {"schema": "`pct%` BIGINT NOT NULL", "table": "100%s", "upsert_by": upsert_by}
+    result = load(spark, database, tmp_path, [message("m1", '{"pct%": 5}')], **options)
+    assert result.ingested == 1
+    assert database.read('SELECT "pct%%" AS pct FROM "100%%s"') == [{"pct": 5}]
+
+
+def test_a_new_field_that_the_table_cannot_have_rejects_its_message_and_is_not_pinned(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    source = JsonSource(InferredSchema(tmp_path / "schema.json"), new_fields="add")
+    sink = PostgresSink(database.url, "orders")
+
+    def add(*messages: Any) -> Any:
+        return ingest(spark, messages, source=source, sink=sink, workspace=tmp_path)
+
+    first = add(message("m1", '{"id": 1}'), message("m2", '{"id": 2, "xmin": 1}'))
+    later = add(message("m3", '{"id": 3, "pct%": 1}'))
+
+    assert (first.ingested, first.rejected.keys(), later.ingested) == (1, {"m2"}, 1)
+    assert [row["id"] for row in database.read("SELECT id FROM orders ORDER BY id")] == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["xmin", "ctid", "tableoid", "_sqs_lease_attempt"])
+def test_a_column_that_every_table_has_is_refused_by_its_name(database: Database, name: str) -> None:
+    with pytest.raises(SchemaError, match=name):
+        opened(database, columns=table_columns(StructType([StructField(name, StringType())])))
 
 
 # ---- what the user's table may be
@@ -339,7 +436,7 @@ def test_entries_are_forgotten_when_no_queue_can_have_their_messages_any_more(da
     table = opened(database)
     admit(table, "b", "m1")
     for aged in (table.name.entries.as_string(None), "sqs_lease.batches"):
-        database.run(f"UPDATE {aged} SET admitted_at = admitted_at - interval '15 days 1 second'")
+        database.run(f"UPDATE {aged} SET admitted_at = admitted_at - interval '29 days 1 second'")
     admit(table, "c", "m2")
     assert known(table, "m1", "m2").keys() == {"m2"}
     admit(table, "b", "m3")

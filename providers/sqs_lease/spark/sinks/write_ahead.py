@@ -7,7 +7,8 @@
    remembers in the same commit the highest one it took.
 
 A process that dies after step 2 leaves a batch half-done; the next look-up, by anybody, finishes it before it answers.
-So at most the newest batch of the ledger is ever half-done.
+So at most the newest batch of the ledger is ever half-done. Should the table never take it, :meth:`.Ledger.abandon`
+gives it up, and its messages may come again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import BatchIdReusedError, TableError
 from sqs_lease.spark.ledger import Admitted, Ledger, LedgerSnapshot, OpenLedger
-from sqs_lease.spark.sinks.sink import Admission, PartsTable, Rest, Staged
+from sqs_lease.spark.sinks.sink import Admission, JudgingTable, PartsTable, Rest, Staged
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,10 @@ class WriteAheadTable:
             return None
         return self.target.stage_parts(spark, parts, rest, batch_id)
 
+    def judged(self, rows: DataFrame, reason: str) -> DataFrame:
+        """See :class:`.sink.JudgingTable`."""
+        return self.target.judged(rows, reason) if isinstance(self.target, JudgingTable) else rows
+
     def commit(self, looked_up: WriteAheadLookUp, admission: Admission) -> int | None:
         """See :meth:`.sink.Table.commit`."""
         snapshot, batch_id = looked_up.snapshot, admission.batch_id
@@ -167,4 +172,12 @@ class WriteAheadTable:
     def _apply(self, ledger_id: str, admitted: Admitted) -> int | None:
         if admitted.location is None:
             return self.target.version()
-        return self.target.apply(admitted.location, Application(ledger_id, admitted.number, admitted.batch_id))
+        application = Application(ledger_id, admitted.number, admitted.batch_id)
+        try:
+            return self.target.apply(admitted.location, application)
+        except TableError as error:
+            raise TableError(
+                f"{error}. Batch {admitted.batch_id} was admitted and waits for the table, and so does every later "
+                "batch; the next ingestion tries again. If it can never be added, give it up: "
+                f"Ledger({self.ledger.place.address!r}).abandon({admitted.batch_id!r})"
+            ) from error

@@ -6,6 +6,8 @@ Columns that nobody named are inferred with types that every later body can be r
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -20,11 +22,12 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, is_taken
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.schemas import can_be_column, json_schema, notation, quoted
+from sqs_lease.spark.sources.source import KeysOf
 
 _CORRUPT: Final = "_sqs_lease_corrupt"
 _RECORD: Final = "_sqs_lease_record"
@@ -72,15 +75,23 @@ class JsonSource:
             costs a second look at each body on Spark, where the pinned schema is known for certain. ``"add"``: it
             becomes a column, in the pinned schema and then in the table, with the type that Spark infers from this
             batch; for a field that is null or empty in all messages that waits until one has a value. A message whose
-            new field can be no column (a name that not every table takes, or that differs from another one in case
-            only, or the 1001st column) is rejected. It needs an :class:`InferredSchema`: what was added must be found
-            again by the next batch and by other drivers, and the text of a schema cannot grow.
+            new field can be no column (a name that not every table takes or that one keeps for itself, such as
+            ``xmin``, or that differs from another one in case only, or the 1001st column) is rejected. It needs an
+            :class:`InferredSchema`: what was added must be found again by the next batch and by other drivers, and
+            the text of a schema cannot grow.
+        dedupe_by: Fields of the object that together name what happened, for example ``["order_id", "version"]``: a
+            message with the values of an earlier one is a repeat, whatever its message id is, such as after a redrive
+            or a second send. It is done, and changes nothing. A message that lacks one of them, or has null there, is
+            told by its id. Empty, the default: all messages are told by their ids.
     """
 
     schema: str | StructType | InferredSchema
     new_fields: NewFields = "ignore"
+    dedupe_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.dedupe_by, str):
+            raise TypeError("dedupe_by is a list of fields: put brackets around the one")
         if self.new_fields not in _CHOICES:
             raise ValueError(f"new_fields must be one of {', '.join(_CHOICES)}, not {self.new_fields!r}")
         if self.new_fields == "add" and not isinstance(self.schema, InferredSchema):
@@ -93,7 +104,13 @@ class JsonSource:
     def identity(self) -> str:
         """The schema, or where it is pinned, and what becomes of new fields."""
         what = self.schema.file if isinstance(self.schema, InferredSchema) else notation(self.schema)
-        return f"json; {self.new_fields}; {what}"
+        repeats = f"; by {json.dumps(list(self.dedupe_by))}" if self.dedupe_by else ""
+        return f"json; {self.new_fields}; {what}{repeats}"
+
+    @property
+    def keys(self) -> KeysOf | None:
+        """See :class:`.source.KeyedSource`: the values of :attr:`dedupe_by`."""
+        return (lambda bodies: [_key(body, self.dedupe_by) for body in bodies]) if self.dedupe_by else None
 
     @property
     def widens(self) -> bool:
@@ -259,6 +276,17 @@ class OpenChecker(ObjectChecker):
         return None
 
 
+def _key(body: str, fields: Sequence[str]) -> str | None:
+    try:
+        record = decode_object(body)
+    except NotJsonError:
+        return None
+    values = [record.get(name) for name in fields]
+    if any(value is None for value in values):
+        return None
+    return f"json:{hashlib.sha256(json.dumps([*fields, values], sort_keys=True).encode()).hexdigest()}"
+
+
 def _why_not_json(body: str) -> str | None:
     try:
         decode(body)
@@ -274,9 +302,6 @@ def _has_value(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_has_value, value))
     return value is not None
-
-
-_OWN = {MESSAGE_ID, SENT_AT, BATCH_ID, REASON}
 
 
 def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) -> list[StructField]:
@@ -314,7 +339,7 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
 
 def can_be_inferred(name: str) -> bool:
     """Whether a field of this name may become a column by itself."""
-    return can_be_column(name) and name.lower() not in _OWN
+    return can_be_column(name) and not is_taken(name)
 
 
 def _storable(kind: DataType) -> DataType:

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 from pyspark.sql.types import StructType
 
+from sqs_lease.spark.columns import POSTGRES_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.types import postgres_type, takes
 
@@ -85,6 +86,8 @@ def require_columns(columns: StructType, upsert_by: Sequence[str]) -> None:
             raise SchemaError(
                 f"column {field.name!r}: PostgreSQL cuts names after {_LONGEST_NAME_BYTES} bytes: rename it"
             )
+        if field.name in POSTGRES_COLUMNS:
+            raise SchemaError(f"column {field.name!r}: every PostgreSQL table has a column of its own there: rename it")
     for key in upsert_by:
         if key not in columns.names:
             raise SchemaError(f"there is no column {key!r} to upsert by: the columns are {', '.join(columns.names)}")

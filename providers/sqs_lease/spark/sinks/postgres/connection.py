@@ -9,7 +9,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.errors import RowsRefusedError, TableError
 
 Parameters = Mapping[str, Any]
 """What a connection is made with, as libpq names it; with the password, if there is one."""
@@ -17,6 +17,10 @@ Parameters = Mapping[str, Any]
 _CONNECT_SECONDS: Final = 30
 # Of these classes of SQLSTATE, the server's own words may quote a value: data exceptions, and what triggers raise.
 _QUOTING_CLASSES: Final = ("22", "P0")
+# Data exceptions, violated constraints, limits such as that of a key's size, and WITH CHECK OPTION.
+_ROW_CLASSES: Final = ("22", "23", "44", "54")
+# What a trigger raises, and the policies of row level security: for this row, or for whatever other reason.
+_PERHAPS_ROW: Final = ("P0", "42501")
 
 
 def parameters_of(url: str) -> dict[str, Any]:
@@ -64,15 +68,19 @@ def explained(what: str) -> Iterator[None]:
         what: What failed, as the beginning of a sentence.
 
     Raises:
-        TableError: Instead of what psycopg raised.
+        RowsRefusedError: Instead of what psycopg raised, where that is for what is in a row.
+        TableError: Otherwise.
     """
     try:
         yield
     except psycopg.Error as error:
-        reason = reason_of(error)
+        said, reason = error, reason_of(error)
     else:
         return
     # Without what led to it, which a traceback would show: its text may quote rows.
+    code = said.sqlstate or ""
+    if code.startswith((*_ROW_CLASSES, *_PERHAPS_ROW)):
+        raise RowsRefusedError(f"{what}: {reason}", rule=reason, is_certain=code.startswith(_ROW_CLASSES)) from None
     raise TableError(f"{what}: {reason}") from None
 
 

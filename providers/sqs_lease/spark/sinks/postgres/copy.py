@@ -20,8 +20,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from psycopg.abc import Query
 from pyarrow import csv
+from pyspark.errors import PythonException
 
-from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.errors import RowsRefusedError, TableError
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained
 
 ATTEMPT: Final = "_sqs_lease_attempt"
@@ -31,6 +32,7 @@ COPIED_DDL: Final = "attempt BIGINT, rows BIGINT"
 """What :class:`CopyRows` answers: one row for each attempt that wrote any."""
 
 _COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64())])
+_CANNOT_BE_WRITTEN: Final = "cannot be written"
 _CSV: Final = csv.WriteOptions(include_header=False, quoting_style="needed")
 _BATCH_ROWS: Final = 50_000
 _REPLACEMENT: Final = "\ufffd".encode()
@@ -90,7 +92,7 @@ class CopyRows:
             return
         attempt, rows = secrets.randbits(62), 0
         with (
-            explained(f"rows for {self.place} cannot be written"),
+            explained(f"rows for {self.place} {_CANNOT_BE_WRITTEN}"),
             connect(self.parameters) as connection,
             connection.cursor() as cursor,
         ):
@@ -103,6 +105,13 @@ class CopyRows:
         if taken != rows:
             raise TableError(f"of {rows} rows for {self.place} PostgreSQL took {taken}: run the batch again")
         yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows}], schema=_COPIED)
+
+
+def refused_in_task(error: PythonException) -> RowsRefusedError | None:
+    """What a task was told about its rows, by the text that Spark hands on; None where it failed otherwise."""
+    _, raised, text = str(error).rpartition(f"{RowsRefusedError.__name__}: ")
+    said = text.partition("\n")[0].strip()
+    return RowsRefusedError(said, rule=said.rpartition(_CANNOT_BE_WRITTEN)[2].lstrip(": ")) if raised else None
 
 
 def to_csv(batch: pa.RecordBatch) -> bytes:

@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
         f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[spark,postgres]', also for the executors",
         name=error.name,
     ) from error
+from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -40,14 +41,14 @@ from sqs_lease.spark.sinks.postgres.catalog import (
     require_columns,
 )
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained, parameters_of, place_of, reason_of
-from sqs_lease.spark.sinks.postgres.copy import ATTEMPT, COPIED_DDL, CopyRows, copy_in, copy_out
+from sqs_lease.spark.sinks.postgres.copy import ATTEMPT, COPIED_DDL, CopyRows, copy_in, copy_out, refused_in_task
 from sqs_lease.spark.sinks.postgres.types import written
 from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Overtaken, Staged
 
 logger = logging.getLogger(__name__)
 
-KEPT: Final = timedelta(days=15)
-"""How long entries are kept: SQS keeps a message for at most 14 days."""
+KEPT: Final = timedelta(days=29)
+"""How long entries are kept: see :data:`sqs_lease.spark.ledger.REMEMBERED`."""
 
 STAGING_KEPT: Final = timedelta(days=2)
 """When a staging table is taken for one that a killed try left behind: SQS lets no lease last longer than 12 hours."""
@@ -202,7 +203,10 @@ class PostgresTable:
         )
         copy = CopyRows(self.parameters, statement.as_string(), self._place)
         texts = rows.select(*(written(column.name, column.dataType) for column in self.columns.fields))
-        copied = texts.mapInArrow(copy, COPIED_DDL).toArrow()
+        try:
+            copied = texts.mapInArrow(copy, COPIED_DDL).toArrow()
+        except PythonException as error:
+            raise refused_in_task(error) or error from None
         attempts, count = copied["attempt"].to_pylist(), pc.sum(copied["rows"], min_count=0).as_py()
         with self.transaction("cannot be written") as cursor:
             cursor.execute(
@@ -296,19 +300,17 @@ class PostgresTable:
                 f"one took longer than {STAGING_KEPT.days} days. Run the batch again"
             )
         attempts, expected = found
-        rows = sql.SQL("FROM {} WHERE {} = ANY (%(attempts)s::bigint[])").format(
-            sql.Identifier(SCHEMA, staged.location), sql.Identifier(ATTEMPT)
+        # Literals, not parameters: with those, a % in the name of a column or table would be taken for one of them.
+        rows = sql.SQL("FROM {} WHERE {} = ANY ({}::bigint[])").format(
+            sql.Identifier(SCHEMA, staged.location), sql.Identifier(ATTEMPT), sql.Literal(attempts)
         )
         if self.upsert_by:
-            counted = cursor.execute(sql.SQL("SELECT count(*) {}").format(rows), {"attempts": attempts}).fetchone()
+            counted = cursor.execute(sql.SQL("SELECT count(*) {}").format(rows)).fetchone()
             taken = counted[0] if counted else 0
-            cursor.execute(self._upsert(rows), {"attempts": attempts})
+            cursor.execute(self._upsert(rows))
         else:
             cursor.execute(
-                sql.SQL("INSERT INTO {} ({}) SELECT {} {}").format(
-                    self.name.quoted, self._names(), self._names(), rows
-                ),
-                {"attempts": attempts},
+                sql.SQL("INSERT INTO {} ({}) SELECT {} {}").format(self.name.quoted, self._names(), self._names(), rows)
             )
             taken = cursor.rowcount
         if taken != expected:
