@@ -42,6 +42,7 @@ PARTS: Final = {
     "everything else": (
         "tests/architecture",
         "tests/benchmarks",
+        "tests/cli",
         "tests/demo",
         "tests/docker",
         "tests/docs",
