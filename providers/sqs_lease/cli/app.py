@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from sqs_lease.cli.output import ExitCode, errors_as_lines, print_error
+from sqs_lease.cli.plan import plan
 
 # What Typer raises for unusable arguments: a class of Click with its older releases, and of its own with newer ones.
 _USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
@@ -59,3 +60,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+app.command()(plan)
