@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from sqs_lease.cli.output import ExitCode, errors_as_lines, print_error
+from sqs_lease.cli.peek import peek
 from sqs_lease.cli.plan import plan
 
 # What Typer raises for unusable arguments: a class of Click with its older releases, and of its own with newer ones.
@@ -63,3 +64,4 @@ def _options(
 
 
 app.command()(plan)
+app.command()(peek)
