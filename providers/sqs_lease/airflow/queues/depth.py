@@ -21,13 +21,13 @@ from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, T
 
 from sqs_lease.airflow.airflow_api.requests import triggers_are_supported
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.queues.outcome import TIMED_OUT, OutcomeError
 from sqs_lease.airflow.queues.queue_task import TRIGGERER_MARGIN, QueueTask, QueueTrigger
 from sqs_lease.airflow.queues.worker_calls import WorkerCalls
 from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.keeper.outcome import TIMED_OUT, OutcomeError
 from sqs_lease.sqs.classification import error_from_exception, translate_client_errors
 from sqs_lease.sqs.errors import AccessDeniedError, SqsError
 from sqs_lease.sqs.transport import QueueAttributes, Transport
