@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.cli import peek as peeking
+from sqs_lease.cli import sampling
 from sqs_lease.core.calls import EntryAnswer, Verdict
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
@@ -21,7 +21,8 @@ SECRET = '{"card": "4711"}'
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peeking, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(sampling, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(sampling, "LINGER_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def test_what_could_not_be_given_back_is_said(orders: LeasedQueue, monkeypatch: 
     ran = sqs_lease("peek", "orders")
 
     assert ran.exit_code == 1
-    assert "2 could not be given back: they are visible again within 60 seconds." in words(ran.err)
+    assert "2 could not be given back: they are visible again within 60 s." in words(ran.err)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from sqs_lease.cli.output import ExitCode, errors_as_lines, print_error
 from sqs_lease.cli.peek import peek
 from sqs_lease.cli.plan import plan
+from sqs_lease.cli.redrive import redrive
 
 # What Typer raises for unusable arguments: a class of Click with its older releases, and of its own with newer ones.
 _USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
@@ -65,3 +66,4 @@ def _options(
 
 app.command()(plan)
 app.command()(peek)
+app.command()(redrive)

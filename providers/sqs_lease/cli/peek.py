@@ -1,14 +1,9 @@
-"""`sqs-lease peek`: a sample of a queue's messages. SQS has no way to look that is not a receive, so it says the price.
-
-The messages are received with a lease, shown, and released together at the end: so none is received twice. If the
-command is killed meanwhile, they are visible again within a minute.
-"""
+"""`sqs-lease peek`: a sample of messages. SQS has no way to look that is not a receive, so it says the price first."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
@@ -23,41 +18,16 @@ from sqs_lease.cli.message_text import age_seconds, harmless, size_bytes
 from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queue, Region, aws_access
 from sqs_lease.cli.output import ExitCode, Mark, console, print_json
 from sqs_lease.cli.remarks import print_remarks
+from sqs_lease.cli.sampling import Sample, look
 from sqs_lease.cli.session import Session
-from sqs_lease.clock import SystemClock
-from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Message
-from sqs_lease.core.policies import Growing
-from sqs_lease.keeper.keeper import Keeper
-from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.move_tasks import RedriveTransport
 from sqs_lease.sqs.transport import QueueAttributes
-
-HELD_SECONDS: Final = 60
-"""The visibility timeout that messages are received with."""
-
-WAIT_SECONDS: Final = 2.0
-"""How long to wait for a first message."""
 
 MOST_MESSAGES: Final = 10_000
 
 NARROW_COLUMNS: Final = 72
 """A narrower terminal has no room for a message id on one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What was looked at.
-
-    Attributes:
-        messages: The messages.
-        looked_at: When, in seconds since the epoch.
-        given_back: How many of them are visible again; the others are within a minute.
-    """
-
-    messages: Sequence[Message]
-    looked_at: float
-    given_back: int
 
 
 def peek(
@@ -84,51 +54,18 @@ def peek(
         if attributes.max_receive_count is not None and not yes and sys.stdin.isatty():
             typer.confirm(f"Receive up to {most:,} messages?", default=True, abort=True, err=True)
         sample = session.run(look(session.transport, url, most))
-    is_whole = sample.given_back == len(sample.messages)
     if as_json:
         print_json(_as_json(url, attributes, sample, bodies=bodies))
     else:
         _show(console(), attributes, sample, bodies=bodies)
-    if not is_whole:
-        left = len(sample.messages) - sample.given_back
-        print_remarks(
-            remarks,
-            [(Mark.BAD, f"{left} could not be given back: they are visible again within {HELD_SECONDS} seconds.")],
-        )
+    if sample.not_given_back:
+        print_remarks(remarks, [(Mark.BAD, sample.not_given_back)])
         raise typer.Exit(ExitCode.TROUBLE)
 
 
 async def _read(transport: RedriveTransport, queue: str) -> tuple[str, QueueAttributes]:
     url = await transport.queue_url(queue)
     return url, await transport.queue_attributes(url)
-
-
-async def look(transport: RedriveTransport, url: str, most: int) -> Sample:
-    """Receive some messages and give them back. Cancelled, it gives back what it holds, too.
-
-    Args:
-        transport: Reaches SQS.
-        url: The queue's URL.
-        most: Most messages to receive.
-
-    Raises:
-        sqs_lease.sqs.errors.SqsError: The queue cannot be received from.
-    """
-    clock = SystemClock()
-    policy = Growing(visibility=HELD_SECONDS)
-    async with Keeper(transport, clock=clock) as keeper:
-        batch = keeper.open_batch(url, policy=policy)
-
-        def hold(reception: Reception) -> None:
-            batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
-
-        receiver = Receiver(transport, url, visibility_seconds=HELD_SECONDS, clock=clock)
-        try:
-            collected = await receiver.collect(most, wait=WAIT_SECONDS, on_received=hold)
-        finally:
-            settled = await batch.release_all()
-    given_back = sum(each.outcome is Outcome.RELEASED for each in settled.values())
-    return Sample(collected.messages, clock.wall(), given_back)
 
 
 def _price(attributes: QueueAttributes) -> Iterator[tuple[Mark, str]]:
