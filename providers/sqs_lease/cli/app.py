@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from sqs_lease.cli.doctor import doctor
 from sqs_lease.cli.output import ExitCode, errors_as_lines, print_error
 from sqs_lease.cli.peek import peek
 from sqs_lease.cli.plan import plan
@@ -64,6 +65,7 @@ def _options(
     pass
 
 
+app.command()(doctor)
 app.command()(plan)
 app.command()(peek)
 app.command()(redrive)
