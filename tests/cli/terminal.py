@@ -35,6 +35,8 @@ def in_terminal(*arguments: str, columns: int = 80) -> Iterator[pexpect.spawn[st
         env=environment,  # type: ignore[arg-type]  # a dict is what it takes
         dimensions=(40, columns),
         encoding="utf-8",
+        # The terminal echoes Ctrl-C as ^C at once, also between the bytes of a character.
+        codec_errors="replace",
         timeout=PATIENCE_SECONDS,
     )
     try:
