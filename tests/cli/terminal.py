@@ -32,7 +32,7 @@ def in_terminal(*arguments: str, columns: int = 80) -> Iterator[pexpect.spawn[st
         sys.executable,
         list(arguments),
         cwd=str(ROOT),
-        env=environment,  # type: ignore[arg-type]  # a dict is what it takes
+        env=environment,
         dimensions=(40, columns),
         encoding="utf-8",
         # The terminal echoes Ctrl-C as ^C at once, also between the bytes of a character.

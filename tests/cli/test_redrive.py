@@ -9,6 +9,7 @@ import pytest
 
 from sqs_lease.cli import redrive as redriving
 from sqs_lease.cli import sampling
+from sqs_lease.sqs.classification import error_from_code
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
 from sqs_lease.testing.pytest_plugin import leased_queues
@@ -139,6 +140,21 @@ def test_a_queue_at_work_is_refused_before_its_messages_are_received(leased_queu
     assert json.loads(sqs_lease("peek", "orders", "--json").out)["messages"][0]["receive_count"] == 1
 
 
+def test_a_queue_with_a_dead_letter_queue_is_refused_where_nobody_may_list_sources(
+    leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def denied(*_: object) -> None:
+        raise error_from_code("AccessDenied", "no", operation="ListDeadLetterSourceQueues", queue="orders")
+
+    leased_queues.create("orders", "an order")
+    monkeypatch.setattr(MemoryTransport, "dead_letter_sources", denied)
+    ran = sqs_lease("redrive", "orders")
+
+    assert (ran.exit_code, ran.out) == (2, "")
+    assert "orders may be a queue at work: it has a dead-letter queue, orders-dead-letters. Name that one" in ran.err
+    assert json.loads(sqs_lease("peek", "orders", "--json").out)["messages"][0]["receive_count"] == 1
+
+
 def test_neither_bodies_nor_handles_are_shown(orders: LeasedQueue) -> None:
     for ran in (sqs_lease("redrive", DEAD, "--dry-run"), sqs_lease("redrive", DEAD, "--max", "2", "--json")):
         assert ran.exit_code == 0
@@ -163,8 +179,6 @@ def test_a_reason_cannot_steer_the_terminal(leased_queues: LeasedQueues) -> None
 
 
 def test_a_server_without_move_tasks_is_told_apart(orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sqs_lease.sqs.classification import error_from_code
-
     async def unknown(*_: object, **__: object) -> None:
         raise error_from_code("InvalidAction", "no such action", operation="ListMessageMoveTasks", queue=DEAD)
 
@@ -190,7 +204,7 @@ def test_what_could_not_be_moved_is_said_with_what_was(
     ran = sqs_lease("redrive", DEAD, "--max", "4")
 
     assert ran.exit_code == 1
-    assert "Moved only 3 of 4 messages back to orders." in words(ran.out)
+    assert "Moved 3 of 4 messages back to orders." in words(ran.out)
     assert "1 were not moved, the first because:" in words(ran.out)
 
 

@@ -32,7 +32,9 @@ NARROW_COLUMNS: Final = 72
 
 def peek(
     queue: Queue,
-    most: Annotated[int, typer.Option("--max", min=1, max=MOST_MESSAGES, help="Most messages to look at.")] = 10,
+    most: Annotated[
+        int, typer.Option("--max", metavar="N", min=1, max=MOST_MESSAGES, help="Most messages to look at.")
+    ] = 10,
     bodies: Annotated[bool, typer.Option("--bodies", help="Show the messages' bodies, too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even where a receive could cost a message.")] = (
         False

@@ -86,7 +86,7 @@ class Plan:
 
 
 def plan(
-    messages: Annotated[int, typer.Option(min=1, max=MAX_IN_FLIGHT, help="Messages in a batch.")] = 1_000,
+    messages: Annotated[int, typer.Option(metavar="N", min=1, max=MAX_IN_FLIGHT, help="Messages in a batch.")] = 1_000,
     work: Annotated[str, typer.Option(metavar="DURATION", help="How long the work on a batch takes.")] = "1h",
     visibility: Annotated[
         str, typer.Option(metavar="DURATION", help="Visibility timeout to receive with; that of a new queue is 30 s.")

@@ -144,7 +144,8 @@ def redrive(
         typer.Option(metavar="QUEUE", help="Move all to this queue; by default each to where it came from."),
     ] = None,
     most: Annotated[
-        int | None, typer.Option("--max", min=1, max=DEFAULT_MAX_MESSAGES, help="Move so many messages, at most.")
+        int | None,
+        typer.Option("--max", metavar="N", min=1, max=DEFAULT_MAX_MESSAGES, help="Move so many messages, at most."),
     ] = None,
     reason: Annotated[
         str | None,
@@ -229,6 +230,13 @@ async def _survey(transport: RedriveTransport, order: MoveOrder, *, is_whole: bo
     # Asked first: to look at the messages of a queue that is at work would count as a receive of them.
     if is_whole or order.destination is None:
         back_to = await only_source(transport, url)
+        if back_to is None and attributes.dead_letter_arn is not None:
+            # Nothing says that it is a dead-letter queue, and it has one itself.
+            raise CommandError(
+                f"{order.queue} may be a queue at work: it has a dead-letter queue, "
+                f"{queue_reference(attributes.dead_letter_arn).name}. Name that one, or move its messages with --to "
+                "and --max or --reason"
+            )
     sample = await look(transport, url, SURVEYED_MESSAGES)
     causes = _causes(sample)
     name = "" if back_to is None else queue_reference(back_to).name
@@ -408,7 +416,9 @@ def _end(moved: Moved, survey: Survey, order: MoveOrder) -> tuple[Mark, str]:
         rest = f"The others are in {survey.name} still; run it again for them."
         return Mark.WARNING, f"Stopped. Moved until then: {text}, {_where(survey, order)}. {rest}"
     if moved.trouble:
-        return Mark.BAD, f"Moved only {text} {_where(survey, order)}. {moved.trouble}"
+        trouble = moved.trouble.replace("name the destination", "name the destination with --to")
+        done_of = f"{done:,}" if to_move is None else f"{done:,} of {_counted(to_move)}"
+        return Mark.BAD, f"Moved {done_of} {_where(survey, order)}. {trouble[:1].upper()}{trouble[1:]}"
     return Mark.GOOD, f"Moved {text} {_where(survey, order)}."
 
 
