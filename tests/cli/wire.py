@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -43,14 +43,14 @@ class Wire:
         endpoint_url: Where it listens.
         calls: What came, in order.
         denied: IAM actions that are answered as AWS answers a caller without the permission.
-        answers: What is answered in place of the server, by IAM action: for calls that it does not have.
+        answers: What gives the answers in place of the server, by IAM action: for calls that it does not have.
         ahead: How far the server's clock is ahead of this machine's.
     """
 
     endpoint_url: str
     calls: list[WireCall] = field(default_factory=list)
     denied: set[str] = field(default_factory=set)
-    answers: dict[str, Any] = field(default_factory=dict)
+    answers: dict[str, Callable[[], Any]] = field(default_factory=dict)
     ahead: timedelta = timedelta()
 
     def actions(self, about: str) -> set[str]:
@@ -86,17 +86,17 @@ def wire_to(endpoint_url: str) -> Iterator[Wire]:
             if refused := wire.denied.intersection(call.actions):
                 self.answer(403, _denial(min(refused)), {"x-amzn-query-error": "AccessDenied;Sender"})
                 return
-            if (answered := wire.answers.get(call.actions[0])) is not None:
+            if (answer := wire.answers.get(call.actions[0])) is not None:
                 headers = {"Content-Type": "application/x-amz-json-1.0"}
-                self.answer(200, json.dumps(answered).encode(), headers)
+                self.answer(200, json.dumps(answer()).encode(), headers)
                 return
             connection = http.client.HTTPConnection(address, timeout=60)
             try:
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
                 connection.request(self.command, self.path, body=body, headers=headers)
-                answer = connection.getresponse()
-                length = answer.headers.get("content-length") if self.command == "HEAD" else None
-                self.answer(answer.status, answer.read(), dict(answer.headers.items()), length)
+                came = connection.getresponse()
+                length = came.headers.get("content-length") if self.command == "HEAD" else None
+                self.answer(came.status, came.read(), dict(came.headers.items()), length)
             finally:
                 connection.close()
 
@@ -138,8 +138,9 @@ def wire_call(method: str, path: str, headers: Any, body: bytes) -> WireCall:
         return WireCall((f"sqs:{operation}",), about)
     service = headers.get("Authorization", "").partition("Credential=")[2].split("/")[3:4]
     if service == ["monitoring"]:
-        named = parse_qs(body.decode("latin-1")).get("Action") or [path.rpartition("/")[2]]
-        return WireCall((f"cloudwatch:{named[0]}",), "")
+        # Three protocols, by the release of botocore.
+        in_query = "".join(parse_qs(body.decode("latin-1")).get("Action", ()))
+        return WireCall((f"cloudwatch:{target.rpartition('.')[2] or in_query or path.rpartition('/')[2]}",), "")
     if service == ["sqs"]:
         raise AssertionError(f"an SQS call in another protocol: {method} {path}")
     return _s3_call(method, path, headers)

@@ -175,6 +175,14 @@ def _payload() -> Iterator[Finding]:
     try:
         place: Any = ObjectStoragePath(location)
         place.fs.ls(place.path)
+    except PermissionError:
+        yield Finding(
+            check="payload",
+            level=Level.NOTE,
+            what=f"[sqs_lease] payload, {location}, may not be listed, so more is not known",
+            why="Batches need to read, write and delete there, and not to list.",
+        )
+        return
     except Exception as error:  # noqa: BLE001 - of any file system; fsspec's have no common class
         # An object store has no directory before something is in it. A bucket that is missing has a cause.
         if not isinstance(error, FileNotFoundError) or error.__cause__ is not None:

@@ -14,6 +14,7 @@ from sqs_lease.cli.doctor import doctor
 from sqs_lease.cli.output import ExitCode, errors_as_lines, print_error
 from sqs_lease.cli.peek import peek
 from sqs_lease.cli.plan import plan
+from sqs_lease.cli.policy import policy
 from sqs_lease.cli.redrive import redrive
 from sqs_lease.cli.watch import watch
 
@@ -67,6 +68,7 @@ def _options(
 
 
 app.command()(doctor)
+app.command()(policy)
 app.command()(plan)
 app.command()(peek)
 app.command()(redrive)

@@ -69,9 +69,10 @@ def doctor(
     profile: Profile = None,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Find what will bite: access, permissions, settings of the queues, this installation.
+    """Find what will bite, before it does.
 
-    It changes nothing and receives no message. Permissions are probed by calls that cannot do anything.
+    It looks at access, permissions, the settings of the queues and this installation. It changes nothing and receives
+    no message: permissions are probed by calls that cannot do anything.
 
     Exit code: 0 if nothing will bite, 1 if something will, 2 if it could not look.
     """

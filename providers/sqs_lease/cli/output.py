@@ -92,6 +92,12 @@ def print_error(message: str) -> None:
     Console(stderr=True, highlight=False).print(line, soft_wrap=True)
 
 
+def print_note(message: str) -> None:
+    """Print what is worth knowing beside a result, on one line to standard error."""
+    line = Text.assemble(("Note: ", "bold cyan"), " ".join(message.split()))
+    Console(stderr=True, highlight=False).print(line, soft_wrap=True)
+
+
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
     """Turn what a command may raise into one line and an exit code.
