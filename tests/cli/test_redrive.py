@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from sqs_lease.cli import redrive as redriving
 from sqs_lease.cli import sampling
 from sqs_lease.sqs.classification import error_from_code
+from sqs_lease.sqs.move_tasks import CANCELLED
+from sqs_lease.testing import memory_sqs
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
 from sqs_lease.testing.pytest_plugin import leased_queues
@@ -188,6 +191,24 @@ def test_a_server_without_move_tasks_is_told_apart(orders: LeasedQueue, monkeypa
     assert ran.exit_code == 1
     assert "this SQS server has no move tasks (InvalidAction); --max 10000 moves up to so many messages" in ran.err
     assert redriven("--max", "10000")["move"]["moved"] == 4
+
+
+def test_an_interrupted_move_task_is_cancelled(
+    orders: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: object, **__: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(memory_sqs, "MAX_MOVES_PER_SECOND", 1)
+    monkeypatch.setattr(redriving, "follow", interrupted)
+    ran = sqs_lease("redrive", DEAD, "--json")
+
+    assert ran.exit_code == 130
+    move = json.loads(ran.out)["move"]
+    assert (move["status"], move["interrupted"], move["to_move"]) == (CANCELLED, True, 4)
+    assert move["moved"] == len(orders.visible) < 4
+    (task,) = leased_queues.sqs.move_tasks(orders.dead_letter_url)
+    assert task.status == CANCELLED
 
 
 def test_what_could_not_be_moved_is_said_with_what_was(
