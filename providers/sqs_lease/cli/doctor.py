@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -78,19 +80,14 @@ def doctor(
     """
     access = aws_access(region, profile, endpoint_url)
     hosts = _Hosts(airflow, dagster, connection)
-    if airflow:
-        if profile is not None or endpoint_url is not None:
-            raise CommandError(
-                "--profile and --endpoint-url do not go with --airflow: there the connection says how AWS is reached "
-                "(--connection)"
-            )
-        airflow_checks.require_airflow()
-    if dagster:
-        dagster_checks.require_dagster()
-    attempts = dagster_checks.run_attempts() if dagster else {}
-    around = Surroundings(waits_for_queue=dagster or not airflow, attempts=attempts)
-    examined = [_examine(queue, access, hosts, around) for queue in dict.fromkeys(queues)]
-    examined.append(Examined(subject="This installation", detail="", findings=tuple(_installation(hosts))))
+    if airflow and (profile is not None or endpoint_url is not None):
+        raise CommandError(
+            "--profile and --endpoint-url do not go with --airflow: there the connection says how AWS is reached "
+            "(--connection)"
+        )
+    # Airflow and Dagster may log to standard output, which is for the result.
+    with redirect_stdout(sys.stderr):
+        examined = list(_examined(list(dict.fromkeys(queues)), access, hosts))
     bites = sum(about.bites for about in examined)
     if as_json:
         print_json({"examined": [about.plain() for about in examined], "bites": bites})
@@ -99,6 +96,18 @@ def doctor(
         show(examined, screen)
         screen.print(_summary(bites))
     raise typer.Exit(ExitCode.TROUBLE if bites else ExitCode.FINE)
+
+
+def _examined(queues: Sequence[str], access: AwsAccess, hosts: _Hosts) -> Iterator[Examined]:
+    if hosts.airflow:
+        airflow_checks.require_airflow()
+    if hosts.dagster:
+        dagster_checks.require_dagster()
+    attempts = dagster_checks.run_attempts() if hosts.dagster else {}
+    around = Surroundings(waits_for_queue=hosts.dagster or not hosts.airflow, attempts=attempts)
+    for queue in queues:
+        yield _examine(queue, access, hosts, around)
+    yield Examined(subject="This installation", detail="", findings=tuple(_installation(hosts)))
 
 
 def _summary(bites: int) -> str:
