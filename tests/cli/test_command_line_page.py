@@ -56,10 +56,10 @@ def test_the_page_shows_both_commands() -> None:
     assert {"doctor returns", "policy returns"} <= {arguments for arguments, _ in SHOWN}
 
 
-def test_every_section_is_of_a_command() -> None:
+def test_every_command_has_a_section() -> None:
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
 
-    assert {"doctor", "policy"} <= set(re.findall(r"^## `(\w+)`", PAGE, re.MULTILINE)) <= commands
+    assert commands == set(re.findall(r"^## `(\w+)`", PAGE, re.MULTILINE))
 
 
 def test_every_use_of_a_policy_is_in_its_table() -> None:

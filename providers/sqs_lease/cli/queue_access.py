@@ -3,8 +3,8 @@
 SQS has no dry run. Each permission is probed by a call that cannot do anything even where it is allowed: a receipt
 handle that does not exist, a batch without entries, a receive of no messages. How much an answer proves differs:
 
-- A read that answers is allowed. So are changes that are refused for their receipt handle alone: SQS was seen to check
-  the permission first.
+- A read that answers is allowed. So are changes that are refused for their receipt handle alone: a caller without the
+  permission is denied before that.
 - For a receive, a send and a move task it is documented nowhere whether SQS checks the permission or the request first.
   There a denial is certain, and its absence proves nothing: :attr:`Permit.NOT_DENIED`.
 """
