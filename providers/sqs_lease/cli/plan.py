@@ -176,6 +176,8 @@ def _remarks(planned: Plan, held: Mapping[str, Forecast]) -> Iterator[tuple[Mark
             f"{', '.join(names)}: the messages are visible again after {after}, while the work goes on for "
             f"{shown_duration(planned.work_seconds)}. Others work on them, too.",
         )
+    if held["growing"].visible_after_seconds is not None:
+        yield Mark.NOTE, "SQS keeps no message invisible for longer than 12 h after its receive, whatever extends it."
     growing, fixed = held["growing"], held["fixed"]
     if growing.visible_after_seconds is None and growing.extends < fixed.extends:
         yield (
