@@ -149,6 +149,10 @@ def test_a_profile_does_not_go_with_the_connection() -> None:
     assert ran.err.startswith("Error: --profile and --endpoint-url do not go with --airflow")
 
 
+def test_a_connection_is_nothing_without_airflow() -> None:
+    assert sqs_lease("doctor", "orders", "--connection", "dev").err.startswith("Error: --connection is for --airflow")
+
+
 @pytest.mark.parametrize("host", ["airflow", "dagster"])
 def test_a_host_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == host]:

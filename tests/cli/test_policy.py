@@ -80,13 +80,23 @@ def test_a_dead_letter_queue_that_may_not_be_looked_up_is_named_all_the_same(wir
 
 
 @pytest.mark.processes
-def test_a_dead_letter_queue_is_known_as_one_for_a_redrive(wire: Wire, ground: Ground) -> None:
+def test_a_dead_letter_queue_is_enough_for_a_redrive(wire: Wire, ground: Ground) -> None:
+    dead = ground.queue("dead")
+    orders = ground.queue("orders", RedrivePolicy=ground.redrive_to(dead))
+    # The server does not know this call.
+    wire.answers = {"sqs:ListDeadLetterSourceQueues": lambda: {"queueUrls": [ground.url(orders)]}}
+
+    assert sqs_lease("policy", dead, "--redrive") == sqs_lease("policy", orders, "--redrive")
+
+
+@pytest.mark.processes
+def test_a_queue_without_a_dead_letter_queue_is_taken_for_one_in_a_redrive(wire: Wire, ground: Ground) -> None:
     dead = ground.queue("dead")
 
     ran = sqs_lease("policy", dead, "--redrive")
 
     assert list(statements(ran)) == ["DeadLetterQueues"]
-    assert "Name its source queue, too" in ran.err
+    assert "Name its source queue instead" in ran.err
 
 
 @pytest.mark.parametrize("queue", [f"{ARN}:orders", "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"])
@@ -211,8 +221,11 @@ def test_every_statement_has_a_name_of_its_own_as_iam_asks() -> None:
     assert all(name.isalnum() for name in names)
 
 
-def test_in_china_sqs_has_another_name() -> None:
+def test_in_china_sqs_and_s3_have_other_names() -> None:
     pair = QueueAndDeadLetters(EncryptedQueue("arn:aws-cn:sqs:cn-north-1:123456789012:orders", "1234"), None)
-    (_, keys) = policy_statements(frozenset({"lease"}), [pair], {})
+    places = {Place.FILES: [S3Place("leases", "")]}
+    made = {statement["Sid"]: statement for statement in policy_statements(frozenset({"airflow"}), [pair], places)}
 
-    assert keys["Condition"] == {"StringEquals": {"kms:ViaService": "sqs.cn-north-1.amazonaws.com.cn"}}
+    via = {"StringEquals": {"kms:ViaService": "sqs.cn-north-1.amazonaws.com.cn"}}
+    assert made["KeysOfQueues"]["Condition"] == via
+    assert made["Files"]["Resource"] == ["arn:aws-cn:s3:::leases/*"]

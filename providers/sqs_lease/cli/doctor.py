@@ -64,8 +64,9 @@ def doctor(
     ] = False,
     dagster: Annotated[bool, typer.Option("--dagster", help="Look at this installation of Dagster, too.")] = False,
     connection: Annotated[
-        str, typer.Option("--connection", help="With --airflow: the connection that the DAGs use.")
-    ] = "aws_default",
+        str | None,
+        typer.Option("--connection", help="With --airflow: the connection that the DAGs use; by default aws_default."),
+    ] = None,
     as_json: Json = False,
     region: Region = None,
     profile: Profile = None,
@@ -79,7 +80,9 @@ def doctor(
     Exit code: 0 if nothing will bite, 1 if something will, 2 if it could not look.
     """
     access = aws_access(region, profile, endpoint_url)
-    hosts = _Hosts(airflow, dagster, connection)
+    hosts = _Hosts(airflow, dagster, connection or "aws_default")
+    if connection is not None and not airflow:
+        raise CommandError("--connection is for --airflow: it names a connection of Airflow")
     if airflow and (profile is not None or endpoint_url is not None):
         raise CommandError(
             "--profile and --endpoint-url do not go with --airflow: there the connection says how AWS is reached "
@@ -249,7 +252,7 @@ class _Examination:
             answer = self._caller.call(_SOURCES, QueueUrl=queue.url)
             # The API writes this key unlike all others.
             sources = None if answer.error is not None else tuple(answer.content.get("queueUrls", ()))
-            moving = _moving_findings(self._caller, queue.url, queue.arn) if sources else []
+            moving = _moving_findings(self._caller, queue.url, queue.arn, self._queue) if sources else []
             return replace(around, sources=sources), moving
         caller = QueueCaller(self._client, arn)
         url = caller.url()
@@ -257,7 +260,7 @@ class _Examination:
             return around, [_dead_letters_unknown(arn, url.error)]
         dead_url = url.content["QueueUrl"]
         sending = probe(caller, SENDING, url=dead_url, arn=arn)
-        findings = [*_dead_letter_permissions(arn, sending), *_moving_findings(caller, dead_url, arn)]
+        findings = [*_dead_letter_permissions(arn, sending), *_moving_findings(caller, dead_url, arn, self._queue)]
         attributes = caller.attributes(dead_url)
         if attributes.error is not None:
             return around, [*findings, _dead_letters_unknown(arn, attributes.error)]
@@ -320,8 +323,8 @@ def _dead_letter_permissions(arn: str, permissions: Sequence[Permission]) -> Ite
             )
 
 
-def _moving_findings(caller: QueueCaller, url: str, arn: str) -> list[Finding]:
-    """What a redrive may do; it is no harm to leases if it may not."""
+def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> list[Finding]:
+    """What a redrive may do; it is no harm to leases if it may not. ``named`` is the queue as the user named it."""
     permissions = probe(caller, MOVING, url=url, arn=arn)
     denied = [each.action for each in permissions if each.permit is Permit.DENIED]
     name = queue_reference(arn).name
@@ -333,7 +336,7 @@ def _moving_findings(caller: QueueCaller, url: str, arn: str) -> list[Finding]:
             level=Level.NOTE,
             what=f"redriving {name} is not allowed: {', '.join(denied)} denied",
             why="Leases do not need that. Whoever moves messages out of the dead-letter queue does.",
-            command=f"sqs-lease policy {name} --redrive",
+            command=f"sqs-lease policy {named} --redrive",
         )
     ]
 

@@ -105,9 +105,8 @@ def policy(
     found: list[QueueAndDeadLetters] = []
     if Place.QUEUE in needs:
         access = aws_access(region, profile, endpoint_url)
-        found = [
-            _look_up(queue, access, is_redrive=uses == {"redrive"}, notes=notes) for queue in dict.fromkeys(queues)
-        ]
+        for queue in dict.fromkeys(queues):
+            found += _look_up(queue, access, is_redrive=uses == {"redrive"}, notes=notes)
     for place, option in ((Place.FILES, "--files"), (Place.OBJECTS, "--objects")):
         if place in needs and not places[place]:
             notes.append(f"Nothing on S3 is allowed for {place}: name the place by {option} s3://bucket/prefix.")
@@ -140,10 +139,12 @@ def policy_statements(
         places: Places on S3, by what is there.
     """
     needs = needs_of(uses)
+    pairs = list(queues)
     by_place = {
-        Place.QUEUE: [pair.queue for pair in queues if pair.queue is not None],
-        Place.DEAD_LETTERS: [pair.dead_letters for pair in queues if pair.dead_letters is not None],
+        Place.QUEUE: list(dict.fromkeys(pair.queue for pair in pairs if pair.queue is not None)),
+        Place.DEAD_LETTERS: list(dict.fromkeys(pair.dead_letters for pair in pairs if pair.dead_letters is not None)),
     }
+    partition = next((queue.arn.split(":")[1] for known in by_place.values() for queue in known), "aws")
     names = {Place.QUEUE: "Queues", Place.DEAD_LETTERS: "DeadLetterQueues"}
     for place, known in by_place.items():
         if known and place in needs:
@@ -155,7 +156,7 @@ def policy_statements(
             yield from _key_statements(names[place], actions, with_key)
     for place, title in ((Place.FILES, "Files"), (Place.OBJECTS, "Objects")):
         if place in needs and places.get(place):
-            yield from _s3_statements(title, needs[place], places[place])
+            yield from _s3_statements(title, needs[place], places[place], partition)
     if Place.METRICS in needs:
         # CloudWatch knows no resources for it.
         yield _statement("AgeOfTheOldestMessage", needs[Place.METRICS], ["*"])
@@ -194,20 +195,25 @@ def _key_statements(name: str, actions: frozenset[str], queues: Sequence[Encrypt
         yield _statement(f"KeysOf{name}{place or ''}", actions, [arn], condition)
 
 
-def _s3_statements(title: str, actions: frozenset[str], places: Sequence[S3Place]) -> Iterator[dict[str, Any]]:
+def _s3_statements(
+    title: str, actions: frozenset[str], places: Sequence[S3Place], partition: str
+) -> Iterator[dict[str, Any]]:
     listing = "s3:ListBucket"
-    keys = [f"arn:aws:s3:::{place.bucket}/{f'{place.prefix}/' if place.prefix else ''}*" for place in places]
+    keys = [f"arn:{partition}:s3:::{place.bucket}/{f'{place.prefix}/' if place.prefix else ''}*" for place in places]
     yield _statement(title, actions - {listing}, keys)
     if listing not in actions:
         return
     for number, place in enumerate(places):
         prefixes = [place.prefix, f"{place.prefix}/*"] if place.prefix else ["*"]
         condition = {"StringLike": {"s3:prefix": prefixes}}
-        yield _statement(f"List{title}{number or ''}", {listing}, [f"arn:aws:s3:::{place.bucket}"], condition)
+        yield _statement(f"List{title}{number or ''}", {listing}, [f"arn:{partition}:s3:::{place.bucket}"], condition)
 
 
-def _look_up(queue: str, access: AwsAccess, *, is_redrive: bool, notes: list[str]) -> QueueAndDeadLetters:
-    """Find a queue's ARN and key, and those of its dead-letter queue; what is not found out becomes a note."""
+def _look_up(queue: str, access: AwsAccess, *, is_redrive: bool, notes: list[str]) -> list[QueueAndDeadLetters]:
+    """Find a queue's ARN and key, and those of its dead-letter queue; what is not found out becomes a note.
+
+    For a redrive, a dead-letter queue may be given itself: then its source queues are found.
+    """
     try:
         client: Any = make_client(access, queue=queue)
         state = _state(client, queue)
@@ -218,7 +224,7 @@ def _look_up(queue: str, access: AwsAccess, *, is_redrive: bool, notes: list[str
         notes.append(
             f"{queue} was not looked up, so its dead-letter queue and KMS keys are not in this policy: {error}"
         )
-        return QueueAndDeadLetters(EncryptedQueue(arn), None)
+        return [QueueAndDeadLetters(EncryptedQueue(arn), None)]
     itself = EncryptedQueue(state.arn, _key(state))
     dead_arn = state.redrive.get("deadLetterTargetArn")
     if dead_arn is not None:
@@ -226,16 +232,25 @@ def _look_up(queue: str, access: AwsAccess, *, is_redrive: bool, notes: list[str
             dead = _state(client, str(dead_arn))
         except SqsError as error:
             notes.append(f"{dead_arn} was not looked up, so its KMS key is not in this policy: {error}")
-            return QueueAndDeadLetters(itself, EncryptedQueue(str(dead_arn)))
-        return QueueAndDeadLetters(itself, EncryptedQueue(dead.arn, _key(dead)))
+            return [QueueAndDeadLetters(itself, EncryptedQueue(str(dead_arn)))]
+        return [QueueAndDeadLetters(itself, EncryptedQueue(dead.arn, _key(dead)))]
     if is_redrive:
+        answer = QueueCaller(client, queue).call("ListDeadLetterSourceQueues", QueueUrl=state.url)
+        try:
+            # The API writes this key unlike all others.
+            sources = [_state(client, url) for url in answer.content.get("queueUrls", ())]
+        except SqsError as error:
+            sources = []
+            notes.append(f"A source queue of {queue} was not looked up: {error}")
+        if sources:
+            return [QueueAndDeadLetters(EncryptedQueue(source.arn, _key(source)), itself) for source in sources]
         notes.append(
-            f"{queue} has no dead-letter queue, so it is taken for one itself. Name its source queue, too: the "
-            "messages go back to it."
+            f"{queue} has no dead-letter queue, so it is taken for one itself. Name its source queue instead: the "
+            "messages go back to it, and the policy needs both."
         )
-        return QueueAndDeadLetters(None, itself)
+        return [QueueAndDeadLetters(None, itself)]
     notes.append(f"{queue} has no dead-letter queue, so on_failure=dead_letter() has nowhere to send.")
-    return QueueAndDeadLetters(itself, None)
+    return [QueueAndDeadLetters(itself, None)]
 
 
 def _state(client: Any, queue: str) -> QueueState:
