@@ -67,6 +67,21 @@ def test_a_queue_that_may_not_be_looked_up_is_a_finding(orders: str, wire: Wire,
     assert "sqs:GetQueueUrl" not in json.dumps(findings(ground.url(orders))["permissions"])
 
 
+def test_a_dead_letter_queue_that_may_not_be_looked_up_is_a_finding(orders: str, wire: Wire, ground: Ground) -> None:
+    wire.denied = {"sqs:GetQueueUrl"}
+
+    found = findings(ground.url(orders))["permission:GetQueueUrl"]
+
+    assert found["level"] == "bites"
+    assert "on the dead-letter queue" in found["what"]
+
+
+def test_a_probe_without_an_answer_is_a_note(orders: str, wire: Wire) -> None:
+    wire.torn = {"sqs:DeleteMessage"}
+
+    assert findings(orders)["permission:DeleteMessage"]["level"] == "note"
+
+
 def test_without_the_permissions_of_a_redrive_leases_are_fine(orders: str, wire: Wire) -> None:
     wire.denied = {"sqs:StartMessageMoveTask", "sqs:ListMessageMoveTasks"}
 

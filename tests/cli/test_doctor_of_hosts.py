@@ -71,6 +71,14 @@ def test_a_long_takeover_is_a_note_with_its_price(monkeypatch: pytest.MonkeyPatc
     assert "10 min 30 s; sensors receive with 31 min 30 s" in finding.what
 
 
+def test_queues_of_triggerers_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "triggerer_queues" not in of_airflow()
+    monkeypatch.setenv("AIRFLOW__TRIGGERER__QUEUES_ENABLED", "True")
+    monkeypatch.setenv("AIRFLOW__OPERATORS__DEFAULT_QUEUE", "main")
+
+    assert "--queues main" in of_airflow()["triggerer_queues"].change
+
+
 def test_the_same_key_has_the_same_fingerprint_and_does_not_tell_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     first = of_airflow()["fernet_key"].what
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", base64.urlsafe_b64encode(bytes(31) + b"1").decode())

@@ -43,6 +43,7 @@ class Wire:
         endpoint_url: Where it listens.
         calls: What came, in order.
         denied: IAM actions that are answered as AWS answers a caller without the permission.
+        torn: IAM actions whose calls get no answer: the connection is closed.
         answers: What gives the answers in place of the server, by IAM action: for calls that it does not have.
         ahead: How far the server's clock is ahead of this machine's.
     """
@@ -50,6 +51,7 @@ class Wire:
     endpoint_url: str
     calls: list[WireCall] = field(default_factory=list)
     denied: set[str] = field(default_factory=set)
+    torn: set[str] = field(default_factory=set)
     answers: dict[str, Callable[[], Any]] = field(default_factory=dict)
     ahead: timedelta = timedelta()
 
@@ -83,6 +85,9 @@ def wire_to(endpoint_url: str) -> Iterator[Wire]:
             body = _body(self)
             call = wire_call(self.command, self.path, self.headers, body)
             wire.calls.append(call)
+            if wire.torn.intersection(call.actions):
+                self.close_connection = True
+                return
             if refused := wire.denied.intersection(call.actions):
                 self.answer(403, _denial(min(refused)), {"x-amzn-query-error": "AccessDenied;Sender"})
                 return

@@ -92,6 +92,7 @@ def airflow_findings() -> Iterator[Finding]:
     yield from extra_versions("airflow")
     yield from _plugin()
     yield from _takeover()
+    yield from _triggerer_queues()
     yield from _payload()
     yield from _fernet_key()
     yield from _failure_reports()
@@ -146,6 +147,21 @@ def _takeover() -> Iterator[Finding]:
         else "",
         change="Lower [triggerer] triggerer_health_check_threshold." if level is Level.NOTE else "",
     )
+
+
+def _triggerer_queues() -> Iterator[Finding]:
+    from airflow.sdk.configuration import conf
+
+    if conf.getboolean("triggerer", "queues_enabled", fallback=False):
+        default = conf.get("operators", "default_queue", fallback="default")
+        yield Finding(
+            check="triggerer_queues",
+            level=Level.NOTE,
+            what="[triggerer] queues_enabled is on",
+            why="A triggerer without --queues runs no sensor and no keeper. One that has them runs no asset watcher.",
+            change=f"Have triggerers with --queues {default} and with each queue= of a lease, and one without for "
+            "watchers.",
+        )
 
 
 def _payload() -> Iterator[Finding]:

@@ -257,7 +257,8 @@ class _Examination:
         caller = QueueCaller(self._client, arn)
         url = caller.url()
         if url.error is not None:
-            return around, [_dead_letters_unknown(arn, url.error)]
+            denied = list(_dead_letter_permissions(arn, [permission_of("GetQueueUrl", url)]))
+            return around, denied or [_dead_letters_unknown(arn, url.error)]
         dead_url = url.content["QueueUrl"]
         sending = probe(caller, SENDING, url=dead_url, arn=arn)
         findings = [*_dead_letter_permissions(arn, sending), *_moving_findings(caller, dead_url, arn, self._queue)]
@@ -282,16 +283,21 @@ _NEEDED_FOR: Final = {
 
 def _permission_findings(queue: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
     for permission in permissions:
-        if permission.permit in (Permit.DENIED, Permit.UNKNOWN):
-            is_denied = permission.permit is Permit.DENIED
-            said = "" if permission.error is None else permission.error.text
+        said = "" if permission.error is None else permission.error.text
+        if permission.permit is Permit.DENIED:
             yield Finding(
                 check=f"permission:{permission.action}",
                 level=Level.BITES,
-                what=f"sqs:{permission.action} is {'denied' if is_denied else f'not known to be allowed: {said}'}",
-                why=f"{_NEEDED_FOR[permission.action]} SQS says: {said}" if is_denied else "",
+                what=f"sqs:{permission.action} is denied",
+                why=f"{_NEEDED_FOR[permission.action]} SQS says: {said}",
                 change="Allow it in the caller's IAM policy, or in the queue's policy. This prints all that is needed:",
                 command=f"sqs-lease policy {queue}",
+            )
+        elif permission.permit is Permit.UNKNOWN:
+            yield Finding(
+                check=f"permission:{permission.action}",
+                level=Level.NOTE,
+                what=f"sqs:{permission.action} could not be probed: {said}",
             )
     yield from _allowed("permissions", permissions)
 

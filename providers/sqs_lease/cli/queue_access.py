@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from botocore import xform_name
+from botocore.exceptions import ClientError
 
 from sqs_lease.sqs.classification import error_from_exception
 from sqs_lease.sqs.errors import (
@@ -79,7 +80,8 @@ class QueueCaller:
             error = error_from_exception(raised, operation=operation, queue=self._queue)
             if error is None:
                 raise
-            metadata = getattr(raised, "response", {}).get("ResponseMetadata", {})
+            # Those of the HTTP client have a response as well, which may be None.
+            metadata = raised.response.get("ResponseMetadata", {}) if isinstance(raised, ClientError) else {}
         seconds = time.monotonic() - began
         return Answer(content, error, _clock_seconds(metadata, began_at + seconds / 2), seconds)
 
