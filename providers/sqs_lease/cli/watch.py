@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -15,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sqs_lease.cli.durations import shown_duration
+from sqs_lease.cli.host_batches import WatchedHosts, described
 from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queues, Region, aws_access
-from sqs_lease.cli.output import Mark, console, marked, print_json
+from sqs_lease.cli.output import ExitCode, Mark, console, marked, print_json
 from sqs_lease.cli.queue_readings import AskCloudWatch, WatchedQueue, sparkline
 from sqs_lease.cli.session import Session
 from sqs_lease.clock import SystemClock
@@ -36,6 +39,12 @@ def watch(
     interval: Annotated[
         float, typer.Option(min=1, max=3_600, metavar="SECONDS", help="Pause between two readings.")
     ] = 5.0,
+    airflow: Annotated[
+        str | None, typer.Option(metavar="URL", help="Show the batches at work in an Airflow, by its REST API.")
+    ] = None,
+    dagster: Annotated[
+        str | None, typer.Option(metavar="URL", help="Show the last batch of each asset in a Dagster, by GraphQL.")
+    ] = None,
     region: Region = None,
     profile: Profile = None,
     endpoint_url: EndpointUrl = None,
@@ -53,27 +62,35 @@ def watch(
             WatchedQueue(queue, session.transport_of(queue), SystemClock(), lambda arn: cloudwatch(arn, profile))
             for queue in dict.fromkeys(queues)
         ]
-        session.run(_read(watched))
+        hosts = WatchedHosts(airflow, dagster)
+        session.run(_read(watched, hosts))
         if as_json:
-            print_json(_as_json(watched))
+            print_json(_as_json(watched, hosts))
         elif once or not screen.is_terminal:
             screen.print(_table(watched, screen, live=False))
+            for part in _hosts_parts(hosts, screen):
+                screen.print(part)
         else:
-            _watch(session, watched, interval, screen)
+            _watch(session, watched, hosts, interval, screen)
+    if hosts.trouble and (once or as_json):
+        raise typer.Exit(ExitCode.TROUBLE)
 
 
-async def _read(watched: Sequence[WatchedQueue]) -> None:
-    await asyncio.gather(*(queue.read() for queue in watched))
+async def _read(watched: Sequence[WatchedQueue], hosts: WatchedHosts) -> None:
+    await asyncio.gather(*(queue.read() for queue in watched), asyncio.to_thread(hosts.read))
 
 
-def _watch(session: Session, watched: Sequence[WatchedQueue], interval: float, screen: Console) -> None:
+def _watch(
+    session: Session, watched: Sequence[WatchedQueue], hosts: WatchedHosts, interval: float, screen: Console
+) -> None:
     def draw() -> RenderableType:
-        return Group(_table(watched, screen, live=True), *_below(watched, interval, screen))
+        parts = (_table(watched, screen, live=True), *_hosts_parts(hosts, screen), *_below(watched, interval, screen))
+        return Group(*parts)
 
     async def go_on() -> None:
         while True:
             await asyncio.sleep(interval)
-            await _read(watched)
+            await _read(watched, hosts)
 
     try:
         # It asks what to draw itself: so a terminal that is resized is drawn anew within a second.
@@ -134,6 +151,26 @@ def _table(watched: Sequence[WatchedQueue], screen: Console, *, live: bool) -> T
     return table
 
 
+def _hosts_parts(hosts: WatchedHosts, screen: Console) -> Iterator[RenderableType]:
+    """What hosts say of their batches, and why one says nothing."""
+    if hosts.batches:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("batch", overflow="fold")
+        if screen.width >= _WIDE_COLUMNS:
+            table.add_column("run", overflow="fold")
+        table.add_column("state", no_wrap=True)
+        table.add_column("messages", overflow="fold")
+        now = time.time()
+        for batch in hosts.batches:
+            since = "" if batch.at is None else f" {shown_duration(round(max(now - batch.at, 0.0)))}"
+            state = f"{batch.state}{since} ago" if batch.host == "Dagster" else f"{batch.state}{since}"
+            run = [Text(batch.run)] if screen.width >= _WIDE_COLUMNS else []
+            table.add_row(Text(f"{batch.host} {batch.name}"), *run, Text(state), Text(described(batch.counts)))
+        yield table
+    for trouble in hosts.trouble:
+        yield Text.assemble(marked(Mark.BAD, screen), f" {trouble}")
+
+
 def _below(watched: Sequence[WatchedQueue], interval: float, screen: Console) -> Iterator[Text]:
     for queue in watched:
         if queue.trouble:
@@ -148,7 +185,8 @@ def _below(watched: Sequence[WatchedQueue], interval: float, screen: Console) ->
     )
 
 
-def _as_json(watched: Sequence[WatchedQueue]) -> dict[str, Any]:
+def _as_json(watched: Sequence[WatchedQueue], hosts: WatchedHosts) -> dict[str, Any]:
+    batches = {} if not hosts.are_asked else {"batches": [asdict(batch) for batch in hosts.batches]}
     return {
         "read_at": datetime.now(tz=UTC).isoformat(),
         "queues": [
@@ -164,4 +202,6 @@ def _as_json(watched: Sequence[WatchedQueue]) -> dict[str, Any]:
             }
             for queue in watched
         ],
+        **batches,
+        **({"trouble": list(hosts.trouble)} if hosts.trouble else {}),
     }
