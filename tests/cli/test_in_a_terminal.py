@@ -50,13 +50,13 @@ def test_ctrl_c_cancels_the_move_task_and_says_how_far_it_got(columns: int) -> N
 
 
 def test_ctrl_c_stops_a_move_of_some_and_says_how_far_it_got() -> None:
-    # In memory that is quick: what is stopped is the wait for the end of the queue.
-    with in_terminal(*on_memory(30, 100, "redrive", DEAD, "--reason", "JSON", "--yes")) as child:
-        child.expect("15/15")
+    with in_terminal(*on_memory(600, 5, "redrive", DEAD, "--reason", "JSON", "--yes")) as child:
+        child.expect(r"[1-9]\d*/300")
         child.send(CTRL_C)
         text, code = rest_of(child)
 
-    assert "Moved until then: 15 messages, back to orders." in " ".join(text.split())
+    moved, of = stopped(text)
+    assert 1 <= moved < of <= 300
     assert code == 130
 
 
