@@ -23,8 +23,8 @@ class Layer:
         layers: Other parts of the package.
         distributions: Import names of third-party packages. Type stubs, imported under ``TYPE_CHECKING``
             only, need not be named.
-        late: Other parts and third-party packages that it may import within functions only: what it must do without
-            until it is asked for something that needs them.
+        late: Other parts and third-party packages that it may import within functions, and for types, only: what it
+            must do without until it is asked for something that needs them.
         no_standard: Modules of the standard library that it must do without.
     """
 
@@ -173,7 +173,7 @@ def violations(root: Path) -> Iterator[str]:
 def _wrong(layer: str, imported: Import) -> str | None:
     top = imported.module.partition(".")[0]
     rule = LAYERS[layer]
-    late = rule.late if imported.late else frozenset()
+    late = rule.late if imported.late or imported.type_checking else frozenset()
     if top == PACKAGE:
         other = layer_of(imported.module)
         return None if other == layer or other in rule.layers | late else f"{other} is not below it"
