@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from sqs_lease.cli import watch as watch_module
 from sqs_lease.cli.queue_readings import WatchedQueue, sparkline
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock
 from sqs_lease.testing.leased_queues import LeasedQueues
@@ -39,6 +40,9 @@ class CloudWatch:
         if answer is None:
             return {"Datapoints": []}
         return {"Datapoints": [{"Timestamp": datetime.now(tz=UTC), "Maximum": answer}]}
+
+
+REAL_CLOUDWATCH: Any = watch_module.cloudwatch
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +187,16 @@ def test_a_queue_on_another_server_than_aws_has_no_metrics(
 
     assert ground.queue.readings[-1].oldest_seconds is None
     assert cloudwatch.requests == []
+
+
+def test_the_counts_do_not_wait_long_for_cloudwatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    config = REAL_CLOUDWATCH("arn:aws:sqs:eu-west-1:123456789012:orders", None).__self__.meta.config
+
+    assert config.connect_timeout == config.read_timeout == 3
+    assert config.retries["total_max_attempts"] == 1
+    assert config.region_name == "eu-west-1"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 from sqs_lease.cli.output import CommandError
 from sqs_lease.core.events import OUTCOME_LETTERS
 
-ANSWER_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 5.0
 MOST_BATCHES: Final = 100
 
 AIRFLOW_TOKEN: Final = "SQS_LEASE_AIRFLOW_TOKEN"  # noqa: S105 - the name of a variable

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
+from botocore.config import Config
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -28,6 +29,9 @@ from sqs_lease.sqs.validation import queue_reference
 
 MANY_IN_FLIGHT: Final = 0.9 * MAX_IN_FLIGHT
 """From so many messages on a queue is near what SQS allows in flight."""
+
+CLOUDWATCH_SECONDS: Final = 3.0
+"""How long to wait for an answer of CloudWatch."""
 
 _WIDE_COLUMNS: Final = 100
 _NARROW_COLUMNS: Final = 70
@@ -111,7 +115,11 @@ def cloudwatch(arn: str, profile: str | None) -> AskCloudWatch:
     import boto3
 
     session = boto3.Session(profile_name=profile, region_name=queue_reference(arn).region)
-    ask: AskCloudWatch = session.client("cloudwatch").get_metric_statistics
+    # One short try: where there is no way to CloudWatch, as in some private networks, the counts must not wait for it.
+    config = Config(
+        connect_timeout=CLOUDWATCH_SECONDS, read_timeout=CLOUDWATCH_SECONDS, retries={"total_max_attempts": 1}
+    )
+    ask: AskCloudWatch = session.client("cloudwatch", config=config).get_metric_statistics
     return ask
 
 
