@@ -38,7 +38,8 @@ from sqs_lease.keeper.session import (
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.boto3 import Boto3Transport
 from sqs_lease.sqs.errors import TransientError
-from sqs_lease.sqs.transport import QueueAttributes, Transport
+from sqs_lease.sqs.move_tasks import RedriveTransport
+from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def queue_attributes(queue: str, *, timeout: Duration = 30.0, client: SQSClient 
         host.stop()
 
 
-def open_transport(client: SQSClient | None, queue: str) -> Transport:
+def open_transport(client: SQSClient | None, queue: str) -> RedriveTransport:
     """Reach SQS over a client, which the transport closes.
 
     Args:

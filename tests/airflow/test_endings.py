@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from sqs_lease.airflow.runtime import cancelled_once, carried_out
+from sqs_lease.airflow.runtime import carried_out
+from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.testing import AuditKind, run_virtual
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

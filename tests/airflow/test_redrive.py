@@ -26,13 +26,13 @@ from airflow.sdk.exceptions import (
 from sqs_lease.airflow import SqsMoveMessagesOperator
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.queues import move_orders
-from sqs_lease.airflow.queues.move_orders import MoveOrder, StartedMove, follow, move_filtered, start
-from sqs_lease.airflow.queues.outcome import OutcomeError
 from sqs_lease.airflow.queues.queue_task import DONE
 from sqs_lease.airflow.queues.redrive import SqsFilteredMoveTrigger, SqsMoveTaskTrigger
+from sqs_lease.keeper import move_orders
 from sqs_lease.keeper.driver import REASON_ATTRIBUTE
 from sqs_lease.keeper.keeper import Keeper
+from sqs_lease.keeper.move_orders import MoveOrder, StartedMove, follow, move_filtered, start
+from sqs_lease.keeper.outcome import OutcomeError
 from sqs_lease.sqs.move_tasks import CANCELLED, RUNNING, MoveTask
 from sqs_lease.testing import (
     Fault,
@@ -60,6 +60,8 @@ from tests.airflow.virtual_triggerer import DAG_ID, RUN_ID, USER_ACTION, Virtual
 _T = TypeVar("_T")
 
 REDRIVE = RunOfTask(DAG_ID, RUN_ID, "redrive")
+
+TAKEOVER_SECONDS = 60.0
 
 
 class Ground:
@@ -112,7 +114,7 @@ class Ground:
         async def scenario() -> dict[str, Any]:
             async with Keeper(self.transport, clock=self.clock) as keeper:
                 wanted = MoveOrder(**{"queue": "dead" + self.kind, **order})
-                return await move_filtered(self.transport, keeper, wanted, None)
+                return await move_filtered(self.transport, keeper, wanted, takeover_seconds=TAKEOVER_SECONDS)
 
         return self.run(scenario)
 
@@ -581,7 +583,7 @@ def test_what_fails_again_meanwhile_is_not_moved_again(ground: Ground) -> None:
         work = asyncio.get_running_loop().create_task(failing_work())
         async with Keeper(ground.transport, clock=ground.clock) as keeper:
             order = MoveOrder(queue="dead", older_than_seconds=0.0)
-            report = await move_filtered(ground.transport, keeper, order, None)
+            report = await move_filtered(ground.transport, keeper, order, takeover_seconds=TAKEOVER_SECONDS)
         work.cancel()
         assert (report["looked_at"], report["moved"]) == (2, 1)
 

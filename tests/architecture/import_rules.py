@@ -23,11 +23,14 @@ class Layer:
         layers: Other parts of the package.
         distributions: Import names of third-party packages. Type stubs, imported under ``TYPE_CHECKING``
             only, need not be named.
+        late: Other parts and third-party packages that it may import within functions, and for types, only: what it
+            must do without until it is asked for something that needs them.
         no_standard: Modules of the standard library that it must do without.
     """
 
     layers: frozenset[str] = frozenset()
     distributions: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
     no_standard: frozenset[str] = frozenset()
 
 
@@ -98,18 +101,23 @@ LAYERS: Final = {
         layers=BASE | {"spark"},
         distributions=frozenset({"botocore", "hypothesis", "pyarrow", "pyspark", "pytest"}),
     ),
-    "cli": Layer(layers=BASE | {"blocking"}, distributions=frozenset({"boto3"})),
+    "cli": Layer(
+        layers=BASE | {"batch_files", "blocking", "ingestion"},
+        distributions=frozenset({"boto3", "botocore", "rich", "typer"}),
+        late=frozenset({"airflow", "cryptography", "dagster", "packaging", "matplotlib"}),
+    ),
 }
 """The layers by the directory or module that they are; the package's own ``__init__`` offers the base's names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import of one module, by its full name; ``type_checking``: it is never executed."""
+    """One import of one module, by its full name; ``type_checking``: it is never executed; ``late``: in a function."""
 
     module: str
     line: int
     type_checking: bool
+    late: bool
 
 
 def layer_of(module: str) -> str:
@@ -128,10 +136,16 @@ def imports_of(source: str, *, module: str, is_package: bool) -> Iterator[Import
         for statement in branch.body
         for node in ast.walk(statement)
     }
+    late = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, node.lineno, id(node) in not_run)
+                yield Import(alias.name, node.lineno, id(node) in not_run, id(node) in late)
         elif isinstance(node, ast.ImportFrom):
             parent = ""
             if node.level:
@@ -141,7 +155,7 @@ def imports_of(source: str, *, module: str, is_package: bool) -> Iterator[Import
             origin = ".".join(filter(None, (parent, node.module)))
             for alias in node.names:
                 # `from a.b import c`: c may be a module or a name in one; the full name tells the layer either way.
-                yield Import(f"{origin}.{alias.name}", node.lineno, id(node) in not_run)
+                yield Import(f"{origin}.{alias.name}", node.lineno, id(node) in not_run, id(node) in late)
 
 
 def violations(root: Path) -> Iterator[str]:
@@ -159,11 +173,12 @@ def violations(root: Path) -> Iterator[str]:
 def _wrong(layer: str, imported: Import) -> str | None:
     top = imported.module.partition(".")[0]
     rule = LAYERS[layer]
+    late = rule.late if imported.late or imported.type_checking else frozenset()
     if top == PACKAGE:
         other = layer_of(imported.module)
-        return None if other == layer or other in rule.layers else f"{other} is not below it"
+        return None if other == layer or other in rule.layers | late else f"{other} is not below it"
     if top in sys.stdlib_module_names:
         return "it does no I/O and has no clock" if top in rule.no_standard else None
-    if top in rule.distributions or (imported.type_checking and top.startswith("types_")):
+    if top in rule.distributions | late or (imported.type_checking and top.startswith("types_")):
         return None
     return "not among its dependencies"

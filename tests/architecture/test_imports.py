@@ -68,7 +68,9 @@ def test_every_layer_that_exists_is_really_looked_at() -> None:
         ("spark/a.py", "from sqs_lease.airflow import keeping", "airflow is not below it"),
         ("spark/a.py", "import yaml", "not among its dependencies"),
         ("testing/a.py", "from sqs_lease.airflow import keeping", "airflow is not below it"),
-        ("cli.py", "from sqs_lease.airflow import keeping", "airflow is not below it"),
+        ("cli/a.py", "from sqs_lease.airflow import keeping", "airflow is not below it"),
+        ("cli/a.py", "import airflow", "not among its dependencies"),
+        ("cli/a.py", "def f():\n    import pyspark", "not among its dependencies"),
         (
             "core/a.py",
             "if TYPE_CHECKING:\n    from sqs_lease.keeper.keeper import Keeper",
@@ -99,6 +101,10 @@ def test_an_import_against_the_direction_is_found(tmp_path: Path, name: str, sou
         ("airflow/a.py", "from airflow.sdk import BaseOperator\nfrom sqs_lease.keeper.keeper import Keeper"),
         ("spark/a.py", "import pyspark, pyarrow, deltalake, msgspec"),
         ("testing/a.py", "import pytest\nfrom sqs_lease.keeper.keeper import Keeper"),
+        (
+            "cli/a.py",
+            "import typer\ndef f():\n    import airflow.configuration\n    from sqs_lease.dagster import spark",
+        ),
     ],
 )
 def test_an_import_downwards_is_allowed(tmp_path: Path, name: str, source: str) -> None:
@@ -134,6 +140,10 @@ def test_importing_the_base_loads_no_framework() -> None:
 
 def test_importing_the_test_helpers_loads_no_framework() -> None:
     assert loaded_by("sqs_lease.testing") & FRAMEWORKS == set()
+
+
+def test_importing_the_command_loads_no_framework() -> None:
+    assert loaded_by("sqs_lease.cli.app") & FRAMEWORKS == set()
 
 
 def test_what_an_import_loads_is_seen() -> None:

@@ -37,6 +37,7 @@ PARTS: Final = {
     "airflow": ("tests/airflow",),
     "simulation": ("tests/simulation",),
     "dagster": ("tests/dagster",),
+    "command": ("tests/cli",),
     "core": ("tests/core", "tests/keeper", "tests/sqs", "tests/testing"),
     "spark on real processes": ("tests/skeletons/test_spark.py",),
     "everything else": (

@@ -20,6 +20,7 @@ from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from airflow.providers.amazon.aws.hooks.sqs import SqsHook
+    from types_boto3_sqs import SQSClient
 
 CONNECTIONS: Final = 1000
 """The most HTTP connections of a client: half are for long polls, and each waiting sensor needs at least one.
@@ -153,11 +154,7 @@ def make_transport(connection: AwsConnection) -> RedriveTransport:
         Exception: What else botocore raises; :func:`telling_of_aws` translates it.
     """
     load_client_code()
-    hook = _hook(connection, connection.region_name)
-    if _region(hook) is None:
-        if connection.queue_region is None:
-            raise NoRegionError
-        hook = _hook(connection, connection.queue_region)
+    hook = _hook_with_region(connection)
     make = partial(
         hook.get_client_type,
         region_name=hook.region_name,
@@ -169,6 +166,28 @@ def make_transport(connection: AwsConnection) -> RedriveTransport:
     # cannot be entered, for example because its credentials cannot be fetched.
     made: list[Any] = [make()]
     return AiobotocoreTransport(lambda: made.pop() if made else make())
+
+
+def make_blocking_client(connection: AwsConnection) -> SQSClient:
+    """Make a boto3 client through the amazon provider's hook. It blocks.
+
+    Raises:
+        NoRegionError: Nothing names a region.
+        Exception: What else botocore raises; :func:`telling_of_aws` translates it.
+    """
+    hook = _hook_with_region(connection)
+    made: Any = hook.get_client_type(region_name=hook.region_name, config=client_config().merge(hook.config))
+    client: SQSClient = made
+    return client
+
+
+def _hook_with_region(connection: AwsConnection) -> SqsHook:
+    hook = _hook(connection, connection.region_name)
+    if _region(hook) is not None:
+        return hook
+    if connection.queue_region is None:
+        raise NoRegionError
+    return _hook(connection, connection.queue_region)
 
 
 def _hook(connection: AwsConnection, region_name: str | None) -> SqsHook:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -28,6 +27,7 @@ from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
+from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
 from sqs_lease.keeper.turns import Turns
 from sqs_lease.sqs.move_tasks import RedriveTransport
@@ -257,17 +257,3 @@ def carried_out(method: Ending[Trigger]) -> Ending[Trigger]:
             task.result()
 
     return carried_out_method
-
-
-async def cancelled_once(work: asyncio.Task[Any]) -> None:
-    """Cancel work, unless that was done already, and wait until it has come to its end."""
-    if not work.cancelling():
-        work.cancel()
-    await end_of(work)
-
-
-async def end_of(work: asyncio.Task[Any]) -> None:
-    """Wait for the end of work, however often the waiting is cancelled."""
-    while not work.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([work])

@@ -25,11 +25,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final, TypeAlias
 
 from sqs_lease.clock import Clock
@@ -79,7 +81,7 @@ class MoveCounts:
         failed: Those that were not sent.
         hidden: Approximate number of messages that could not be looked at: others hold them, or they are behind held
             ones of their message group (FIFO).
-        is_whole: Whether the queue was looked through; False where ``max_messages`` ended it.
+        is_whole: Whether the queue was looked through; False where ``max_messages`` or ``max_moved`` ended it.
         failure: Why the first of the failed ones failed.
     """
 
@@ -146,6 +148,9 @@ class MessageMover:
         matches: Which of them are moved. Called in the event loop; it must not block.
         max_messages: How many to look at, at most.
         max_per_second: How many to send in a second, at most; None for no limit.
+        max_moved: How many to move, at most; None for all that match. Those beyond that are held until the end, like
+            those that do not match.
+        counts: Where to count, for who wants to see it meanwhile; by default counts of its own.
 
     Attributes:
         counts: What was done so far.
@@ -161,8 +166,10 @@ class MessageMover:
         matches: Matches,
         max_messages: int,
         max_per_second: int | None = None,
+        max_moved: int | None = None,
+        counts: MoveCounts | None = None,
     ) -> None:
-        self.counts = MoveCounts()
+        self.counts = MoveCounts() if counts is None else counts
         self._keeper = keeper
         self._transport = keeper.transport
         self._clock: Clock = keeper.clock
@@ -171,6 +178,7 @@ class MessageMover:
         self._destinations = destinations
         self._matches = matches
         self._max_messages = max_messages
+        self._max_moved = sys.maxsize if max_moved is None else max_moved
         self._pace = _Pace(max_per_second, self._clock)
         self._sends = asyncio.Semaphore(_SENDS_AT_ONCE)
         self._stopping = asyncio.Event()
@@ -199,7 +207,7 @@ class MessageMover:
         # By then what a mover that was killed held is visible again.
         look_until = self._clock.now() + self._policy.visibility_seconds
         try:
-            while (left := self._max_messages - self.counts.looked_at) > 0:
+            while (left := self._max_messages - self.counts.looked_at) > 0 and self.counts.matched < self._max_moved:
                 collected = await receiver.collect(
                     min(left, _RECEIVED_AT_ONCE), wait=LAST_LOOK_SECONDS, on_received=hold
                 )
@@ -218,7 +226,8 @@ class MessageMover:
                 for message in collected.messages:
                     if message.message_id in self._sent:
                         await self._delete(message, batch)
-                chosen = [message for message in new if _is_older(message, began_at) and self._matches(message)]
+                matching = (message for message in new if _is_older(message, began_at) and self._matches(message))
+                chosen = list(islice(matching, self._max_moved - self.counts.matched))
                 self.counts.matched += len(chosen)
                 await self._move_all(chosen, batch)
                 if self._error is not None:

@@ -23,26 +23,41 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIST_INFO = f"sqs_lease-{PROJECT['version']}.dist-info"
 
-EXTRAS = ["", "airflow", "dagster", "manifest", "postgres", "spark"]
+EXTRAS = ["", "airflow", "cli", "dagster", "manifest", "plot", "postgres", "spark"]
 
 INSTALLED = {
     "": {"boto3", "msgspec"},
     "airflow": {"boto3", "apache-airflow-core", "apache-airflow-providers-amazon", "aiobotocore"},
+    "cli": {"boto3", "rich", "typer"},
     "dagster": {"boto3", "dagster"},
     "manifest": {"boto3", "jiter", "pyarrow"},
+    "plot": {"boto3", "matplotlib"},
     "postgres": {"boto3", "psycopg"},
     "spark": {"boto3", "jiter", "pyspark", "deltalake", "pyarrow"},
 }
 NOT_INSTALLED = {
-    "": {"apache-airflow-core", "aiobotocore", "dagster", "jiter", "psycopg", "pyspark", "deltalake", "pyarrow"},
+    "": {
+        "apache-airflow-core",
+        "aiobotocore",
+        "dagster",
+        "jiter",
+        "psycopg",
+        "pyspark",
+        "deltalake",
+        "pyarrow",
+        "typer",
+    },
     "airflow": {"dagster", "pyspark", "deltalake"},
+    "cli": {"apache-airflow-core", "dagster", "jiter", "matplotlib", "pyspark", "pyarrow"},
     "dagster": {"apache-airflow-core", "aiobotocore", "pyspark", "deltalake"},
     "manifest": {"apache-airflow-core", "dagster", "pyspark", "deltalake"},
+    "plot": {"apache-airflow-core", "dagster", "pyspark", "pyarrow", "typer"},
     "postgres": {"apache-airflow-core", "dagster", "pyspark", "pyarrow"},
     "spark": {"apache-airflow-core", "aiobotocore", "dagster"},
 }
 NEEDS = {
     "sqs_lease.airflow": ("airflow", {"airflow", "aiobotocore"}),
+    "sqs_lease.cli": ("cli", {"rich", "typer"}),
     "sqs_lease.dagster": ("dagster", {"dagster"}),
     "sqs_lease.batch_files.json_syntax": ("manifest", {"jiter"}),
     "sqs_lease.batch_files.manifest": ("manifest", {"jiter", "pyarrow"}),
@@ -188,7 +203,7 @@ def test_a_module_of_an_extra_that_is_not_installed_names_what_is_missing(
     others = [module for module in modules if needs_of(module)[0]]
     missing = installed("").missing_modules(*others)
 
-    assert {needs_of(module)[0] for module in missing} == {"airflow", "dagster", "manifest", "spark"}
+    assert {needs_of(module)[0] for module in missing} == {"airflow", "cli", "dagster", "manifest", "spark"}
     assert {module: name for module, name in missing.items() if name not in needs_of(module)[1]} == {}
 
 

@@ -10,10 +10,10 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
@@ -21,15 +21,16 @@ from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, T
 
 from sqs_lease.airflow.airflow_api.requests import triggers_are_supported
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.queues.outcome import TIMED_OUT, OutcomeError
 from sqs_lease.airflow.queues.queue_task import TRIGGERER_MARGIN, QueueTask, QueueTrigger
 from sqs_lease.airflow.queues.worker_calls import WorkerCalls
 from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.keeper.outcome import TIMED_OUT, OutcomeError
 from sqs_lease.sqs.classification import error_from_exception, translate_client_errors
 from sqs_lease.sqs.errors import AccessDeniedError, SqsError
+from sqs_lease.sqs.oldest_age import OPERATION, oldest_age_request, oldest_age_seconds
 from sqs_lease.sqs.transport import QueueAttributes, Transport
 from sqs_lease.sqs.validation import queue_reference
 
@@ -38,14 +39,8 @@ logger = logging.getLogger(__name__)
 COUNTS: Final = ("visible", "in_flight", "delayed")
 """The counts that SQS gives of a queue."""
 
-METRIC_MINUTES: Final = 15
-"""How far to look back for the newest value of the metric: CloudWatch gets one a minute, with some delay."""
-
 SHORTEST_POKE_SECONDS: Final = 1.0
 """A trigger pauses so long between two looks, however small ``poke_interval`` is."""
-
-_METRIC: Final = "ApproximateAgeOfOldestMessage"
-_CALL: Final = "GetMetricStatistics"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,19 +365,7 @@ async def _oldest_age(making: Any, arn: str, clock: Clock) -> float | None:
 
 async def _newest_age(client: Any, arn: str, clock: Clock) -> float | None:
     """The newest value of the metric, in seconds; None where there is none."""
-    now = datetime.fromtimestamp(clock.wall(), tz=UTC)
-    answer: Mapping[str, Any] = await client.get_metric_statistics(
-        Namespace="AWS/SQS",
-        MetricName=_METRIC,
-        Dimensions=[{"Name": "QueueName", "Value": queue_reference(arn).name}],
-        StartTime=now - timedelta(minutes=METRIC_MINUTES),
-        EndTime=now,
-        Period=60,
-        Statistics=["Maximum"],
-    )
-    points = answer.get("Datapoints") or ()
-    newest = max(points, key=lambda point: point["Timestamp"], default=None)
-    return None if newest is None else float(newest["Maximum"])
+    return oldest_age_seconds(await client.get_metric_statistics(**oldest_age_request(arn, clock.wall())))
 
 
 @contextmanager
@@ -393,13 +376,13 @@ def _telling_of_cloudwatch(arn: str) -> Iterator[None]:
     except SqsError:
         raise
     except Exception as error:
-        described = error_from_exception(error, operation=_CALL, queue=arn)
+        described = error_from_exception(error, operation=OPERATION, queue=arn)
         if described is None:
             raise
         if isinstance(described, AccessDeniedError):
             raise AccessDeniedError(
                 f"The age of the oldest message of {arn} cannot be read from CloudWatch: access denied. Allow "
-                f"cloudwatch:{_CALL} in the caller's IAM policy, or leave out oldest_at_least and oldest_at_most",
+                f"cloudwatch:{OPERATION} in the caller's IAM policy, or leave out oldest_at_least and oldest_at_most",
                 queue=arn,
                 code=described.code,
             ) from None

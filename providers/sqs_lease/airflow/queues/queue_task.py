@@ -15,8 +15,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
 from sqs_lease.airflow.links import SqsQueueLink
-from sqs_lease.airflow.queues.outcome import FAILED, TIMED_OUT, OutcomeError
 from sqs_lease.airflow.runtime import DEFERRAL_SECONDS, SharedKeeper, TriggererKeepers, carried_out, triggerer_keepers
+from sqs_lease.keeper.outcome import FAILED, TIMED_OUT, OutcomeError
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import queue_reference
 

@@ -22,15 +22,17 @@ from typing import Any, Final
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferralError, TaskDeferralTimeout, TaskDeferred
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, run_of, state_key, task_states, triggers_are_supported
-from sqs_lease.airflow.queues.move_orders import MoveOrder, StartedMove, abandon, follow, move_filtered, start
-from sqs_lease.airflow.queues.outcome import FAILED, OutcomeError
 from sqs_lease.airflow.queues.queue_task import TRIGGERER_MARGIN, QueueTask, QueueTrigger, is_final
 from sqs_lease.airflow.queues.worker_calls import WorkerCalls
-from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, cancelled_once, carried_out
+from sqs_lease.airflow.receiving.collector import takeover_seconds
+from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, carried_out
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.keeper import Keeper
+from sqs_lease.keeper.move_orders import MoveOrder, StartedMove, abandon, follow, move_filtered, start
 from sqs_lease.keeper.moving import DEFAULT_MAX_MESSAGES
+from sqs_lease.keeper.outcome import FAILED, OutcomeError
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.move_tasks import RedriveTransport
 
@@ -210,7 +212,7 @@ class SqsMoveMessagesOperator(QueueTask):
 async def _move_here(transport: RedriveTransport, order: MoveOrder, clock: Clock) -> dict[str, Any]:
     if order.is_filtered:
         async with Keeper(transport, clock=clock) as keeper:
-            return await move_filtered(transport, keeper, order, None)
+            return await move_filtered(transport, keeper, order, takeover_seconds=takeover_seconds())
     started = await start(transport, order, clock)
     try:
         return await follow(transport, started, clock)
@@ -265,7 +267,7 @@ class SqsFilteredMoveTrigger(QueueTrigger):
     """Moves the messages that match.
 
     Args:
-        queue: See :class:`~sqs_lease.airflow.queues.move_orders.MoveOrder`.
+        queue: See :class:`~sqs_lease.keeper.move_orders.MoveOrder`.
         destination: See there.
         max_per_second: See there.
         reason: See there.
@@ -302,7 +304,15 @@ class SqsFilteredMoveTrigger(QueueTrigger):
         return asdict(self.order)
 
     async def _work(self, shared: SharedKeeper, keepers: TriggererKeepers) -> dict[str, Any]:
-        moving = keepers.loop.create_task(move_filtered(shared.transport, shared.keeper, self.order, self.ends_at))
+        moving = keepers.loop.create_task(
+            move_filtered(
+                shared.transport,
+                shared.keeper,
+                self.order,
+                takeover_seconds=takeover_seconds(),
+                ends_at=self.ends_at,
+            )
+        )
         try:
             return await asyncio.shield(moving)
         except asyncio.CancelledError:

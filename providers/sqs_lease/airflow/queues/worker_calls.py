@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, telling_of_aws
-from sqs_lease.airflow.runtime import cancelled_once
+from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.loop_thread import LoopThread
 from sqs_lease.sqs.move_tasks import RedriveTransport
 

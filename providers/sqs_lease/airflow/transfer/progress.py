@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, pull
 from sqs_lease.clock import Clock
-from sqs_lease.core.events import Outcome
+from sqs_lease.core.events import OUTCOME_LETTERS, Outcome
 from sqs_lease.core.messages import Lease
 from sqs_lease.keeper.batch import Batch
 
@@ -40,18 +40,7 @@ CERTAINTY_SECONDS: Final = 15.0
 
 _HELD: Final = "-"
 
-_OUTCOMES: Final[Mapping[str, Outcome]] = {
-    "d": Outcome.DELETED,
-    "r": Outcome.RELEASED,
-    "q": Outcome.DEAD_LETTERED,
-    "e": Outcome.EXPIRED,
-    "u": Outcome.UNCERTAIN,
-    "l": Outcome.LOST,
-    "f": Outcome.FAILED,
-}
-"""One letter a message: the progress of 50 000 is a text of 50 kB, which is written within milliseconds."""
-
-_LETTERS: Final[Mapping[Outcome, str]] = {outcome: letter for letter, outcome in _OUTCOMES.items()}
+_LETTERS: Final[Mapping[Outcome, str]] = {outcome: letter for letter, outcome in OUTCOME_LETTERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +74,7 @@ class Progress:
         """Build it from what :meth:`encode` returned; None, or a mapping without anything, is nothing so far."""
         plain = plain or {}
         letters = enumerate(plain.get("settled", ""))
-        settled = {position: _OUTCOMES[letter] for position, letter in letters if letter != _HELD}
+        settled = {position: OUTCOME_LETTERS[letter] for position, letter in letters if letter != _HELD}
         return cls(settled, plain.get("certain_until"), plain.get("batch_id"), plain.get("counts", {}))
 
     def brought_up_to_date(self, leases: Iterable[Lease]) -> list[Lease]:

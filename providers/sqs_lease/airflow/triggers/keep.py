@@ -48,9 +48,7 @@ from sqs_lease.airflow.runtime import (
     SharedBatch,
     SharedKeeper,
     TriggererKeepers,
-    cancelled_once,
     carried_out,
-    end_of,
     triggerer_keepers,
 )
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
@@ -71,6 +69,7 @@ from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper.batch import EventListener
+from sqs_lease.keeper.endings import cancelled_once, end_of
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import from_wall_time

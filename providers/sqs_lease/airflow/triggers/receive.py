@@ -36,7 +36,6 @@ from sqs_lease.airflow.runtime import (
     SharedBatch,
     SharedKeeper,
     TriggererKeepers,
-    cancelled_once,
     carried_out,
     triggerer_keepers,
 )
@@ -48,6 +47,7 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch
+from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.sqs.errors import SqsError

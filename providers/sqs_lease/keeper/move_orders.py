@@ -1,6 +1,6 @@
 """What is to be moved out of a dead-letter queue, and how it is done: by a move task of SQS, or message by message.
 
-It knows nothing of tasks and triggers: :mod:`sqs_lease.airflow.queues.redrive` has those.
+It knows nothing of hosts: Airflow's task and the command ``sqs-lease redrive`` both move by it.
 """
 
 from __future__ import annotations
@@ -8,23 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
 
-from sqs_lease.airflow.queues.outcome import FAILED, FAILED_FOR_GOOD, TIMED_OUT, OutcomeError
-from sqs_lease.airflow.receiving.collector import with_visibility
-from sqs_lease.airflow.runtime import end_of
 from sqs_lease.clock import Clock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.messages import Message
-from sqs_lease.core.specs import resolve_policy
+from sqs_lease.core.policies import Growing, with_visibility
 from sqs_lease.keeper.driver import REASON_ATTRIBUTE
+from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.moving import DEFAULT_MAX_MESSAGES, Destinations, Matches, MessageMover, MoveCounts
+from sqs_lease.keeper.outcome import FAILED, FAILED_FOR_GOOD, TIMED_OUT, OutcomeError
 from sqs_lease.sqs.errors import AccessDeniedError, QueueNotFoundError, SqsError
 from sqs_lease.sqs.move_tasks import (
     ALREADY_RUNNING,
@@ -67,6 +66,10 @@ _NOT_DEAD_LETTERS: Final = (
     "it is not the dead-letter queue of any queue. Name the dead-letter queue, or set it in the RedrivePolicy of the "
     "queue whose failed messages it takes"
 )
+
+
+class NoMoveTasksError(OutcomeError):
+    """The server is not SQS, and has no move tasks."""
 
 
 class _NotFollowedError(OutcomeError):
@@ -135,9 +138,13 @@ class MoveOrder:
     def _doing(self) -> str:
         return f"moving messages of {self.queue}"
 
+    def pattern(self) -> re.Pattern[str] | None:
+        """What is looked for in the reason; None where any message is moved."""
+        return None if self.reason is None else re.compile(self.reason)
+
     def matcher(self, clock: Clock) -> Matches:
         """Make the test for a message."""
-        pattern = None if self.reason is None else re.compile(self.reason)
+        pattern = self.pattern()
 
         def matches(message: Message) -> bool:
             if pattern is not None:
@@ -217,7 +224,13 @@ async def start(transport: RedriveTransport, order: MoveOrder, clock: Clock) -> 
 
 
 async def follow(
-    transport: RedriveTransport, started: StartedMove, clock: Clock, ends_at: float | None = None
+    transport: RedriveTransport,
+    started: StartedMove,
+    clock: Clock,
+    ends_at: float | None = None,
+    *,
+    on_progress: Callable[[MoveTask], None] | None = None,
+    look_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Follow a move task to its end, log its progress, and return what it moved.
 
@@ -228,13 +241,17 @@ async def follow(
         started: The move task.
         clock: Source of time.
         ends_at: Until when it may take, in seconds since the epoch; None for ever.
+        on_progress: Told the move task each time that SQS was asked about it.
+        look_seconds: Pause between two questions; :data:`LOOK_SECONDS` by default.
 
     Raises:
         OutcomeError: It failed, its time was up, it cannot be followed, or it was cancelled by somebody else.
     """
     try:
         async with asyncio.timeout(None if ends_at is None else max(ends_at - clock.wall(), 0.0)):
-            return await _followed(transport, started, clock)
+            return await _followed(
+                transport, started, clock, on_progress, LOOK_SECONDS if look_seconds is None else look_seconds
+            )
     except TimeoutError:
         why, status = "execution_timeout was over", TIMED_OUT
     except _NotFollowedError as error:
@@ -301,7 +318,13 @@ async def _listed(transport: RedriveTransport, started: StartedMove) -> MoveTask
         return None
 
 
-async def _followed(transport: RedriveTransport, started: StartedMove, clock: Clock) -> dict[str, Any]:
+async def _followed(
+    transport: RedriveTransport,
+    started: StartedMove,
+    clock: Clock,
+    on_progress: Callable[[MoveTask], None] | None,
+    look_seconds: float,
+) -> dict[str, Any]:
     listed_at = logged_at = clock.now()
     while True:
         try:
@@ -312,6 +335,8 @@ async def _followed(transport: RedriveTransport, started: StartedMove, clock: Cl
             progress = f"it cannot be read now: {error}"
         else:
             if (task := started.find(tasks)) is not None:
+                if on_progress is not None:
+                    on_progress(task)
                 if not task.is_active:
                     return _end_report(task, started.source_arn)
                 listed_at = clock.now()
@@ -323,14 +348,18 @@ async def _followed(transport: RedriveTransport, started: StartedMove, clock: Cl
         if clock.now() - logged_at >= LOG_SECONDS:
             logged_at = clock.now()
             logger.info("The move task of %s: %s", started.source_arn, progress)
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(look_seconds)
 
 
 async def move_filtered(
     transport: RedriveTransport,
     keeper: Keeper,
     order: MoveOrder,
-    ends_at: float | None,
+    *,
+    takeover_seconds: float,
+    ends_at: float | None = None,
+    max_moved: int | None = None,
+    counts: MoveCounts | None = None,
 ) -> dict[str, Any]:
     """Move the messages that match, and return the counts.
 
@@ -338,7 +367,10 @@ async def move_filtered(
         transport: Reaches SQS.
         keeper: Holds the messages; it is left open.
         order: What is to be moved.
-        ends_at: Until when it may take, in seconds since the epoch; None for ever.
+        takeover_seconds: How long nobody may extend a lease, e.g. while another process takes over.
+        ends_at: Until when it may take, in seconds since the epoch; None, the default, for ever.
+        max_moved: How many messages to move, at most; None, the default, for all that match.
+        counts: Is kept up to date with what was done so far, for who wants to see it meanwhile.
 
     Raises:
         OutcomeError: Not all of them could be moved.
@@ -349,7 +381,7 @@ async def move_filtered(
     attributes = await transport.queue_attributes(queue_url)
     destination_url = only_source_url = None
     if order.destination is None:
-        only_source_url = await _only_source(transport, queue_url)
+        only_source_url = await only_source(transport, queue_url)
     else:
         destination_url = await transport.queue_url(order.destination)
     if destination_url is not None and destination_url.endswith(FIFO_SUFFIX) != attributes.fifo:
@@ -362,11 +394,13 @@ async def move_filtered(
     mover = MessageMover(
         keeper,
         queue_url,
-        policy=with_visibility(resolve_policy(None), attributes.visibility_seconds),
+        policy=with_visibility(Growing(), takeover_seconds, attributes.visibility_seconds),
         destinations=Destinations(transport, destination_url=destination_url, only_source_url=only_source_url),
         matches=order.matcher(clock),
         max_messages=order.max_messages,
         max_per_second=order.max_per_second,
+        max_moved=max_moved,
+        counts=counts,
     )
     logging_progress = asyncio.get_running_loop().create_task(_log_progress(mover, queue_url))
     try:
@@ -386,13 +420,13 @@ async def move_filtered(
         raise OutcomeError(f"{error} ({_progress(report)} until then)", status, report) from error
     finally:
         logging_progress.cancel()
-    return _checked_counts(mover.counts, queue_url, order)
+    return _checked_counts(mover.counts, queue_url, order, is_limited=max_moved is not None)
 
 
-def _checked_counts(counts: MoveCounts, queue_url: str, order: MoveOrder) -> dict[str, Any]:
+def _checked_counts(counts: MoveCounts, queue_url: str, order: MoveOrder, *, is_limited: bool) -> dict[str, Any]:
     report = _filtered_report(counts)
     logger.info("Moved %d of %d messages of %s that were looked at", counts.moved, counts.looked_at, queue_url)
-    if not counts.is_whole:
+    if not counts.is_whole and not is_limited:
         logger.warning("Looked at %d messages of %s only: raise max_messages for more", order.max_messages, queue_url)
     if counts.hidden:
         logger.warning(
@@ -428,7 +462,7 @@ async def _destination_arn(
     if order.destination is None:
         # Named where it can only be one: messages that were sent to the dead-letter queue directly, as by
         # dead_letter(), do not say where they came from, and would end the move task.
-        only_source_url = await _only_source(transport, queue_url)
+        only_source_url = await only_source(transport, queue_url)
         if only_source_url is None:
             return None
         # A dead-letter queue is in the account and region of its source queues.
@@ -438,8 +472,12 @@ async def _destination_arn(
     return (await transport.queue_attributes(await transport.queue_url(order.destination))).arn
 
 
-async def _only_source(transport: RedriveTransport, queue_url: str) -> str | None:
-    """The URL of the only queue whose dead-letter queue this is; None where there are several, or nobody may know.
+async def only_source(transport: RedriveTransport, queue_url: str) -> str | None:
+    """Return the URL of the only queue whose dead-letter queue this is; None for several, or where nobody may know.
+
+    Args:
+        transport: Reaches SQS.
+        queue_url: The dead-letter queue.
 
     Raises:
         OutcomeError: There is no such queue.
@@ -474,7 +512,7 @@ def _telling_of_move_tasks(queue_url: str) -> Iterator[None]:
         if NOT_A_DEAD_LETTER_QUEUE in error.text.lower():
             raise OutcomeError(f"queue {queue_url}: {_NOT_DEAD_LETTERS}", FAILED_FOR_GOOD) from error
         if error.code in UNKNOWN_CALL_CODES:
-            raise OutcomeError(
+            raise NoMoveTasksError(
                 f"queue {queue_url}: this SQS server has no move tasks ({error.code}); older_than=0 moves messages "
                 "one by one",
                 FAILED_FOR_GOOD,

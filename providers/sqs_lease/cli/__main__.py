@@ -1,0 +1,27 @@
+"""What `sqs-lease` and `python -m sqs_lease.cli` run, also where the extra `cli` is not installed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+_LIBRARIES: Final = frozenset({"typer", "rich"})
+
+
+def main() -> None:
+    """Run the command, or say in one line what it needs; never returns."""
+    try:
+        from sqs_lease.cli.app import app
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _LIBRARIES:
+            raise
+        sys.stderr.write(
+            f'Error: the command sqs-lease needs {missing}, which is not installed: pip install "sqs-lease[cli]"\n'
+        )
+        sys.exit(2)
+    app(prog_name="sqs-lease")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What this installation of Dagster will do to leases. Dagster is imported in these functions only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from sqs_lease.cli.durations import shown_duration
+from sqs_lease.cli.findings import Finding, Level
+from sqs_lease.cli.output import CommandError
+from sqs_lease.cli.versions import extra_versions
+from sqs_lease.core.policies import Growing, default_visibility_seconds
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
+
+def require_dagster() -> None:
+    """Check that Dagster is installed.
+
+    Raises:
+        CommandError: It is not.
+    """
+    try:
+        import dagster  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"--dagster needs Dagster, and {error.name} is not installed here: run the command where the daemon runs, "
+            'or pip install "sqs-lease[dagster]"'
+        ) from None
+
+
+def run_attempts() -> Mapping[str, int]:
+    """How often Dagster retries a failed run at this installation's settings: each retry receives again."""
+    instance = _instance()
+    if instance is None:
+        return {}
+    with instance:
+        return {"Dagster": instance.run_retries_max_retries} if instance.run_retries_enabled else {}
+
+
+def dagster_findings() -> Iterator[Finding]:
+    """All findings about this installation, in the order in which people read them."""
+    from sqs_lease.dagster.lease_sensor.host import TAKEOVER_SECONDS
+
+    yield from extra_versions("dagster")
+    visibility = default_visibility_seconds(Growing(), TAKEOVER_SECONDS)
+    yield Finding(
+        check="takeover",
+        level=Level.FINE,
+        what=f"a restarted daemon takes over within {shown_duration(TAKEOVER_SECONDS)}; lease sensors receive with "
+        f"{shown_duration(visibility)}, or the queue's visibility timeout if that is longer",
+    )
+    instance = _instance()
+    if instance is None:
+        yield Finding(
+            check="run_retries",
+            level=Level.NOTE,
+            what="DAGSTER_HOME is not set, so the settings of the instance are not looked at",
+            change="Run the command with the DAGSTER_HOME of the daemon.",
+        )
+        return
+    with instance:
+        yield _run_retries(instance)
+
+
+def _run_retries(instance: DagsterInstance) -> Finding:
+    retries = instance.run_retries_max_retries if instance.run_retries_enabled else 0
+    if not retries:
+        return Finding(check="run_retries", level=Level.FINE, what="runs are not retried unless their tags say so")
+    return Finding(
+        check="run_retries",
+        level=Level.FINE,
+        what=f"a failed run is retried up to {retries} times, and each time receives again",
+    )
+
+
+def _instance() -> DagsterInstance | None:
+    from dagster import DagsterError, DagsterInstance
+
+    if not os.environ.get("DAGSTER_HOME"):
+        return None
+    try:
+        return DagsterInstance.get()
+    except DagsterError as error:
+        raise CommandError(f"The instance of Dagster in DAGSTER_HOME cannot be opened: {error}") from None

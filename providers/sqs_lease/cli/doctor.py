@@ -1,0 +1,365 @@
+"""`sqs-lease doctor`: finds what will bite, before it does, without touching a message."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sqs_lease.cli import airflow_checks, dagster_checks
+from sqs_lease.cli.findings import Examined, Finding, Level, show
+from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queues, Region, aws_access
+from sqs_lease.cli.output import CommandError, ExitCode, console, print_json
+from sqs_lease.cli.queue_access import (
+    MOVING,
+    RECEIVING,
+    SENDING,
+    Answer,
+    Permission,
+    Permit,
+    QueueCaller,
+    permission_of,
+    probe,
+)
+from sqs_lease.cli.queue_checks import QueueState, Surroundings, clock_finding, queue_findings
+from sqs_lease.cli.versions import base_versions
+from sqs_lease.sqs.client import AwsAccess, make_client
+from sqs_lease.sqs.errors import CredentialsError, QueueNotFoundError, SqsError
+from sqs_lease.sqs.validation import queue_reference
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+_SOURCES: Final = "ListDeadLetterSourceQueues"
+
+_CREDENTIAL_SOURCES: Final = {
+    "env": "environment variables",
+    "explicit": "the settings",
+    "assume-role": "an assumed role",
+    "assume-role-with-web-identity": "a role of a web identity",
+    "shared-credentials-file": "the credentials file",
+    "config-file": "the configuration file",
+    "iam-role": "the machine's role",
+    "container-role": "the container's role",
+    "sso": "IAM Identity Center",
+    "login": "aws login",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Hosts:
+    airflow: bool
+    dagster: bool
+    connection: str
+
+
+def doctor(
+    queues: Queues,
+    airflow: Annotated[
+        bool, typer.Option("--airflow", help="Look at this installation of Airflow, and use its connection.")
+    ] = False,
+    dagster: Annotated[bool, typer.Option("--dagster", help="Look at this installation of Dagster, too.")] = False,
+    connection: Annotated[
+        str | None,
+        typer.Option("--connection", help="With --airflow: the connection that the DAGs use; by default aws_default."),
+    ] = None,
+    as_json: Json = False,
+    region: Region = None,
+    profile: Profile = None,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Find what will bite, before it does.
+
+    It looks at access, permissions, the settings of the queues and this installation. It changes nothing and receives
+    no message: permissions are probed by calls that cannot do anything.
+
+    Exit code: 0 if nothing will bite, 1 if something will, 2 if it could not look.
+    """
+    access = aws_access(region, profile, endpoint_url)
+    hosts = _Hosts(airflow, dagster, connection or "aws_default")
+    if connection is not None and not airflow:
+        raise CommandError("--connection is for --airflow: it names a connection of Airflow")
+    if airflow and (profile is not None or endpoint_url is not None):
+        raise CommandError(
+            "--profile and --endpoint-url do not go with --airflow: there the connection says how AWS is reached "
+            "(--connection)"
+        )
+    # Airflow and Dagster may log to standard output, which is for the result.
+    with redirect_stdout(sys.stderr):
+        examined = list(_examined(list(dict.fromkeys(queues)), access, hosts))
+    bites = sum(about.bites for about in examined)
+    if as_json:
+        print_json({"examined": [about.plain() for about in examined], "bites": bites})
+    else:
+        screen = console()
+        show(examined, screen)
+        screen.print(_summary(bites))
+    raise typer.Exit(ExitCode.TROUBLE if bites else ExitCode.FINE)
+
+
+def _examined(queues: Sequence[str], access: AwsAccess, hosts: _Hosts) -> Iterator[Examined]:
+    if hosts.airflow:
+        airflow_checks.require_airflow()
+    if hosts.dagster:
+        dagster_checks.require_dagster()
+    attempts = dagster_checks.run_attempts() if hosts.dagster else {}
+    around = Surroundings(waits_for_queue=hosts.dagster or not hosts.airflow, attempts=attempts)
+    for queue in queues:
+        yield _examine(queue, access, hosts, around)
+    yield Examined(subject="This installation", detail="", findings=tuple(_installation(hosts)))
+
+
+def _summary(bites: int) -> str:
+    if not bites:
+        return "[green]Nothing that will bite was found.[/]"
+    return f"[bold red]{bites} {'thing' if bites == 1 else 'things'} will bite.[/]"
+
+
+def _installation(hosts: _Hosts) -> Iterator[Finding]:
+    yield base_versions()
+    if hosts.airflow:
+        yield from airflow_checks.airflow_findings()
+        yield from airflow_checks.connection_finding(hosts.connection)
+    if hosts.dagster:
+        yield from dagster_checks.dagster_findings()
+
+
+def _client(queue: str, access: AwsAccess, hosts: _Hosts) -> SQSClient:
+    if hosts.airflow:
+        return airflow_checks.connection_client(hosts.connection, queue, access.region_name)
+    return make_client(access, queue=queue)
+
+
+def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: Surroundings) -> Examined:
+    try:
+        client = _client(queue, access, hosts)
+    except SqsError as error:
+        return Examined(subject=queue, detail="", findings=(_unreachable(error, queue),))
+    with_client: Any = client
+    try:
+        examination = _Examination(queue, client, access, hosts)
+        return Examined(subject=queue, detail=examination.url_or_nothing, findings=tuple(examination.findings(around)))
+    finally:
+        with_client.close()
+
+
+def _unreachable(error: SqsError, queue: str) -> Finding:
+    command = f"sqs-lease policy {queue}" if _is_denial(error) else ""
+    return Finding(check="access", level=Level.BITES, what=str(error), command=command)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the calls on a queue brought."""
+
+    state: QueueState | None = None
+    permissions: list[Permission] = field(default_factory=list)
+
+
+class _Examination:
+    """Looks at one queue."""
+
+    def __init__(self, queue: str, client: Any, access: AwsAccess, hosts: _Hosts) -> None:
+        self._queue = queue
+        self._client = client
+        self._caller = QueueCaller(client, queue)
+        self._hosts = hosts
+        given_url = queue_reference(queue).url
+        # Nothing of the package asks for a URL that the user gave.
+        self._first = self._caller.url() if given_url is None else None
+        self._url: str | None = given_url or (None if self._first is None else self._first.content.get("QueueUrl"))
+        words = [("--profile", access.profile_name), ("--endpoint-url", access.endpoint_url)]
+        self._cli = tuple(
+            word for name, value in (*words, ("--region", client.meta.region_name)) if value for word in (name, value)
+        )
+
+    @property
+    def url_or_nothing(self) -> str:
+        """The queue's URL; empty where it could not be found out."""
+        return self._url or ""
+
+    def findings(self, around: Surroundings) -> Iterator[Finding]:
+        """All findings."""
+        if self._url is None:
+            if self._first is not None and self._first.error is not None:
+                yield from self._clock(self._first)
+                yield _unreachable(self._first.error, self._queue)
+            return
+        answer = self._caller.attributes(self._url)
+        yield from self._reached(answer)
+        yield from self._clock(answer)
+        if answer.error is not None and not _is_denial(answer.error):
+            return
+        known = self._known(answer, self._url)
+        yield from _permission_findings(self._queue, known.permissions)
+        if known.state is None:
+            return
+        around, more = self._around(known.state, around)
+        yield from more
+        yield from queue_findings(known.state, around)
+
+    def _reached(self, answer: Answer) -> Iterator[Finding]:
+        credentials = self._credentials()
+        if answer.error is not None and not _is_denial(answer.error):
+            yield _unreachable(answer.error, self._queue)
+            return
+        endpoint = self._client.meta.endpoint_url
+        yield Finding(
+            check="access",
+            level=Level.FINE,
+            what=f"{endpoint} answered in {answer.seconds * 1000:.0f} ms, region {self._client.meta.region_name}, "
+            f"credentials from {credentials}",
+        )
+        given = self._client._request_signer._credentials  # noqa: SLF001 - botocore tells them nowhere else
+        if given is not None and given.method == "env" and given.token:
+            yield Finding(
+                check="credentials",
+                level=Level.NOTE,
+                what="the credentials are temporary, and nothing renews them",
+                why="They stand in environment variables with a session token. When they expire, no lease is extended "
+                "or settled any more. That is no problem in a shell; a service needs a role.",
+            )
+
+    def _credentials(self) -> str:
+        given = self._client._request_signer._credentials  # noqa: SLF001 - botocore tells them nowhere else
+        if self._hosts.airflow:
+            return f"the connection {self._hosts.connection}"
+        method = "" if given is None else str(given.method)
+        return _CREDENTIAL_SOURCES.get(method, method or "nowhere")
+
+    def _clock(self, answer: Answer) -> Iterator[Finding]:
+        if answer.clock_seconds is not None:
+            yield clock_finding(answer.clock_seconds)
+
+    def _known(self, attributes: Answer, url: str) -> _Known:
+        known = _Known()
+        if self._first is not None:
+            known.permissions.append(permission_of("GetQueueUrl", self._first))
+        known.permissions.append(permission_of("GetQueueAttributes", attributes))
+        if attributes.error is None:
+            known.state = QueueState(url, attributes.content["Attributes"], self._cli)
+        known.permissions += probe(self._caller, RECEIVING, url=url, arn="")
+        return known
+
+    def _around(self, queue: QueueState, around: Surroundings) -> tuple[Surroundings, list[Finding]]:
+        """What is around a queue, and what was found out on the way there."""
+        arn = queue.redrive.get("deadLetterTargetArn")
+        if arn is None:
+            answer = self._caller.call(_SOURCES, QueueUrl=queue.url)
+            # The API writes this key unlike all others.
+            sources = None if answer.error is not None else tuple(answer.content.get("queueUrls", ()))
+            moving = _moving_findings(self._caller, queue.url, queue.arn, self._queue) if sources else []
+            return replace(around, sources=sources), moving
+        caller = QueueCaller(self._client, arn)
+        url = caller.url()
+        if url.error is not None:
+            denied = list(_dead_letter_permissions(arn, [permission_of("GetQueueUrl", url)]))
+            return around, denied or [_dead_letters_unknown(arn, url.error)]
+        dead_url = url.content["QueueUrl"]
+        sending = probe(caller, SENDING, url=dead_url, arn=arn)
+        findings = [*_dead_letter_permissions(arn, sending), *_moving_findings(caller, dead_url, arn, self._queue)]
+        attributes = caller.attributes(dead_url)
+        if attributes.error is not None:
+            return around, [*findings, _dead_letters_unknown(arn, attributes.error)]
+        return replace(around, dead_letters=QueueState(dead_url, attributes.content["Attributes"], self._cli)), findings
+
+
+def _is_denial(error: SqsError) -> bool:
+    return permission_of("", Answer({}, error, None, 0.0)).permit is Permit.DENIED
+
+
+_NEEDED_FOR: Final = {
+    "GetQueueUrl": "The queue can then be given by its URL only.",
+    "GetQueueAttributes": "Leases, sensors and checks read the queue's settings and counts before they do anything.",
+    "ReceiveMessage": "Nothing can be received.",
+    "ChangeMessageVisibility": "No lease is extended or released: messages are visible again while the work runs.",
+    "DeleteMessage": "Work succeeds and its messages come back: the run fails as it settles them.",
+}
+
+
+def _permission_findings(queue: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
+    for permission in permissions:
+        said = "" if permission.error is None else permission.error.text
+        if permission.permit is Permit.DENIED:
+            yield Finding(
+                check=f"permission:{permission.action}",
+                level=Level.BITES,
+                what=f"sqs:{permission.action} is denied",
+                why=f"{_NEEDED_FOR[permission.action]} SQS says: {said}",
+                change="Allow it in the caller's IAM policy, or in the queue's policy. This prints all that is needed:",
+                command=f"sqs-lease policy {queue}",
+            )
+        elif permission.permit is Permit.UNKNOWN:
+            yield Finding(
+                check=f"permission:{permission.action}",
+                level=Level.NOTE,
+                what=f"sqs:{permission.action} could not be probed: {said}",
+            )
+    yield from _allowed("permissions", permissions)
+
+
+def _allowed(check: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
+    by_permit = {
+        permit: [each.action for each in permissions if each.permit is permit]
+        for permit in (Permit.ALLOWED, Permit.NOT_DENIED)
+    }
+    allowed, not_denied = by_permit[Permit.ALLOWED], by_permit[Permit.NOT_DENIED]
+    parts = [f"allowed: {', '.join(allowed)}"] if allowed else []
+    # SQS may look at the request before the permission: see queue_access.
+    parts += [f"not denied, but only a real call would prove more: {', '.join(not_denied)}"] if not_denied else []
+    if parts:
+        yield Finding(check=check, level=Level.FINE, what="; ".join(parts))
+
+
+def _dead_letter_permissions(arn: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
+    name = queue_reference(arn).name
+    for permission in permissions:
+        if permission.permit is Permit.DENIED:
+            said = "" if permission.error is None else permission.error.text
+            yield Finding(
+                check=f"permission:{permission.action}",
+                level=Level.BITES,
+                what=f"sqs:{permission.action} is denied on the dead-letter queue {name}",
+                why=f"on_failure=dead_letter() cannot send: the run fails, its messages come back. SQS says: {said}",
+                change=f"Allow sqs:{permission.action} on it, unless no lease uses dead_letter().",
+            )
+
+
+def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> list[Finding]:
+    """What a redrive may do; it is no harm to leases if it may not. ``named`` is the queue as the user named it."""
+    permissions = probe(caller, MOVING, url=url, arn=arn)
+    denied = [each.action for each in permissions if each.permit is Permit.DENIED]
+    name = queue_reference(arn).name
+    if not denied:
+        return []
+    return [
+        Finding(
+            check="permission:redrive",
+            level=Level.NOTE,
+            what=f"redriving {name} is not allowed: {', '.join(denied)} denied",
+            why="Leases do not need that. Whoever moves messages out of the dead-letter queue does.",
+            command=f"sqs-lease policy {named} --redrive",
+        )
+    ]
+
+
+def _dead_letters_unknown(arn: str, error: SqsError) -> Finding:
+    if isinstance(error, QueueNotFoundError):
+        return Finding(
+            check="dead_letter_queue",
+            level=Level.BITES,
+            what=f"its dead-letter queue {queue_reference(arn).name} does not exist, or may not be seen",
+            why="SQS then moves nothing: messages that always fail stay in this queue. dead_letter() cannot send.",
+            change="Create that queue again, or name another one in the redrive policy.",
+        )
+    level = Level.BITES if isinstance(error, CredentialsError) else Level.NOTE
+    return Finding(
+        check="dead_letter_queue",
+        level=level,
+        what=f"its dead-letter queue {queue_reference(arn).name} cannot be looked at: {error.text or error}",
+        why="dead_letter() needs sqs:GetQueueUrl and sqs:SendMessage on it.",
+    )

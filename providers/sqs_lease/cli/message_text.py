@@ -1,0 +1,40 @@
+"""What a message looks like on a terminal: its size as SQS counts it, its age, and harmless text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqs_lease.core.messages import Message
+
+
+def size_bytes(message: Message) -> int:
+    """The size that SQS bills and limits: the body, and the names, types and values of the sender's attributes."""
+    return len(message.body.encode()) + sum(
+        len(name.encode()) + _attribute_bytes(attribute) for name, attribute in message.message_attributes.items()
+    )
+
+
+def age_seconds(message: Message, now: float) -> float | None:
+    """How long ago a message was sent; None where SQS does not say.
+
+    Args:
+        message: The message.
+        now: Seconds since the epoch.
+    """
+    return None if message.sent_at is None else max(now - message.sent_at.timestamp(), 0.0)
+
+
+def harmless(text: str) -> str:
+    """Return text in which what a terminal would obey is written out as an escape, but for line breaks and tabs."""
+    return "".join(
+        character
+        if character.isprintable() or character in "\n\t"
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def _attribute_bytes(attribute: Mapping[str, Any]) -> int:
+    value = attribute.get("BinaryValue") or str(attribute.get("StringValue", "")).encode()
+    return len(str(attribute.get("DataType", "")).encode()) + len(value)

@@ -1,0 +1,33 @@
+"""The arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from sqs_lease.sqs.client import AwsAccess
+from sqs_lease.sqs.validation import queue_reference
+
+
+def _queue(value: str) -> str:
+    try:
+        queue_reference(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
+_QUEUE_HELP: Final = "Name, URL or ARN of a queue."
+
+Queue = Annotated[str, typer.Argument(metavar="QUEUE", parser=_queue, help=_QUEUE_HELP)]
+Queues = Annotated[list[str], typer.Argument(metavar="QUEUE", parser=_queue, help=_QUEUE_HELP)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Region = Annotated[str | None, typer.Option("--region", help="Region; by default the queue's, or boto3's.")]
+Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration files.")]
+EndpointUrl = Annotated[str | None, typer.Option("--endpoint-url", help="URL of SQS, for a custom endpoint.")]
+
+
+def aws_access(region: str | None, profile: str | None, endpoint_url: str | None) -> AwsAccess:
+    """How to reach AWS by these options; what is None, boto3 finds out."""
+    return AwsAccess(region_name=region, profile_name=profile, endpoint_url=endpoint_url)

@@ -1,0 +1,112 @@
+"""What each use of this package calls at AWS: recorded from the code, as data.
+
+`tests/cli/test_recorded_permissions.py` runs the code with a recorder between it and the servers. It fails when the
+code calls what is not here, and when something is here that no code calls. What AWS asks for beyond the calls
+themselves is in :data:`IMPLIED` and :func:`key_actions`, by AWS's documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+
+class Place(StrEnum):
+    """What a permission is for."""
+
+    QUEUE = "queue"
+    DEAD_LETTERS = "dead-letter queue"
+    FILES = "files"
+    """Where batches are stored on S3: ``payload=`` in Airflow, ``workspace=`` in Dagster, and the files of a job."""
+    OBJECTS = "objects"
+    """What messages about S3 objects name."""
+    METRICS = "metrics"
+
+
+Needs: TypeAlias = Mapping[Place, frozenset[str]]
+
+LEASE: Final = frozenset(
+    {
+        "sqs:ChangeMessageVisibility",
+        "sqs:DeleteMessage",
+        "sqs:GetQueueAttributes",
+        "sqs:GetQueueUrl",
+        "sqs:ReceiveMessage",
+    }
+)
+DEAD_LETTER: Final = frozenset({"sqs:GetQueueUrl", "sqs:SendMessage"})
+FILES: Final = frozenset({"s3:DeleteObject", "s3:GetObject", "s3:PutObject"})
+
+RECORDED: Final[Mapping[str, Needs]] = {
+    # `lease` and `async_lease`, with on_failure=dead_letter().
+    "lease": {Place.QUEUE: LEASE, Place.DEAD_LETTERS: DEAD_LETTER},
+    # Sensors, triggers, keepers; SqsQueueDepthSensor; payload=.
+    "airflow": {
+        Place.QUEUE: LEASE,
+        Place.DEAD_LETTERS: DEAD_LETTER,
+        Place.FILES: FILES,
+        Place.METRICS: frozenset({"cloudwatch:GetMetricStatistics"}),
+    },
+    # Leases, sensors and checks, which count dead letters; workspace=.
+    "dagster": {
+        Place.QUEUE: LEASE,
+        Place.DEAD_LETTERS: DEAD_LETTER | {"sqs:GetQueueAttributes"},
+        Place.FILES: FILES | {"s3:ListBucket"},
+    },
+    # The job: the leases are extended and settled by whoever submitted it.
+    "spark": {
+        Place.FILES: frozenset({"s3:GetObject", "s3:PutObject"}),
+        Place.OBJECTS: frozenset({"s3:GetObject", "s3:GetObjectVersion"}),
+    },
+    # SqsMoveMessagesOperator and `sqs-lease redrive`.
+    "redrive": {
+        Place.QUEUE: DEAD_LETTER | {"sqs:GetQueueAttributes"},
+        Place.DEAD_LETTERS: LEASE
+        | {
+            "sqs:CancelMessageMoveTask",
+            "sqs:ListDeadLetterSourceQueues",
+            "sqs:ListMessageMoveTasks",
+            "sqs:StartMessageMoveTask",
+        },
+    },
+}
+
+IMPLIED: Final[Mapping[str, Needs]] = {
+    # SQS moves with the caller's permissions (StartMessageMoveTask, in the SQS Developer Guide).
+    "sqs:StartMessageMoveTask": {
+        Place.DEAD_LETTERS: frozenset({"sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ReceiveMessage"}),
+        Place.QUEUE: frozenset({"sqs:SendMessage"}),
+    },
+}
+
+
+def needs_of(uses: frozenset[str]) -> Needs:
+    """What several uses need together, with what their calls imply.
+
+    Args:
+        uses: Keys of :data:`RECORDED`.
+    """
+    needed: dict[Place, frozenset[str]] = {}
+    for use in uses:
+        for place, actions in RECORDED[use].items():
+            needed[place] = needed.get(place, frozenset()) | actions
+    for implying, more in IMPLIED.items():
+        if any(implying in actions for actions in list(needed.values())):
+            for place, actions in more.items():
+                needed[place] = needed.get(place, frozenset()) | actions
+    return needed
+
+
+def key_actions(actions: frozenset[str]) -> frozenset[str]:
+    """What calls on a queue need on the KMS key that encrypts it, by AWS's documentation.
+
+    Args:
+        actions: The SQS actions.
+    """
+    needed = set()
+    if "sqs:ReceiveMessage" in actions:
+        needed.add("kms:Decrypt")
+    if "sqs:SendMessage" in actions:
+        needed |= {"kms:Decrypt", "kms:GenerateDataKey"}
+    return frozenset(needed)

@@ -1,0 +1,240 @@
+"""Calls on one queue that change nothing: what `doctor` asks, and which permissions the answers prove.
+
+SQS has no dry run. Each permission is probed by a call that cannot do anything even where it is allowed: a receipt
+handle that does not exist, a batch without entries, a receive of no messages. How much an answer proves differs:
+
+- A read that answers is allowed. So are changes that are refused for their receipt handle alone: a caller without the
+  permission is denied before that.
+- For a receive, a send and a move task it is documented nowhere whether SQS checks the permission or the request first.
+  There a denial is certain, and its absence proves nothing: :attr:`Permit.NOT_DENIED`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from botocore import xform_name
+from botocore.exceptions import ClientError
+
+from sqs_lease.sqs.classification import error_from_exception
+from sqs_lease.sqs.errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    OverLimitError,
+    QueueNotFoundError,
+    SqsError,
+)
+from sqs_lease.sqs.move_tasks import MAX_MOVES_PER_SECOND, UNKNOWN_CALL_CODES
+from sqs_lease.sqs.requests import queue_url_request
+from sqs_lease.sqs.validation import queue_reference
+
+_NO_HANDLE: Final = "sqs-lease-doctor"
+_NO_QUEUE: Final = "sqs-lease-doctor-no-such-queue-1b0f3a52"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call brought.
+
+    Attributes:
+        content: The answer; empty where the call failed.
+        error: Why it failed; None where it did not.
+        clock_seconds: How far the server's clock is ahead of this machine's; None where there was no answer.
+        seconds: How long the call took.
+    """
+
+    content: Mapping[str, Any]
+    error: SqsError | None
+    clock_seconds: float | None
+    seconds: float
+
+
+class QueueCaller:
+    """Makes single calls on a queue and returns their errors as values.
+
+    Args:
+        client: An SQS client of boto3.
+        queue: The queue's name, URL or ARN, for errors.
+    """
+
+    def __init__(self, client: Any, queue: str) -> None:
+        self._client = client
+        self._queue = queue
+
+    def call(self, operation: str, **parameters: Any) -> Answer:
+        """Make one call."""
+        content: Mapping[str, Any] = {}
+        error: SqsError | None = None
+        began_at, began = time.time(), time.monotonic()
+        try:
+            content = getattr(self._client, xform_name(operation))(**parameters)
+            metadata = content.get("ResponseMetadata", {})
+        except Exception as raised:
+            error = error_from_exception(raised, operation=operation, queue=self._queue)
+            if error is None:
+                raise
+            # Those of the HTTP client have a response as well, which may be None.
+            metadata = raised.response.get("ResponseMetadata", {}) if isinstance(raised, ClientError) else {}
+        seconds = time.monotonic() - began
+        return Answer(content, error, _clock_seconds(metadata, began_at + seconds / 2), seconds)
+
+    def url(self) -> Answer:
+        """Ask for the queue's URL, also where the user gave it: the package asks wherever a name or an ARN is given."""
+        return self.call("GetQueueUrl", **queue_url_request(queue_reference(self._queue)))
+
+    def attributes(self, url: str) -> Answer:
+        """Ask for all attributes of the queue."""
+        return self.call("GetQueueAttributes", QueueUrl=url, AttributeNames=["All"])
+
+
+class Permit(StrEnum):
+    """What is known of a permission."""
+
+    ALLOWED = "allowed"
+    NOT_DENIED = "not denied"
+    DENIED = "denied"
+    NOT_OFFERED = "not offered"
+    """The server does not know the call."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """A permission on a queue, as far as a probe tells.
+
+    Attributes:
+        action: The IAM action, without ``sqs:``.
+        permit: What is known.
+        error: Why it was denied, or is not known; None for other permits.
+    """
+
+    action: str
+    permit: Permit
+    error: SqsError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    action: str
+    operation: str
+    parameters: Callable[[str, str], Mapping[str, Any]]
+    """Makes them of the queue's URL and ARN."""
+    proves: bool
+    """Whether a refusal of the request itself proves the permission."""
+
+
+def _handle_of_no_task(arn: str) -> str:
+    task = {"taskId": "00000000-0000-0000-0000-000000000000", "sourceArn": arn}
+    return base64.b64encode(json.dumps(task).encode()).decode()
+
+
+_ENTRY: Final = {"Id": "0", "ReceiptHandle": _NO_HANDLE}
+
+RECEIVING: Final = (
+    _Probe(
+        "ReceiveMessage",
+        "ReceiveMessage",
+        lambda url, _: {"QueueUrl": url, "MaxNumberOfMessages": 0, "WaitTimeSeconds": 0},
+        proves=False,
+    ),
+    _Probe(
+        "ChangeMessageVisibility",
+        "ChangeMessageVisibilityBatch",
+        lambda url, _: {"QueueUrl": url, "Entries": [{**_ENTRY, "VisibilityTimeout": 30}]},
+        proves=True,
+    ),
+    _Probe(
+        "DeleteMessage",
+        "DeleteMessageBatch",
+        lambda url, _: {"QueueUrl": url, "Entries": [_ENTRY]},
+        proves=True,
+    ),
+)
+"""What every lease needs on its queue, beside the two reads."""
+
+SENDING: Final = (
+    _Probe("SendMessage", "SendMessageBatch", lambda url, _: {"QueueUrl": url, "Entries": []}, proves=False),
+)
+"""What ``dead_letter()`` needs on the dead-letter queue."""
+
+MOVING: Final = (
+    _Probe("ListMessageMoveTasks", "ListMessageMoveTasks", lambda _, arn: {"SourceArn": arn}, proves=True),
+    _Probe(
+        "StartMessageMoveTask",
+        "StartMessageMoveTask",
+        lambda _, arn: {
+            "SourceArn": arn,
+            # Two mistakes, so that no server starts anything.
+            "DestinationArn": f"{arn.rpartition(':')[0]}:{_NO_QUEUE}",
+            "MaxNumberOfMessagesPerSecond": MAX_MOVES_PER_SECOND + 1,
+        },
+        proves=False,
+    ),
+    _Probe(
+        "CancelMessageMoveTask",
+        "CancelMessageMoveTask",
+        lambda _, arn: {"TaskHandle": _handle_of_no_task(arn)},
+        proves=False,
+    ),
+    _Probe("ListDeadLetterSourceQueues", "ListDeadLetterSourceQueues", lambda url, _: {"QueueUrl": url}, proves=True),
+)
+"""What a redrive needs on the dead-letter queue."""
+
+
+def probe(caller: QueueCaller, probes: tuple[_Probe, ...], *, url: str, arn: str) -> tuple[Permission, ...]:
+    """Probe permissions on a queue, without any effect on it or its messages.
+
+    Args:
+        caller: Makes the calls.
+        probes: :data:`RECEIVING`, :data:`SENDING` or :data:`MOVING`.
+        url: The queue's URL.
+        arn: Its ARN.
+    """
+    return tuple(
+        permission_of(each.action, caller.call(each.operation, **each.parameters(url, arn)), proves=each.proves)
+        for each in probes
+    )
+
+
+def permission_of(action: str, answer: Answer, *, proves: bool = True) -> Permission:
+    """What an answer says about a permission.
+
+    Args:
+        action: The IAM action, without ``sqs:``.
+        answer: The answer.
+        proves: Whether a refusal of the request itself proves the permission.
+    """
+    error = answer.error
+    if error is None:
+        return Permission(action, Permit.ALLOWED)
+    if isinstance(error, AccessDeniedError):
+        # The text names the action; a probe may be denied for another one that the service asks for first.
+        names = error.text.lower()
+        is_another = "not authorized to perform: sqs:" in names and f"sqs:{action.lower()}" not in names
+        return Permission(action, Permit.NOT_DENIED if is_another else Permit.DENIED, error)
+    if error.code in UNKNOWN_CALL_CODES:
+        return Permission(action, Permit.NOT_OFFERED)
+    if isinstance(error, OverLimitError):
+        return Permission(action, Permit.ALLOWED)
+    if isinstance(error, InvalidRequestError) or (not proves and isinstance(error, QueueNotFoundError)):
+        return Permission(action, Permit.ALLOWED if proves else Permit.NOT_DENIED)
+    return Permission(action, Permit.UNKNOWN, error)
+
+
+def _clock_seconds(metadata: Mapping[str, Any], here: float) -> float | None:
+    date = metadata.get("HTTPHeaders", {}).get("date")
+    try:
+        there = parsedate_to_datetime(date) if date else None
+    except ValueError:
+        return None
+    if there is None:
+        return None
+    # The header has whole seconds, cut off: half a second is the middle.
+    return there.timestamp() + 0.5 - here

@@ -1,0 +1,53 @@
+"""Which versions are installed, and whether they are those that this package is made for."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
+from typing import Final
+
+from sqs_lease.cli.findings import Finding, Level
+
+_PACKAGE: Final = "sqs-lease"
+
+
+def base_versions() -> Finding:
+    """The versions that every host shares."""
+    named = ", ".join(f"{name} {version(name)}" for name in (_PACKAGE, "boto3", "botocore"))
+    return Finding(check="versions", level=Level.FINE, what=f"Python {platform.python_version()}, {named}")
+
+
+def extra_versions(extra: str) -> Iterator[Finding]:
+    """The versions of what an extra of this package asks for; those out of its bounds are findings.
+
+    Args:
+        extra: The extra; what it brings must be installed, :mod:`packaging` among it.
+    """
+    from packaging.requirements import Requirement
+
+    fitting = []
+    for line in requires(_PACKAGE) or ():
+        needed = Requirement(line)
+        if (
+            needed.marker is None
+            or not needed.marker.evaluate({"extra": extra})
+            or needed.marker.evaluate({"extra": ""})
+        ):
+            continue
+        try:
+            installed = distribution(needed.name).version
+        except PackageNotFoundError:
+            installed = ""
+        if installed and needed.specifier.contains(installed, prereleases=True):
+            fitting.append(f"{needed.name} {installed}")
+            continue
+        yield Finding(
+            check="versions",
+            level=Level.BITES,
+            what=f"{needed.name} {installed} is installed" if installed else f"{needed.name} is not installed",
+            why=f"sqs-lease[{extra}] is made for {needed.name}{needed.specifier}.",
+            command=f'pip install "{_PACKAGE}[{extra}]"',
+        )
+    if fitting:
+        yield Finding(check="versions", level=Level.FINE, what=", ".join(fitting))

@@ -1,0 +1,91 @@
+"""What all commands of `sqs-lease` have in common."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points, version
+
+import pytest
+
+from sqs_lease.cli.__main__ import main
+from sqs_lease.cli.output import CommandError, ExitCode, errors_as_lines
+from sqs_lease.sqs.errors import QueueNotFoundError, SqsError, ThrottledError
+from tests.cli.commands import Ran, sqs_lease
+
+WITHOUT = """
+import sys
+sys.modules[{module!r}] = None
+from sqs_lease.cli.__main__ import main
+main()
+"""
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert sqs_lease("--version") == Ran(0, f"sqs-lease {version('sqs-lease')}\n", "")
+
+
+def test_without_a_command_it_prints_the_help() -> None:
+    assert sqs_lease() == sqs_lease("--help")
+    assert sqs_lease().exit_code == 0
+
+
+@pytest.mark.parametrize(("argument", "says"), [("nothing", "No such command"), ("--nothing", "No such option")])
+def test_what_it_does_not_know_is_one_line_and_exit_code_2(argument: str, says: str) -> None:
+    ran = sqs_lease(argument)
+
+    assert (ran.exit_code, ran.out) == (2, "")
+    # The releases of Typer put the name in other words.
+    assert ran.err.startswith(f"Error: {says}")
+    assert ran.err.endswith(". See `sqs-lease --help`.\n")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CommandError("There is no\nsuch thing."), 2),
+        (QueueNotFoundError("There is no such thing."), 2),
+        (SqsError("There is no such thing."), 1),
+        (ThrottledError("There is no such thing."), 1),
+    ],
+)
+def test_an_error_is_one_line(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left, errors_as_lines():
+        raise error
+
+    assert left.value.code == code
+    assert capsys.readouterr().err == "Error: There is no such thing.\n"
+
+
+def test_a_long_error_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), errors_as_lines():
+        raise CommandError("word " * 100)
+
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ctrl_c_ends_it_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left, errors_as_lines():
+        raise KeyboardInterrupt
+
+    assert left.value.code == ExitCode.INTERRUPTED
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("module", ["typer", "rich"])
+def test_without_the_extra_it_says_what_to_install(module: str) -> None:
+    code = WITHOUT.format(module=module)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        f'Error: the command sqs-lease needs {module}, which is not installed: pip install "sqs-lease[cli]"\n'
+    )
+
+
+def test_the_wheel_installs_the_command() -> None:
+    (script,) = entry_points(group="console_scripts", name="sqs-lease")
+
+    assert script.load() is main

@@ -1,0 +1,91 @@
+"""What commands do in a real terminal: they ask, draw progress, and stop at Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+import pytest
+
+from demo.sqs_server import SqsServer
+from tests.cli.terminal import CTRL_C, in_terminal, rest_of
+
+DEAD = "orders-dead-letters"
+
+
+def on_memory(messages: int, per_second: int, *arguments: str) -> tuple[str, ...]:
+    return ("-m", "tests.cli.memory_command", str(messages), str(per_second), *arguments)
+
+
+def stopped(text: str) -> tuple[int, int]:
+    """How many messages were moved of how many, as the last line says."""
+    (found,) = re.findall(r"Moved until then: (\d+) of (\d+) messages,", " ".join(text.split()))
+    return int(found[0]), int(found[1])
+
+
+def test_redrive_asks_first_and_no_is_the_default() -> None:
+    with in_terminal(*on_memory(4, 100, "redrive", DEAD)) as child:
+        child.expect(r"Move 4 messages of orders-dead-letters back to orders\? \[y/N\]: ")
+        child.sendline("")
+        text, code = rest_of(child)
+
+    assert code == 130
+    assert "Moved" not in text
+
+
+@pytest.mark.parametrize("columns", [40, 120])
+def test_ctrl_c_cancels_the_move_task_and_says_how_far_it_got(columns: int) -> None:
+    with in_terminal(*on_memory(500, 5, "redrive", DEAD), columns=columns) as child:
+        child.expect(r"\[y/N\]: ")
+        child.sendline("y")
+        child.expect(r"[1-9]\d*/500")
+        child.send(CTRL_C)
+        text, code = rest_of(child)
+
+    moved, of = stopped(text)
+    assert 1 <= moved < of == 500
+    assert "run it again for them" in " ".join(text.split())
+    assert "Traceback" not in text
+    assert code == 130
+
+
+def test_ctrl_c_stops_a_move_of_some_and_says_how_far_it_got() -> None:
+    with in_terminal(*on_memory(600, 5, "redrive", DEAD, "--reason", "JSON", "--yes")) as child:
+        child.expect(r"[1-9]\d*/300")
+        child.send(CTRL_C)
+        text, code = rest_of(child)
+
+    moved, of = stopped(text)
+    assert 1 <= moved < of <= 300
+    assert code == 130
+
+
+def test_peek_asks_where_a_receive_could_cost_a_message() -> None:
+    with in_terminal(*on_memory(0, 100, "peek", "orders")) as child:
+        child.expect(r"orders allows 10 receives")
+        child.expect(r"Receive up to 10 messages\? \[Y/n\]: ")
+        child.sendline("n")
+        text, code = rest_of(child)
+
+    assert code == 130
+    assert "No message" not in text
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_watch_draws_anew_until_ctrl_c(server: SqsServer, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    name = f"o-{uuid4().hex[:6]}"
+    sqs = server.sqs_client()
+    queue = sqs.create_queue(QueueName=name)["QueueUrl"]
+    with in_terminal("-m", "sqs_lease.cli", "watch", name, "--interval", "1", columns=columns) as child:
+        child.expect(rf"{name}\W+0 ")
+        sqs.send_message_batch(
+            QueueUrl=queue, Entries=[{"Id": str(number), "MessageBody": "an order"} for number in range(7)]
+        )
+        child.expect(rf"{name}\W+7 ")
+        child.send(CTRL_C)
+        text, code = rest_of(child)
+
+    assert "Traceback" not in text
+    assert code == 0

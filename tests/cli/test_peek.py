@@ -1,0 +1,158 @@
+"""`sqs-lease peek`: a sample of a queue's messages that are given back at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sqs_lease.cli import sampling
+from sqs_lease.core.calls import EntryAnswer, Verdict
+from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
+from sqs_lease.testing.memory_transport import MemoryTransport
+from sqs_lease.testing.pytest_plugin import leased_queues
+from tests.cli.commands import sqs_lease
+
+__all__ = ["leased_queues"]
+
+SECRET = '{"card": "4711"}'
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(sampling, "LINGER_SECONDS", 0.1)
+
+
+@pytest.fixture
+def orders(leased_queues: LeasedQueues) -> LeasedQueue:
+    attribute = {"kind": {"DataType": "String", "StringValue": "a secret"}}
+    queue = leased_queues.create("orders", max_receive_count=3)
+    queue.send(SECRET, SECRET, message_attributes=attribute)
+    return queue
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def peeked(*arguments: str) -> dict[str, Any]:
+    ran = sqs_lease("peek", *arguments, "--json")
+    assert ran.exit_code == 0
+    answer: dict[str, Any] = json.loads(ran.out)
+    return answer
+
+
+def test_it_shows_the_messages_and_gives_them_back(orders: LeasedQueue) -> None:
+    answer = peeked("orders")
+
+    assert answer["queue_url"] == orders.url
+    assert (answer["visible"], answer["given_back"], answer["max_receive_count"]) == (2, 2, 3)
+    assert len(orders.visible) == 2
+    for message in answer["messages"]:
+        assert message["receive_count"] == 1
+        assert 0 <= message["age_seconds"] < 3_600
+        # The body, and the attribute's name, type and value.
+        assert message["bytes"] == len(SECRET) + len("kind") + len("String") + len("a secret")
+        assert message["attributes"] == ["kind"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_neither_bodies_nor_values_nor_handles_are_shown(orders: LeasedQueue, columns: int) -> None:
+    table, document = sqs_lease("peek", "orders", columns=columns), sqs_lease("peek", "orders", "--json")
+
+    for ran in (table, document):
+        assert ran.exit_code == 0
+        assert "4711" not in ran.out + ran.err
+        assert "a secret" not in ran.out + ran.err
+        assert "handle" not in ran.out.lower() + ran.err.lower()
+    assert "…" not in table.out
+    assert max(map(len, table.out.splitlines())) <= columns
+
+
+def test_bodies_are_shown_where_they_are_asked_for(orders: LeasedQueue) -> None:
+    assert [message["body"] for message in peeked("orders", "--bodies")["messages"]] == [SECRET, SECRET]
+    assert SECRET in sqs_lease("peek", "orders", "--bodies").out
+
+
+def test_a_body_cannot_steer_the_terminal(leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", "first\n\x9b31msecond [bold]third")
+
+    assert "first\n\\x9b31msecond [bold]third\n" in sqs_lease("peek", "orders", "--bodies").out
+
+
+def test_a_message_id_stays_on_one_line_in_eighty_columns(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders.fifo")
+    queue.send("an order", message_group_id="customer-of-a-very-long-name-4711", deduplication_id="1")
+
+    (message,) = peeked("orders.fifo")["messages"]
+    assert message["message_id"] in sqs_lease("peek", "orders.fifo").out
+    assert message["message_group_id"] == "customer-of-a-very-long-name-4711"
+
+
+def test_it_says_the_price_before_it_receives(orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MemoryTransport, "receive", refuse)
+    ran = sqs_lease("peek", "orders")
+
+    assert ran.exit_code == 130
+    assert "the receive count of each message goes up by one" in words(ran.err)
+    assert "orders allows 3 receives (maxReceiveCount)" in words(ran.err)
+
+
+def test_a_queue_without_a_dead_letter_queue_moves_nothing(orders: LeasedQueue) -> None:
+    ran = sqs_lease("peek", orders.dead_letter_url)
+
+    assert "has no dead-letter queue, so that has no effect" in words(ran.err)
+    assert "No message of" in ran.out
+
+
+def test_the_last_receive_is_told_apart(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", "an order", max_receive_count=2)
+
+    assert "last receive" not in sqs_lease("peek", "orders").out
+    ran = sqs_lease("peek", "orders")
+    assert "2 of 2" in ran.out
+    assert "1 had the last receive that orders allows: at the next one, SQS moves them" in words(ran.out)
+    # And the third look does that, as the second one said.
+    assert peeked("orders")["messages"] == []
+    assert queue.dead_letters == ["an order"]
+
+
+def test_no_more_are_received_than_asked_for(leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", *map(str, range(30)))
+
+    assert len(peeked("orders", "--max", "12")["messages"]) == 12
+    assert {message["receive_count"] for message in peeked("orders", "--max", "30")["messages"]} == {1, 2}
+
+
+def test_what_could_not_be_given_back_is_said(orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_: object, __: str, changes: Any) -> list[EntryAnswer]:
+        return [EntryAnswer(change.receipt, Verdict.REFUSED, "AccessDenied", "no") for change in changes]
+
+    monkeypatch.setattr(MemoryTransport, "change_visibility", refuse)
+    ran = sqs_lease("peek", "orders")
+
+    assert ran.exit_code == 1
+    assert "2 could not be given back: they are visible again within 60 s." in words(ran.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing"], "there is no such queue"),
+        (["not a queue"], "'not a queue' is not a queue name"),
+        (["orders", "--max", "0"], "Invalid value for '--max'"),
+    ],
+)
+def test_what_it_cannot_use_is_one_line_and_exit_code_2(
+    leased_queues: LeasedQueues, arguments: list[str], says: str
+) -> None:
+    ran = sqs_lease("peek", *arguments)
+
+    assert (ran.exit_code, ran.out) == (2, "")
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
