@@ -8,7 +8,7 @@ AGAINST ?= HEAD~1
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos docker-check docs lint format simulate benchmark requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos docker-check docs pictures lint format simulate benchmark requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ docs: setup ## build the site of docs/ into build/site, which needs no server; a
 	@requirements/website.sh
 	@NO_MKDOCS_2_WARNING=1 .website/bin/mkdocs build --strict
 	@echo "Read build/site/index.html"
+
+pictures: setup ## draw the pictures of docs/ anew, from runs of the package in virtual time
+	@$(PYTHON_ENVIRONMENT)/python -m website.pictures
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check
