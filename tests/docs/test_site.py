@@ -55,7 +55,9 @@ def public_names() -> set[str]:
 
 def names_in_reference() -> list[str]:
     pages = (DOCS / "reference").glob("*.md")
-    return [name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)]
+    names = [name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)]
+    # Where a module is called like its function, the path that goes through it is the function's.
+    return [re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in names]
 
 
 def test_every_public_name_is_in_the_api_reference_once() -> None:
