@@ -21,6 +21,12 @@ LITERAL_BLOCK: Final = re.compile(r"(?:<p>::|:(:))</p>(?=\s*<(?:pre|div class=\"
 IDENTIFIER: Final = re.compile(r' id="(sqs_lease[\w.]*)"')
 
 
+LOADED: Final = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*\bhref=["']?(?:https?:)?//"""
+)
+"""What makes a browser load something from a server."""
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Replace links that leave docs/ by the paths of the files."""
     return markdown if page.file.src_uri.startswith("reference/") else OUTSIDE.sub(_path, markdown)
@@ -40,6 +46,17 @@ def on_page_content(html: str, **_: Any) -> str:
         return f'<autoref identifier="{next(found, ends[0])}" optional><code>{shown}</code></autoref>'
 
     return LITERAL_BLOCK.sub(lambda end: ":</p>" if end.group(1) else "", ROLE.sub(reference, html))
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Let the build fail where a page would load something from elsewhere.
+
+    Raises:
+        ValueError: It would.
+    """
+    if found := LOADED.search(output):
+        raise ValueError(f"{page.file.src_uri} loads something from elsewhere: {output[found.start() :][:120]}")
+    return output
 
 
 def _path(link: re.Match[str]) -> str:

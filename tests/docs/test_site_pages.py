@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from website.pages import on_page_content, on_page_markdown
+from website.pages import on_page_content, on_page_markdown, on_post_page
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,23 @@ def test_roles_of_docstrings_become_references(role: str, identifier: str, shown
 )
 def test_literal_blocks_lose_their_colons(written: str, shown: str) -> None:
     assert on_page_content(written) == shown
+
+
+@pytest.mark.parametrize(
+    "loading",
+    [
+        '<script src="https://example.org/a.js">',
+        '<img alt="a" src="//example.org/a.png">',
+        '<link rel="stylesheet" href="https://example.org/a.css">',
+    ],
+)
+def test_a_page_that_loads_something_from_elsewhere_fails_the_build(loading: str) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="airflow.md"))
+    with pytest.raises(ValueError, match=r"airflow\.md loads something from elsewhere"):
+        on_post_page(loading, page)
+
+
+def test_pages_may_link_to_elsewhere() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="airflow.md"))
+    html = '<a href="https://example.org/">there</a><script src="assets/a.js"></script>'
+    assert on_post_page(html, page) == html
