@@ -8,7 +8,7 @@ AGAINST ?= HEAD~1
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos docker-check dagster-versions lint format simulate benchmark requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos docker-check dagster-versions docs pictures lint format simulate benchmark requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,14 @@ docker-check: setup ## build the image of docker/ and run all of compose.yaml fr
 dagster-versions: setup ## test the Dagster part on the oldest and the newest Dagster; PYTHON=python3.13 for another Python
 	@requirements/dagster-versions.sh
 
+docs: setup ## build the site of docs/ into build/site, which needs no server; a dead link or a warning fails it
+	@requirements/website.sh
+	@NO_MKDOCS_2_WARNING=1 .website/bin/mkdocs build --strict
+	@echo "Read build/site/index.html"
+
+pictures: setup ## draw the pictures of docs/ anew, from runs of the package in virtual time
+	@$(PYTHON_ENVIRONMENT)/python -m website.pictures
+
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check
 	@$(PYTHON_ENVIRONMENT)/ruff format --check
@@ -67,6 +75,8 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/ministack.txt
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet pyproject.toml requirements/table-formats.in --extra spark \
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/table-formats.txt
+	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/website.in --constraints requirements/development.txt \
+		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/website.txt
 	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/airflow.in --extra airflow --extra manifest \
 		-o docker/requirements/airflow.txt
 	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/dagster.in --extra dagster -o docker/requirements/dagster.txt
@@ -75,4 +85,4 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 	@$(COMPILE_FOR_DOCKER) --no-deps docker/requirements/examples.in -o docker/requirements/examples.txt
 
 clean: ## remove the environments, the demo's files and all caches
-	rm -rf .venv .ministack .table-formats .dagster-versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check
+	rm -rf .venv .ministack .table-formats .website .dagster-versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check

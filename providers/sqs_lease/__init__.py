@@ -5,6 +5,8 @@ rules and renewal policies, and the classes to write your own with; the events t
 for programs that hold leases in another way.
 """
 
+from typing import Final
+
 from sqs_lease.asynchronous import AsyncLeaseBlock, AsyncLeasedBatch, async_lease
 from sqs_lease.blocking import LeaseBlock, LeasedBatch, lease
 from sqs_lease.core.durations import Duration
@@ -33,6 +35,8 @@ from sqs_lease.keeper.session import LeasesLostError, SettlementError
 from sqs_lease.sqs.boto3 import Boto3Transport
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
+
+__version__: Final = "0.1.0"
 
 __all__ = [
     "AsyncLeaseBlock",

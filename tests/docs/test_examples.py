@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -91,25 +90,3 @@ def test_the_block_without_an_orchestrator_deletes_what_it_handled(
     # Neither visible nor in flight: it is gone.
     counts = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
     assert (counts["ApproximateNumberOfMessages"], counts["ApproximateNumberOfMessagesNotVisible"]) == ("0", "0")
-
-
-@pytest.mark.processes
-def test_the_block_of_an_asyncio_program_deletes_what_it_handled_and_gives_back_the_rest(
-    server: SqsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    sqs = boto3.client("sqs")
-    queue = sqs.create_queue(QueueName=f"orders-{uuid4()}", Attributes={"VisibilityTimeout": "300"})["QueueUrl"]
-    for body in ("an order", "a torn one"):
-        sqs.send_message(QueueUrl=queue, MessageBody=body)
-    handled: list[str] = []
-
-    async def handle(body: str) -> bool:
-        handled.append(body)
-        return body == "an order"
-
-    asyncio.run(readme_names("async with async_lease(")["work_through"](queue, handle))
-    assert sorted(handled) == ["a torn one", "an order"]
-    counts = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
-    assert (counts["ApproximateNumberOfMessages"], counts["ApproximateNumberOfMessagesNotVisible"]) == ("1", "0")

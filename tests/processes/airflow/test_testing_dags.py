@@ -1,8 +1,9 @@
-"""The page about testing DAGs: its three files, put side by side, are a test that passes."""
+"""The pages on which a DAG is tested: their three files, put side by side, are a test that passes."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.docs.test_examples import ROOT, blocks
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 PAGE = ROOT / "docs" / "testing-dags.md"
+TUTORIAL = ROOT / "docs" / "first-dag.md"
 
 
 def run(directory: Path) -> subprocess.CompletedProcess[str]:
@@ -40,17 +42,37 @@ def run(directory: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(directory: Path, conftest: str, dag: str, test: str) -> Path:
+    """Put the files of a page side by side, with a database."""
+    (directory / "conftest.py").write_text(conftest)
+    (directory / "orders.py").write_text(dag)
+    (directory / "test_orders.py").write_text(test)
+    shutil.copy(migrated_database(), directory / "airflow.db")
+    return directory
+
+
+def test_the_files_of_the_page_are_a_test_that_passes(tmp_path: Path) -> None:
     conftest, dag, test = blocks(PAGE)
-    (tmp_path / "conftest.py").write_text(conftest)
-    (tmp_path / "orders.py").write_text(dag)
-    (tmp_path / "test_orders.py").write_text(test)
-    shutil.copy(migrated_database(), tmp_path / "airflow.db")
-    return tmp_path
-
-
-def test_the_files_of_the_page_are_a_test_that_passes(project: Path) -> None:
-    ended = run(project)
+    ended = run(project(tmp_path, conftest, dag, test))
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert "2 passed" in ended.stdout
+
+
+def test_the_files_of_the_tutorial_are_a_test_that_passes(tmp_path: Path) -> None:
+    dag, conftest, test = blocks(TUTORIAL)
+    ended = run(project(tmp_path, conftest, dag, test))
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert "1 passed" in ended.stdout
+
+
+def test_the_dead_letter_rule_of_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    dag, conftest, test = blocks(TUTORIAL)
+    page = TUTORIAL.read_text()
+    changed = "on_failure=by_exception({ValueError: dead_letter()})"
+    assertion = 'assert queue.dead_letters == ["torn"]'
+    assert changed in page
+    assert assertion in page
+    dag = f"from sqs_lease import by_exception, dead_letter\n{dag}".replace("timeout=5", f"timeout=5, {changed}")
+    test = re.sub(r"assert queue\.deleted == .*\n *assert queue\.visible == .*", assertion, test)
+    ended = run(project(tmp_path, conftest, dag, test))
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
