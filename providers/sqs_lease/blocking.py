@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.failure_rules import Delete, FailureRule, Release
+from sqs_lease.core.failure_rules import Delete, Expire, FailureRule, Release
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import EventListener, LeaseReport
@@ -384,6 +384,27 @@ class LeasedBatch(ReceivedMessages):
             RuntimeError: The block has ended.
         """
         self._lease.run(self._session.settle(self._settlements(messages, Release())))
+
+    def expire(self, messages: Messages) -> None:
+        """Nobody knows whether these are worked on still: extend them no more, so that they come back by themselves.
+
+        Those that are settled already stay so.
+
+        Args:
+            messages: Messages of this batch, or their ids.
+
+        Raises:
+            KeyError: One is not of this batch.
+            RuntimeError: The block has ended.
+        """
+        self._lease.run(self._session.settle(self._settlements(messages, Expire())))
+
+    def certain_seconds(self) -> float | None:
+        """How long nobody else gets any message that is held still, from now on, if no extension succeeds any more.
+
+        None where no message is held, or where a lease has lapsed.
+        """
+        return self._lease.ask(self._session.batch.certain_seconds)
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
         """These failed for good, each for a reason of its own: settle them by the failure rule now.

@@ -16,6 +16,7 @@ from dagster._core.execution.retries import auto_reexecution_should_retry_run
 
 if TYPE_CHECKING:
     from dagster._core.definitions.job_base import IJob
+    from dagster._core.execution.context.system import PlanOrchestrationContext
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
@@ -262,3 +263,23 @@ def reached(edges: Mapping[str, Collection[str]], start: str) -> set[str]:
             found.add(key)
             waiting.extend(edges.get(key, ()))
     return found
+
+
+def orchestrated_by(plan_context: PlanOrchestrationContext, executor: dg.Executor) -> PlanOrchestrationContext:
+    """Return the context of a run for an executor that another one hands the steps to.
+
+    Executors may look for themselves there: Celery's asks ``plan_context.executor`` for its broker. There is no public
+    way to say so. Where Dagster builds its context differently, this fails when the run starts, before a message is
+    received.
+
+    Args:
+        plan_context: The context that the outer executor was given.
+        executor: The executor that runs the steps.
+    """
+    return type(plan_context)(
+        plan_context.plan_data,
+        plan_context.log,
+        executor,
+        plan_context.output_capture,
+        plan_context.resume_from_failure,
+    )

@@ -272,6 +272,11 @@ class Batch:
             return None
         return min(lease.deadline for lease in leases)
 
+    def certain_seconds(self) -> float | None:
+        """How long every lease still held lasts at least, from now; None as for :meth:`certain_until`."""
+        until = self.certain_until()
+        return None if until is None else until - self._clock.now()
+
     def message_ids(self) -> Collection[str]:
         """The ids of all messages that were put in, in that order, held still or not."""
         return self._leases.keys()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class PieceOfWork:
             interrupted.
         failed: The messages that it failed one by one: reasons by message id.
         raised: The exception that ended it; None where none did.
+        is_elsewhere: Whether its process is one that the run worker cannot end.
     """
 
     name: str
@@ -84,6 +86,7 @@ class PieceOfWork:
     is_over: bool = False
     failed: Mapping[str, str] = field(default_factory=dict)
     raised: Raised | None = None
+    is_elsewhere: bool = False
 
 
 class BatchFolder:
@@ -129,8 +132,9 @@ class BatchFolder:
             return read_manifest(self.path / MESSAGES)
         except FileNotFoundError as error:
             raise BatchFolderError(
-                f"{self.path / MESSAGES} is not there. It is removed when the batch's messages were settled; if the "
-                "run that works on them is under way, check that its steps reach that path"
+                f"{self.path / MESSAGES} is not there, seen from {socket.gethostname()}. It is removed when the "
+                "batch's messages were settled. If the run that works on them is under way, its steps do not reach "
+                f"them: {self._remedy()}"
             ) from error
         except ManifestError as error:
             raise BatchFolderError(str(error)) from error
@@ -161,6 +165,7 @@ class BatchFolder:
             "raised": None
             if work.raised is None
             else {"errors": work.raised.errors, "message_ids": work.raised.message_ids},
+            "is_elsewhere": work.is_elsewhere,
         }
         self.put(_file_name(work.name), json.dumps(content).encode())
 
@@ -234,6 +239,14 @@ class BatchFolder:
         if isinstance(self.path, Path) and self.path.exists():
             self.path.rmdir()
 
+    def _remedy(self) -> str:
+        if isinstance(self.path, Path):
+            return (
+                "steps in other containers or on other machines than whoever received them need a workspace that all "
+                "reach, which is a prefix of an object store (s3://bucket/prefix) or a shared volume at the same path"
+            )
+        return "check that they have the same workspace, endpoint and permissions as whoever received them"
+
     def _make(self) -> None:
         # Object stores have no directories to make.
         if isinstance(self.path, Path) and not self.path.is_dir():
@@ -250,6 +263,7 @@ class BatchFolder:
                 bool(value["is_over"]),
                 dict(value["failed"]),
                 None if raised is None else Raised(tuple(raised["errors"]), _ids(raised["message_ids"])),
+                bool(value["is_elsewhere"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BatchFolderError(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, step_key
+from sqs_lease.dagster.run_batch.elsewhere import ended_with_batch, recent_sign, report
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
-from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker
+from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker, has_run_worker
 from sqs_lease.dagster.run_batch.run_folders import workspace_path
+from sqs_lease.dagster.run_batch.signs_of_life import read_sign, this_process
 from sqs_lease.keeper.session import Messages
 
 if TYPE_CHECKING:
@@ -113,8 +116,9 @@ def leased_batch(context: Context) -> Iterator[RunBatch]:
     block, are passed on when the block ends; with ``MessageFailed`` only the messages that it names have failed. The
     exception goes on.
 
-    In a process that the multiprocess executor started for the step, the block also ends the process when the run
-    worker is gone: see :mod:`sqs_lease.dagster.run_batch.parent_watch`.
+    In a process of its own the block also ends the step when the run worker is gone or gives the messages up: see
+    :mod:`sqs_lease.dagster.run_batch.parent_watch` for those that the multiprocess executor started, and
+    :mod:`sqs_lease.dagster.run_batch.elsewhere` for others.
 
     In a test, write a batch with :class:`sqs_lease.dagster.run_batch.folder.BatchFolder` and name its directory by the
     tag: ``build_op_context(run_tags={BATCH_TAG: str(folder)})``, or ``job.execute_in_process(tags=...)``.
@@ -127,30 +131,46 @@ def leased_batch(context: Context) -> Iterator[RunBatch]:
 
     Raises:
         NoBatchError: Nobody holds messages for this run.
-        BatchFolderError: The batch cannot be read, or is being settled: the run came too late.
+        BatchFolderError: The batch cannot be read, or is being settled: the run came too late; or the run worker that
+            holds it is gone.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
         OSError: What the step failed cannot be written.
     """
     require_manifests("leased_batch()", "dagster,manifest")
     folder = BatchFolder(workspace_path(_batch_uri(context)))
     batch = RunBatch(folder.manifest())
-    if folder.is_settling():
-        raise BatchFolderError(
-            f"the batch at {folder} is being given back or deleted: run {context.run_id} came too late for it, or "
-            "repeats a run that is over. What was not done is received again"
-        )
-    work = _begun(context, folder)
-    with ended_with_run_worker():
-        folder.write(work)
+    _refuse_if_settling(folder, context)
+    sign = read_sign(folder)
+    with ExitStack() as watching:
+        if sign is None or sign.process == this_process() or has_run_worker():
+            work = _begun(context, folder)
+            watching.enter_context(ended_with_run_worker())
+            folder.write(work)
+        else:
+            sign = recent_sign(folder, sign)
+            work = replace(_begun(context, folder), is_elsewhere=True)
+            folder.write(work)
+            watching.enter_context(ended_with_batch(folder, work, sign))
         raised: Raised | None = None
         try:
+            if work.is_elsewhere:
+                # Once more: who gives the batch up does not wait for a step that had not yet written that it begins.
+                _refuse_if_settling(folder, context)
             yield batch
         except Exception as error:
             raised = Raised.by(error)
             raise
         finally:
             # Also where the step is interrupted: the run is given up then, and nothing is deleted for it.
-            folder.write(_over(work, batch, raised))
+            report(folder, _over(work, batch, raised))
+
+
+def _refuse_if_settling(folder: BatchFolder, context: Context) -> None:
+    if folder.is_settling():
+        raise BatchFolderError(
+            f"the batch at {folder} is being given back or deleted: run {context.run_id} came too late for it, or "
+            "repeats a run that is over. What was not done is received again"
+        )
 
 
 def _batch_uri(context: Context) -> str:
@@ -175,15 +195,9 @@ def _begun(context: Context, folder: BatchFolder) -> PieceOfWork:
     before = folder.read(work.name)
     if before is not None and before.attempt == work.attempt:
         # A second block of the same attempt: what the first one failed has failed.
-        return PieceOfWork(work.name, work.attempt, failed=before.failed, raised=before.raised)
+        return replace(work, failed=before.failed, raised=before.raised)
     return work
 
 
 def _over(work: PieceOfWork, batch: RunBatch, raised: Raised | None) -> PieceOfWork:
-    return PieceOfWork(
-        work.name,
-        work.attempt,
-        is_over=True,
-        failed={**work.failed, **batch.failed()},
-        raised=raised or work.raised,
-    )
+    return replace(work, is_over=True, failed={**work.failed, **batch.failed()}, raised=raised or work.raised)

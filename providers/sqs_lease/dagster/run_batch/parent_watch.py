@@ -52,6 +52,11 @@ def ended_with_run_worker() -> Iterator[None]:
         leave.close()
 
 
+def has_run_worker() -> bool:
+    """Whether this is a process that the multiprocess executor started for a step, so that the run worker ends it."""
+    return _run_worker() is not None
+
+
 def _run_worker() -> BaseProcess | None:
     """The run worker, where this is a process that the multiprocess executor started for a step; else None.
 
