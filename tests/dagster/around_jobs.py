@@ -11,6 +11,7 @@ import dagster as dg
 from dagster._core.execution.retries import RetryMode
 from dagster._core.executor.in_process import InProcessExecutor
 
+from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster import MessageFailed
 from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.run_batch.leased_batch import leased_batch
@@ -80,13 +81,15 @@ def made(kind: type[AroundInProcess]) -> dg.ExecutorDefinition:
     return dg.ExecutorDefinition(kind.__name__.lower(), schema, executor_creation_fn=create)
 
 
-def executor(around: dg.ExecutorDefinition | dg.Executor) -> dg.ExecutorDefinition:
+def executor(
+    around: dg.ExecutorDefinition | dg.Executor, on_failure: OnFailure = BY_EXCEPTION
+) -> dg.ExecutorDefinition:
     return sqs_lease_executor(
         QUEUE,
         workspace=os.environ.get("ORDERS_WORKSPACE", "/var/lib/orders"),
         wait=0,
         linger=0,
-        on_failure=BY_EXCEPTION,
+        on_failure=on_failure,
         around=around,
     )
 
@@ -109,6 +112,15 @@ def _spread(around: dg.ExecutorDefinition) -> dg.JobDefinition:
 
 def in_process() -> dg.JobDefinition:
     return _orders(dg.in_process_executor)
+
+
+def strict() -> dg.JobDefinition:
+    @dg.job(executor_def=executor(dg.in_process_executor, "dead_letter"))
+    def strict() -> None:
+        """Dead-letters whatever fails."""
+        report(check(), load())
+
+    return strict
 
 
 def either() -> dg.JobDefinition:

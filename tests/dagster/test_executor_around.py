@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import dagster as dg
@@ -135,13 +136,15 @@ def test_a_step_that_does_not_reach_the_messages_is_not_their_fault(
 ) -> None:
     queue.send("a")
 
-    def work(_: executor_jobs.Work, context: dg.OpExecutionContext, batch: RunBatch) -> int:
+    reached = executor_jobs.leased_batch
+
+    def reached_by_some(context: dg.OpExecutionContext) -> AbstractContextManager[RunBatch]:
         if context.op_def.name == "report":
             raise BatchFolderError("it is on another machine")
-        return len(batch)
+        return reached(context)
 
-    monkeypatch.setattr(executor_jobs.Work, "on", work)
-    result = runs.execute(around_jobs.in_process, {}, {})
+    monkeypatch.setattr(executor_jobs, "leased_batch", reached_by_some)
+    result = runs.execute(around_jobs.strict, {}, {})
     assert not result.success
     assert (queue.visible, queue.dead_letters, queue.deleted) == (["a"], [], 0)
 
