@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import dagster as dg
-from dagster._core.events import EngineEventData, RunFailureReason
+from dagster._core.events import AssetObservationData, EngineEventData, RunFailureReason
 from dagster._core.execution.plan.compute_generator import validate_and_coerce_op_result_to_iterator
 from dagster._core.execution.retries import auto_reexecution_should_retry_run
 
@@ -283,3 +283,49 @@ def orchestrated_by(plan_context: PlanOrchestrationContext, executor: dg.Executo
         plan_context.output_capture,
         plan_context.resume_from_failure,
     )
+
+
+def materialized_by(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, steps: Collection[str]
+) -> list[tuple[dg.AssetKey, str | None]]:
+    """Return the assets that some steps of a run materialized, once for each partition.
+
+    Args:
+        instance: The instance that has the run.
+        run: The run, under way or over.
+        steps: The keys of the steps.
+    """
+    made: dict[tuple[dg.AssetKey, str | None], None] = {}
+    for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION):
+        event = entry.dagster_event
+        if event is not None and event.step_key in steps:
+            materialization = event.step_materialization_data.materialization
+            made[materialization.asset_key, materialization.partition] = None
+    return list(made)
+
+
+def observe(
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    assets: Iterable[tuple[dg.AssetKey, str | None]],
+    metadata: Metadata,
+) -> None:
+    """Add an observation to some assets of a run, from outside of its steps.
+
+    Dagster has a public way for observations that belong to no run only (``report_runless_asset_event``). Events of a
+    run are written by ``report_dagster_event``, which the daemon and the launchers use as well.
+
+    Args:
+        instance: The instance that has the run.
+        run: The run, under way or over.
+        assets: Their keys and partitions.
+        metadata: By key.
+    """
+    for key, partition in assets:
+        observation = dg.AssetObservation(key, metadata=metadata, partition=partition)
+        event = dg.DagsterEvent(
+            dg.DagsterEventType.ASSET_OBSERVATION.value,
+            run.job_name,
+            event_specific_data=AssetObservationData(observation),
+        )
+        instance.report_dagster_event(event, run.run_id)

@@ -28,7 +28,7 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_policy
-from sqs_lease.dagster._internals import orchestrated_by, parts_left_out
+from sqs_lease.dagster._internals import materialized_by, observe, orchestrated_by, parts_left_out
 from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary
 from sqs_lease.dagster.reexecution import refuse_part_of_the_job, refuse_to_go_on, worked_on_by
@@ -47,6 +47,7 @@ from sqs_lease.dagster.run_batch.run_folders import (
 from sqs_lease.dagster.run_batch.signs_of_life import signs_of_life
 from sqs_lease.dagster.verdict import StepEnds, verdict
 from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS, Messages, SettlementError
+from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import check_whole_number
 
 if TYPE_CHECKING:
@@ -278,6 +279,8 @@ class LeaseExecutor(dg.Executor):
                     raise
                 ended_by = error
             workers = worked_on_by(folder)
+            steps = {name for name, _ in ends.attempts()} & _names(folder)
+        _observe(plan_context, steps, batch, queue)
         yield _told(plan_context, lease_summary(batch), {**lease_metadata(batch), **workers})
         if ended_by is not None:
             raise ended_by
@@ -396,6 +399,30 @@ def _refuse_what_is_held(run: dg.DagsterRun) -> None:
             f"Run {run.run_id} was started with the batch {uri}, which a sensor holds: its steps would work on another "
             "one, and that one would be deleted. Give the jobs of a lease sensor another executor"
         )
+
+
+def _names(folder: BatchFolder) -> set[str]:
+    try:
+        return set(folder.pieces())
+    except (BatchFolderError, OSError):
+        return set()
+
+
+def _observe(
+    plan_context: PlanOrchestrationContext, steps: Collection[str], batch: LeasedBatch, queue: SqsQueueResource
+) -> None:
+    """Add what became of the messages to the assets whose steps worked on them."""
+    instance, run = plan_context.instance, plan_context.dagster_run
+    assets = materialized_by(instance, run, steps)
+    if not assets:
+        return
+    try:
+        left = queue.attributes()
+    except SqsError as error:
+        # The messages are settled; that what is left cannot be counted is no reason to fail the run.
+        plan_context.log.warning("What is left in the queue is not known: %s", error)
+        left = None
+    observe(instance, run, assets, lease_metadata(batch, left))
 
 
 def _remove(folder: BatchFolder) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster._internals import Context, step_key
+from sqs_lease.dagster._internals import Context, add_metadata, step_key
+from sqs_lease.dagster.metadata import work_metadata
 from sqs_lease.dagster.run_batch.elsewhere import ended_with_batch, recent_sign, report
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
 from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker, has_run_worker
@@ -152,17 +153,23 @@ def leased_batch(context: Context) -> Iterator[RunBatch]:
             folder.write(work)
             watching.enter_context(ended_with_batch(folder, work, sign))
         raised: Raised | None = None
+        is_done = False
         try:
             if work.is_elsewhere:
                 # Once more: who gives the batch up does not wait for a step that had not yet written that it begins.
                 _refuse_if_settling(folder, context)
             yield batch
+            is_done = True
         except Exception as error:
             raised = Raised.by(error)
             raise
         finally:
             # Also where the step is interrupted: the run is given up then, and nothing is deleted for it.
-            report(folder, _over(work, batch, raised))
+            over = _over(work, batch, raised)
+            report(folder, over)
+        if is_done:
+            # What becomes of the messages is known later: whoever holds them adds that to the assets of the run.
+            add_metadata(context, work_metadata(tuple(batch), batch.queue_url, len(over.failed)))
 
 
 def _refuse_if_settling(folder: BatchFolder, context: Context) -> None:
