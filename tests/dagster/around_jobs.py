@@ -41,23 +41,22 @@ class Asking(AroundInProcess):
 
 
 class Hasty(AroundInProcess):
-    """Is done after the first step."""
+    """Loses sight of its steps when the first one has ended, and is done."""
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
+        is_lost = False
         for event in super().execute(plan_context, execution_plan):
-            yield event
-            if event.is_step_success:
-                return
+            if not is_lost:
+                yield event
+            is_lost |= event.is_step_success
 
 
-class Broken(AroundInProcess):
-    """Fails after the first step."""
+class Broken(Hasty):
+    """Fails then."""
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
-        for event in super().execute(plan_context, execution_plan):
-            yield event
-            if event.is_step_success:
-                raise ConnectionError("the broker is away")
+        yield from super().execute(plan_context, execution_plan)
+        raise ConnectionError("the broker is away")
 
 
 class Reticent(AroundInProcess):

@@ -222,6 +222,7 @@ class BatchFolder:
         Raises:
             OSError: It cannot be read.
         """
+        _forget_what_was_seen(self.path)
         try:
             content: bytes = (self.path / name).read_bytes()
         except FileNotFoundError:
@@ -277,15 +278,19 @@ def listed(path: Any) -> list[Any]:
     Raises:
         OSError: It cannot be read.
     """
-    store = getattr(path, "fs", None)
-    if store is not None:
-        # What other processes wrote since this one looked would be missing.
-        store.invalidate_cache()
+    _forget_what_was_seen(path)
     try:
         return sorted(path.iterdir(), key=str)
     except (FileNotFoundError, NotADirectoryError):
         # A store that has no directories says the latter of a prefix that nothing has.
         return []
+
+
+def _forget_what_was_seen(path: Any) -> None:
+    """Have an object store asked again: what others wrote since would be missing, or cut at its former size."""
+    store = getattr(path, "fs", None)
+    if store is not None:
+        store.invalidate_cache()
 
 
 def _ids(ids: Sequence[str] | None) -> tuple[str, ...] | None:
