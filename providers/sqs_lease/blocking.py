@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.failure_rules import Delete, FailureRule, Release
+from sqs_lease.core.failure_rules import Delete, Expire, FailureRule, Release
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import EventListener, LeaseReport
@@ -177,7 +177,7 @@ def open_transport(client: SQSClient | None, queue: str) -> RedriveTransport:
     return Boto3Transport(boto3_client.make_client(queue=queue) if client is None else client)
 
 
-class LeaseBlock(AbstractContextManager["LeasedBatch"]):
+class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
     """One lease, for one ``with`` statement. Made by :func:`lease`."""
 
     def __init__(self, settings: LeaseSettings, client: SQSClient | None) -> None:
@@ -185,13 +185,13 @@ class LeaseBlock(AbstractContextManager["LeasedBatch"]):
         self._client = client
         self._open: _OpenLease | None = None
 
-    def __enter__(self) -> LeasedBatch:
+    def __enter__(self) -> OwnLeasedBatch:
         if self._open is not None:
             raise RuntimeError(f"This lease of {self._settings.queue} was used already: call lease() for each block")
         transport = open_transport(self._client, self._settings.queue)
         self._open = _OpenLease(LeaseSession(transport, self._settings))
         self._open.receive()
-        return _BatchOfSession(self._open)
+        return OwnLeasedBatch(self._open)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -401,28 +401,55 @@ class LeasedBatch(ReceivedMessages, ABC):
         """Counts so far; after the block, what became of all."""
 
 
-class _BatchOfSession(SessionMessages, LeasedBatch):
-    """The messages of a lease that this process holds."""
+class OwnLeasedBatch(SessionMessages, LeasedBatch):
+    """The messages of a lease that this process holds: what :func:`lease` gives."""
 
     def __init__(self, lease: _OpenLease) -> None:
         super().__init__(lease.session)
         self._lease = lease
 
     def still_held(self, message: Message | str) -> bool:
+        """See :meth:`LeasedBatch.still_held`."""
         return self._lease.ask(self._holds_for_certain(message))
 
     def succeed(self, messages: Messages) -> None:
+        """See :meth:`LeasedBatch.succeed`."""
         self._lease.run(self._session.settle(self._settlements(messages, Delete())))
 
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
+        """See :meth:`LeasedBatch.fail`."""
         settlements = self._session.failing(self._chosen(messages), reason, errors)
         self._lease.run(self._session.settle(settlements))
 
     def release(self, messages: Messages) -> None:
+        """See :meth:`LeasedBatch.release`."""
         self._lease.run(self._session.settle(self._settlements(messages, Release())))
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
+        """See :meth:`LeasedBatch.fail_each`."""
         self._lease.run(self._session.settle(self._session.failing(self._chosen(reasons), reasons)))
 
     def report(self) -> LeaseReport:
+        """See :meth:`LeasedBatch.report`."""
         return self._lease.ask(self._count)
+
+    def expire(self, messages: Messages) -> None:
+        """Nobody knows whether these are worked on still: extend them no more, so that they come back by themselves.
+
+        Those that are settled already stay so.
+
+        Args:
+            messages: Messages of this batch, or their ids.
+
+        Raises:
+            KeyError: One is not of this batch.
+            RuntimeError: The block has ended.
+        """
+        self._lease.run(self._session.settle(self._settlements(messages, Expire())))
+
+    def certain_seconds(self) -> float | None:
+        """How long nobody else gets any message that is held still, from now on, if no extension succeeds any more.
+
+        None where no message is held, or where a lease has lapsed.
+        """
+        return self._lease.ask(self._session.batch.certain_seconds)

@@ -33,11 +33,15 @@ class Runs:
         self.workspace = workspace
 
     def execute(
-        self, job: Callable[[], dg.JobDefinition], ops: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+        self,
+        job: Callable[[], dg.JobDefinition],
+        ops: Mapping[str, Mapping[str, Any]] | None = None,
+        executor: Mapping[str, Any] = FORK_SERVER,
+        **options: Any,
     ) -> dg.JobExecutionResult:
-        """Execute a job, with the configuration of its ops by their names."""
+        """Execute a job, with the configuration of its ops by their names, and that of its executor."""
         config = {
-            "execution": {"config": FORK_SERVER},
+            "execution": {"config": dict(executor)},
             "ops": {name: {"config": dict(values)} for name, values in (ops or {}).items()},
         }
         return dg.execute_job(dg.reconstructable(job), self.instance, run_config=config, **options)

@@ -16,7 +16,7 @@ from sqs_lease.testing import LeasedQueues
 from tests.docs.test_examples import blocks
 
 PAGE = ROOT / "docs" / "dagster.md"
-TOP, FAILURES, LEASED, YIELDED, SENSORS, AUTOMATION, CHECKS, CONFTEST, TESTS = blocks(PAGE)
+TOP, FAILURES, LEASED, YIELDED, SENSORS, AUTOMATION, CHECKS, CHECKED, CONFTEST, TESTS = blocks(PAGE)
 QUEUE = {"orders_queue": SqsQueueResource(queue="orders")}
 
 
@@ -118,6 +118,12 @@ def test_the_checks_pass_where_nothing_failed(leased_queues: LeasedQueues) -> No
     result = names(CHECKS)["defs"].get_implicit_global_asset_job_def().execute_in_process()
     passed = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
     assert passed == {"sqs_lease": True, "sqs_backlog": True}
+
+
+def test_the_check_in_the_step_of_its_asset_passes_where_nothing_failed(leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", "an order")
+    result = dg.materialize([names(CHECKED)["checked_at_once"]], resources=QUEUE)
+    assert [each.passed for each in result.get_asset_check_evaluations()] == [True]
 
 
 def test_only_the_annotation_of_the_context_must_not_be_postponed() -> None:

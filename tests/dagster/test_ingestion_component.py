@@ -86,7 +86,7 @@ def test_the_asset_is_what_its_spec_says() -> None:
 
 
 def test_an_asset_without_kinds_gets_some() -> None:
-    assert asset_of(component()).specs_by_key[dg.AssetKey(["shop", "orders"])].kinds == {"sqs", "pyspark"}
+    assert asset_of(component()).specs_by_key[dg.AssetKey(["shop", "orders"])].kinds == {"sqs", "pyspark", "delta"}
 
 
 def test_retries_are_those_of_the_step() -> None:

@@ -43,6 +43,23 @@ def test_a_resource_without_a_region_calls_the_queues_own(queue: str) -> None:
     assert SqsQueueResource(queue=queue, region_name="eu-west-3").client().meta.region_name == "eu-west-3"
 
 
+def test_a_resource_passes_on_what_dagsters_own_resources_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("sqs_lease.sqs.client.make_client", lambda access, *, queue: asked.append((access, queue)))
+    settings: dict[str, Any] = {
+        "region_name": "eu-west-3",
+        "endpoint_url": "https://sqs.example",
+        "profile_name": "shop",
+        "role_arn": "arn:aws:iam::123456789012:role/reader",
+        "use_ssl": False,
+        "verify": False,
+    }
+    SqsQueueResource(queue=QUEUE, **settings).client()
+    ((access, queue),) = asked
+    assert {name: getattr(access, name) for name in settings} == settings
+    assert queue == QUEUE
+
+
 def test_a_queue_given_by_its_name_needs_a_region() -> None:
     with pytest.raises(errors.ConfigurationError, match=r"queue orders: no AWS region .* Set region_name"):
         SqsQueueResource(queue="orders").client()

@@ -9,6 +9,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run_iterator
 
 from sqs_lease.dagster.lease_sensor.sensor import end_hosts
 from sqs_lease.testing.leased_queues import LeasedQueues
@@ -28,10 +30,26 @@ def code(containing: str) -> str:
 
 def test_the_test_of_a_job_over_one_batch_passes(tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "orders"}
-    for block in (code("sqs_lease_executor("), code("def test_empty_orders_fail")):
+    for block in (code("def check(context"), code("def test_empty_orders_fail")):
         exec(compile(block, str(PAGE), "exec", dont_inherit=True), names)
     test: Callable[[Path], None] = names["test_empty_orders_fail"]
     test(tmp_path)
+
+
+def test_the_job_whose_steps_run_in_the_run_worker_leases(
+    tmp_path: Path, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = leased_queues.create("orders", "an order", visibility_seconds=600)
+    monkeypatch.setenv("ORDERS_QUEUE", "orders")
+    names: dict[str, Any] = {"__name__": "orders"}
+    page = code("around=").replace("/var/lib/orders", str(tmp_path))
+    exec(compile(page, str(PAGE), "exec", dont_inherit=True), names)
+    job: dg.JobDefinition = names["counted_orders"]
+    with dg.instance_for_test() as instance:
+        run = instance.create_run_for_job(job)
+        events = list(execute_run_iterator(InMemoryJob(job), run, instance))
+    assert any(event.is_job_success for event in events)
+    assert queue.deleted == 1
 
 
 def test_the_sensor_that_keeps_a_batch_through_retries_asks_for_a_run_that_gets_it_and_settles_it(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
+import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv4Address
 from pathlib import Path
+from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from threading import Thread
 from typing import ClassVar
 
 import pytest
+from botocore.exceptions import SSLError
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from sqs_lease.sqs import errors
 from sqs_lease.sqs.boto3 import Boto3Transport
@@ -74,6 +81,46 @@ def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Aws]]:
     server.server_close()
 
 
+@pytest.fixture
+def aws_over_tls(aws: type[Aws], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Aws]]:
+    """The same behind a certificate that nobody knows."""
+    context = SSLContext(PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(self_signed(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), aws)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{server.server_port}")
+    yield aws
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def self_signed(directory: Path) -> Path:
+    """Write a certificate of 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    file = directory / "certificate.pem"
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, *plain) + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    return file
+
+
 def test_a_profile_says_region_and_credentials(aws: type[Aws]) -> None:
     client = make_client(AwsAccess(profile_name="shop"))
     client.get_queue_url(QueueName="orders")
@@ -98,6 +145,29 @@ def test_a_role_is_assumed_again_before_its_credentials_expire(aws: type[Aws], m
     client.get_queue_url(QueueName="orders")
     used = [key for what, key in aws.asked if what == "eu-north-1"]
     assert len(set(used)) == 2
+
+
+def test_certificates_are_verified_unless_the_settings_say_otherwise_also_where_a_role_is_assumed(
+    aws_over_tls: type[Aws], tmp_path: Path
+) -> None:
+    with pytest.raises(SSLError):
+        make_client(AwsAccess(profile_name="shop")).get_queue_url(QueueName="orders")
+    assert aws_over_tls.asked == []
+    for verify in (False, str(tmp_path / "certificate.pem")):
+        access = AwsAccess(profile_name="shop", role_arn=ROLE, role_session_name="orders", verify=verify)
+        with warnings.catch_warnings():
+            # urllib3 warns of what was asked for.
+            warnings.simplefilter("ignore")
+            make_client(access).get_queue_url(QueueName="orders")
+    assert [what for what, _ in aws_over_tls.asked] == ["sts", "eu-west-3"] * 2
+
+
+def test_tls_may_be_switched_off_where_no_endpoint_says_how_to_reach_sqs(
+    aws: type[Aws], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    assert make_client(AwsAccess(profile_name="shop")).meta.endpoint_url.startswith("https://")
+    assert make_client(AwsAccess(profile_name="shop", use_ssl=False)).meta.endpoint_url.startswith("http://")
 
 
 def test_a_profile_that_does_not_exist_is_an_error_that_names_the_queue_and_the_remedy(

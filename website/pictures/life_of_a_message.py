@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from sqs_lease import Growing, Keeper, Leaving, Message
 from sqs_lease.testing import AuditEntry, AuditKind, MemorySqs, MemoryTransport, VirtualClock, run_virtual
@@ -32,7 +32,7 @@ class Span:
     visible: bool
 
 
-def history(work: Callable[[MemorySqs, str, VirtualClock], Awaitable[None]]) -> Sequence[AuditEntry]:
+def history(work: Callable[[MemorySqs, str, VirtualClock], Coroutine[Any, Any, None]]) -> Sequence[AuditEntry]:
     """What became of one message that was sent at 0."""
     clock = VirtualClock()
     sqs = MemorySqs(clock)

@@ -7,7 +7,7 @@ from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.dagster.attempts import RetryWithoutMessagesError
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.backlog_state import Backlog
-from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check
+from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check, sqs_lease_check_result
 from sqs_lease.dagster.component import SqsIngestionComponent
 from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.lease_sensor.sensor import build_sqs_lease_sensor
@@ -39,6 +39,7 @@ __all__ = [
     "leased",
     "reported_result",
     "settle_ingestion",
+    "sqs_lease_check_result",
     "sqs_lease_executor",
     "stored_batch",
 ]

@@ -19,7 +19,7 @@ import multiprocessing
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -904,3 +904,89 @@ def has_read_all(handler: dg.PipesMessageHandler) -> bool:
     except AttributeError:
         _warn("received_closed_message", "the run's log may lack the last lines of a job")
         return True
+
+
+# Executors and their assets
+
+
+def orchestrated_by(plan_context: PlanOrchestrationContext, executor: dg.Executor) -> PlanOrchestrationContext:
+    """Return the context of a run for an executor that another one hands the steps to.
+
+    Executors may look for themselves there: Celery's asks ``plan_context.executor`` for its broker. There is no public
+    way to say so. Where Dagster builds its context differently, the run fails as it starts, before a message is
+    received.
+
+    Args:
+        plan_context: The context that the outer executor was given.
+        executor: The executor that runs the steps.
+
+    Raises:
+        UnsupportedDagsterError: Dagster builds its context differently.
+    """
+    try:
+        return type(plan_context)(
+            plan_context.plan_data,
+            plan_context.log,
+            executor,
+            plan_context.output_capture,
+            plan_context.resume_from_failure,
+        )
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedDagsterError(
+            "context of executors", "no executor can run the steps for another one"
+        ) from error
+
+
+def materialized_by(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, steps: Collection[str]
+) -> list[tuple[dg.AssetKey, str | None]]:
+    """Return the assets that some steps of a run materialized, once for each partition.
+
+    What an event of a run says is not public. Without it, there are none: assets have no numbers.
+
+    Args:
+        instance: The instance that has the run.
+        run: The run, under way or over.
+        steps: The keys of the steps.
+    """
+    made: dict[tuple[dg.AssetKey, str | None], None] = {}
+    for event in run_events(instance, run.run_id, {dg.DagsterEventType.ASSET_MATERIALIZATION}):
+        if event.step_key in steps and (key := asset_of_event(event)) is not None:
+            try:
+                partition = event.step_materialization_data.materialization.partition
+            except AttributeError:
+                partition = None
+            made[key, partition] = None
+    return list(made)
+
+
+def observe(
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    assets: Iterable[tuple[dg.AssetKey, str | None]],
+    metadata: Metadata,
+) -> None:
+    """Add an observation to some assets of a run, from outside of its steps.
+
+    Dagster has a public way for observations that belong to no run only (``report_runless_asset_event``). Events of a
+    run are written by ``report_dagster_event``, which the daemon and the launchers use as well. Without it, the public
+    way is taken: the numbers are the asset's, and the page of the run does not show them.
+
+    Args:
+        instance: The instance that has the run.
+        run: The run, under way or over.
+        assets: Their keys and partitions.
+        metadata: By key.
+    """
+    for key, partition in assets:
+        observation = dg.AssetObservation(key, metadata=metadata, partition=partition)
+        try:
+            event = dg.DagsterEvent(
+                dg.DagsterEventType.ASSET_OBSERVATION.value,
+                run.job_name,
+                event_specific_data=_private("events", "AssetObservationData")(observation),
+            )
+            instance.report_dagster_event(event, run.run_id)
+        except (AttributeError, TypeError):
+            _warn("observations from outside of a step", "the page of the run lacks the numbers of its messages")
+            instance.report_runless_asset_event(observation)

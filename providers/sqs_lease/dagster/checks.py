@@ -10,9 +10,21 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
+from sqs_lease.blocking import LeasedBatch
 from sqs_lease.dagster._internals import asset_of_event, event_metadata, run_events
-from sqs_lease.dagster.metadata import EARLIER, FAILED, PREFIX, QUEUE, UNSAFE
+from sqs_lease.dagster.metadata import (
+    DELETED,
+    EARLIER,
+    FAILED,
+    PREFIX,
+    QUEUE,
+    RECEIVED,
+    UNSAFE,
+    lease_metadata,
+    work_metadata,
+)
 from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.dagster.run_batch.leased_batch import RunBatch
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 
@@ -31,10 +43,12 @@ def build_sqs_lease_check(
 ) -> dg.AssetChecksDefinition:
     """Make a check that no messages failed when an asset was last materialized, and that none was lost.
 
-    It reads what :meth:`SqsQueueResource.lease` left with the materialization. Leases that were lost, late or not
-    settled always fail the check: others may have worked on those messages too. In a run that materializes the asset
-    it is about that run, partitions included; by itself it is about the newest materialization of any partition.
-    An asset that was never materialized passes.
+    It reads what :meth:`SqsQueueResource.lease` left with the materialization. Where an executor or a sensor holds the
+    messages, a check in the same run is about what the asset's step failed, because the messages are settled later;
+    afterwards it is about what became of all. Leases that were lost, late or not settled always fail the check: others
+    may have worked on those messages too. In a run that materializes the asset it is about that run, partitions
+    included; by itself it is about the newest materialization of any partition. An asset that was never materialized
+    passes.
 
     Earlier attempts at the step count as well: what they dead-lettered or left to expire has failed, and their leases
     must have held too. What they gave back does not count, because a later attempt or another run works on it.
@@ -65,26 +79,78 @@ def build_sqs_lease_check(
             return dg.AssetCheckResult(
                 passed=False,
                 severity=severity,
-                description=f"Run {run_id} left no numbers of a lease. This check is for assets that lease "
+                description=f"Run {run_id} left no numbers of a lease. This check is for assets that work on messages "
                 "in every run, with SqsQueueResource.lease(context).",
                 metadata={"run": run_id},
             )
-        unsafe = {key: numbers.get(key, 0) + numbers.get(_earlier(key), 0) for key in UNSAFE}
-        failed = sum(numbers.get(key, 0) for key in (FAILED, *_EARLIER_FAILED))
-        parts = [f"{failed} messages failed"]
-        parts += [f"{number} {key.removeprefix(PREFIX)}" for key, number in unsafe.items() if number]
-        if given_back := numbers.get(_EARLIER_RELEASED, 0):
-            parts.append(f"{given_back} given back by earlier attempts")
-        shown = {key: numbers.get(key, 0) for key in (f"{PREFIX}received", FAILED, *UNSAFE)}
-        earlier = {key: number for key, number in numbers.items() if key.startswith(EARLIER)}
+        passed, description, shown = _judged(numbers, max_failed)
         return dg.AssetCheckResult(
-            passed=failed <= max_failed and not any(unsafe.values()),
-            severity=severity,
-            description=f"{', '.join(parts)}.",
-            metadata={"run": run_id, **shown, **earlier},
+            passed=passed, severity=severity, description=description, metadata={"run": run_id, **shown}
         )
 
     return check
+
+
+def sqs_lease_check_result(
+    batch: LeasedBatch | RunBatch,
+    *,
+    asset_key: dg.AssetKey | str | Sequence[str] | None = None,
+    max_failed: int = 0,
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN,
+    name: str = "sqs_lease",
+) -> dg.AssetCheckResult:
+    """Make the result of such a check in the op or asset that worked on the messages, after the block of its lease.
+
+    ::
+
+        @dg.asset(check_specs=[dg.AssetCheckSpec("sqs_lease", asset="orders")])
+        def orders(context: dg.AssetExecutionContext, orders_queue: SqsQueueResource) -> dg.MaterializeResult:
+            with orders_queue.lease(context) as batch:
+                ...
+            return dg.MaterializeResult(check_results=[sqs_lease_check_result(batch)])
+
+    It is about this attempt alone. Of a batch that an executor or a sensor holds, it is about what this step failed.
+
+    Args:
+        batch: What ``lease`` gave.
+        asset_key: The asset, where the step makes several.
+        max_failed: How many messages may have failed; 0 by default.
+        severity: What a failed check means; a warning by default.
+        name: The check's name in its spec.
+
+    Raises:
+        ValueError: ``max_failed`` is negative.
+    """
+    _check_limit("max_failed", max_failed)
+    if isinstance(batch, LeasedBatch):
+        metadata = lease_metadata(batch)
+    else:
+        metadata = work_metadata(tuple(batch), batch.queue_url, len(batch.failed()))
+    passed, description, shown = _judged(_counts(metadata), max_failed)
+    return dg.AssetCheckResult(
+        passed=passed,
+        asset_key=None if asset_key is None else dg.AssetKey.from_coercible(asset_key),
+        check_name=name,
+        severity=severity,
+        description=description,
+        metadata=shown,
+    )
+
+
+def _judged(numbers: Mapping[str, int], max_failed: int) -> tuple[bool, str, dict[str, int]]:
+    """Whether the counts of a lease pass, why, and which of them to show."""
+    unsafe = {key: numbers.get(key, 0) + numbers.get(_earlier(key), 0) for key in UNSAFE}
+    failed = sum(numbers.get(key, 0) for key in (FAILED, *_EARLIER_FAILED))
+    parts = [f"{failed} messages failed"]
+    parts += [f"{number} {key.removeprefix(PREFIX)}" for key, number in unsafe.items() if number]
+    if given_back := numbers.get(_EARLIER_RELEASED, 0):
+        parts.append(f"{given_back} given back by earlier attempts")
+    said = ", ".join(parts)
+    if not numbers.keys() & {DELETED, *UNSAFE}:
+        said += " by the asset's step; the messages are settled later"
+    shown = {key: numbers.get(key, 0) for key in (RECEIVED, FAILED, *UNSAFE)}
+    earlier = {key: number for key, number in numbers.items() if key.startswith(EARLIER)}
+    return failed <= max_failed and not any(unsafe.values()), f"{said}.", {**shown, **earlier}
 
 
 def build_sqs_backlog_check(
@@ -177,9 +243,13 @@ def _lease_numbers(instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey) 
     types = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
     for metadata in _events(instance, run_id, key, types):
         if QUEUE in metadata:
-            values = {name: value.value for name, value in metadata.items() if name.startswith(PREFIX)}
-            return {name: value for name, value in values.items() if isinstance(value, int)}
+            return _counts(metadata)
     return None
+
+
+def _counts(metadata: Mapping[str, Any]) -> dict[str, int]:
+    values = {name: value.value for name, value in metadata.items() if name.startswith(PREFIX)}
+    return {name: value for name, value in values.items() if isinstance(value, int)}
 
 
 def _events(

@@ -20,6 +20,7 @@ from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.spark import ingest_by_job
+from sqs_lease.dagster.table_metadata import storage_kind, table_metadata
 from sqs_lease.ingestion.spec import SINKS, SOURCES, VERSION, IngestionSpec, Kind
 from sqs_lease.sqs.validation import queue_reference
 
@@ -300,7 +301,9 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
 
     def _asset(self) -> dg.AssetsDefinition:
         queue, options = self.queue.resource(), self.lease
-        spec = self.asset if self.asset.kinds else self.asset.merge_attributes(kinds={"sqs", "pyspark"})
+        kinds = {"sqs", "pyspark", storage_kind(self.spec())}
+        spec = self.asset if self.asset.kinds else self.asset.merge_attributes(kinds=kinds)
+        spec = spec.merge_attributes(metadata={**table_metadata(self.spec()), **spec.metadata})
 
         @dg.multi_asset(name=self._name(), specs=[spec], retry_policy=self._retry_policy())
         def ingest(context: dg.AssetExecutionContext) -> Any:

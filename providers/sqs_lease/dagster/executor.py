@@ -1,8 +1,9 @@
 """One batch over a run of several steps: an executor whose run worker receives, extends and settles.
 
-The run worker receives when the run starts, writes the messages where the steps find them, and starts each step in a
-process of its own, as Dagster's multiprocess executor does, while a thread beside it extends the leases. What the steps
-say and how they end decides at the end what becomes of each message (:mod:`sqs_lease.dagster.verdict`).
+The run worker receives when the run starts, writes the messages where the steps find them, and lets another executor
+run the steps: in processes beside it, in the run worker itself, or in containers anywhere, while a thread of the run
+worker extends the leases. What the steps say and how they end decides at the end what becomes of each message
+(:mod:`sqs_lease.dagster.verdict`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import dagster as dg
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.blocking import LeasedBatch, lease
+from sqs_lease.blocking import LeasedBatch, OwnLeasedBatch, lease
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT
@@ -31,13 +32,18 @@ from sqs_lease.dagster._internals import (
     awaited_steps,
     executor_events,
     is_run_tried_again,
+    materialized_by,
+    observe,
+    orchestrated_by,
     parts_left_out,
+    run_events,
 )
 from sqs_lease.dagster.access_errors import Entered
 from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary
 from sqs_lease.dagster.reexecution import refuse_part_of_the_job, refuse_to_go_on, worked_on_by
 from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.dagster.run_batch.elsewhere import end_steps_elsewhere
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.run_folders import (
@@ -48,8 +54,10 @@ from sqs_lease.dagster.run_batch.run_folders import (
     run_batch_uri,
     workspace_path,
 )
+from sqs_lease.dagster.run_batch.signs_of_life import signs_of_life
 from sqs_lease.dagster.verdict import StepEnds, verdict
-from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS, SettlementError
+from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS, Messages, SettlementError
+from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import check_whole_number
 
 if TYPE_CHECKING:
@@ -80,9 +88,10 @@ def sqs_lease_executor(
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
     on_failure: OnFailure | None = None,
+    around: dg.ExecutorDefinition | dg.Executor | None = None,
     max_concurrent: int | None = None,
 ) -> dg.ExecutorDefinition:
-    """Make an executor that holds one batch of messages over a whole run.
+    """Make an executor that holds one batch of messages over a whole run, while another executor runs the steps.
 
     ::
 
@@ -103,8 +112,10 @@ def sqs_lease_executor(
 
     Without messages the steps run with an empty batch.
 
-    Each step runs in a process of its own, on the run worker's machine: the executor's configuration is that of
-    Dagster's ``multiprocess_executor``.
+    By default each step runs in a process of its own on the run worker's machine, as Dagster's
+    ``multiprocess_executor`` has it. ``around`` is the executor that runs the steps instead: ``in_process_executor``,
+    ``k8s_job_executor``, ``docker_executor``, ``celery_executor``, one of your own. The configuration of a run, the
+    requirements and the retries are those of that executor.
 
     Args:
         queue: The queue. What ``EnvVar`` names is read in the run worker.
@@ -118,12 +129,14 @@ def sqs_lease_executor(
         visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
         on_failure: What becomes of failed messages: a rule such as ``dead_letter()``, its name, or a mapping such as
             ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
+        around: The executor that runs the steps; ``multiprocess_executor`` by default. What it needs is configured on
+            it: ``around=k8s_job_executor.configured({...})``.
         max_concurrent: How many steps run at once, where the run's configuration does not say; by default as many as
-            there are processors.
+            there are processors. Not with ``around``, which has settings of its own.
 
     Raises:
-        TypeError: ``queue`` or ``workspace`` is of another type.
-        ValueError: An argument is out of range.
+        TypeError: ``queue``, ``workspace`` or ``around`` is of another type.
+        ValueError: An argument is out of range, or ``max_concurrent`` is given with ``around``.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
     if not isinstance(queue, SqsQueueResource):
@@ -136,26 +149,43 @@ def sqs_lease_executor(
         seconds_of(duration, name=name)
     if max_concurrent is not None:
         check_whole_number(max_concurrent, "max_concurrent", 1, 10_000, "sqs_lease_executor")
+    inner = _inner(around, max_concurrent)
     leasing = _Leasing(queue, workspace, max_messages, wait, linger, policy, visibility, failure_rule(on_failure))
 
     def create(context: dg.InitExecutorContext) -> dg.Executor:
         config = dict(context.executor_config)
         if max_concurrent is not None and not config.get("max_concurrent"):
             config["max_concurrent"] = max_concurrent
-        make = dg.multiprocess_executor.executor_creation_fn
+        make = inner.executor_creation_fn
         if make is None:
-            raise RuntimeError("Dagster's multiprocess executor cannot be made")
-        steps = make(dg.InitExecutorContext(context.job, context.executor_def, config, context.instance))
+            raise RuntimeError(f"The executor {inner.name!r}, which is to run the steps, cannot be made")
+        steps = make(dg.InitExecutorContext(context.job, inner, config, context.instance))
         return LeaseExecutor(steps, leasing)
 
     return dg.ExecutorDefinition(
         name="sqs_lease",
         # Dagster takes a schema in its own form too, which its annotation leaves out.
-        config_schema=cast("Any", dg.multiprocess_executor.config_schema),
-        requirements=dg.multiple_process_executor_requirements(),
+        config_schema=cast("Any", inner.config_schema),
+        requirements=inner.get_requirements,
         executor_creation_fn=create,
-        description="Holds one batch of SQS messages over the run, whose steps have a process each.",
+        description=f"Holds one batch of SQS messages over the run, whose steps {inner.name} runs.",
     )
+
+
+def _inner(around: object, max_concurrent: int | None) -> dg.ExecutorDefinition:
+    """The executor that runs the steps."""
+    if around is None:
+        return dg.multiprocess_executor
+    if isinstance(around, dg.Executor):
+        around = dg.ExecutorDefinition.hardcoded_executor(around)
+    if not isinstance(around, dg.ExecutorDefinition):
+        raise TypeError(f"around of sqs_lease_executor must be a Dagster executor, not {around!r}")
+    if max_concurrent is not None:
+        raise ValueError(
+            "sqs_lease_executor takes no max_concurrent with around: configure that executor, for example "
+            'around=dg.multiprocess_executor.configured({"max_concurrent": 2})'
+        )
+    return around
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +201,7 @@ class _Leasing:
     visibility: Duration | None
     on_failure: FailureRule
 
-    def lease(self, queue: SqsQueueResource) -> AbstractContextManager[LeasedBatch]:
+    def lease(self, queue: SqsQueueResource) -> AbstractContextManager[OwnLeasedBatch]:
         """Receive, and hold for as long as the block lasts."""
         block = lease(
             queue.queue,
@@ -223,6 +253,7 @@ class LeaseExecutor(dg.Executor):
         remove_left_over(leasing.workspace)
         uri = run_batch_uri(leasing.workspace, run.run_id)
         folder = BatchFolder(workspace_path(uri))
+        inner_context = orchestrated_by(plan_context, self._steps)
         ended_by: BaseException | None = None
         with ExitStack() as leaving:
             leaving.callback(_remove, folder)
@@ -230,39 +261,53 @@ class LeaseExecutor(dg.Executor):
                 # Dagster would keep the request to terminate until the steps run, and this may wait for a while.
                 batch = leaving.enter_context(leasing.lease(queue))
             others = multiprocessing.active_children()
+            ends = StepEnds(run.run_id, awaited_steps(execution_plan))
+            is_begun = False
             try:
-                _store(batch, run_batch_id(run.run_id), folder)
+                _store(batch, run_batch_id(run.run_id), folder, leaving)
                 add_run_tags(instance, run.run_id, {BATCH_TAG: uri})
                 received = f"Received {len(batch)} messages of {batch.queue_url} for the steps: {uri}"
                 yield from executor_events(plan_context, received)
-                ends = StepEnds(run.run_id, awaited_steps(execution_plan))
+                is_begun = True
                 try:
-                    for event in self._steps.execute(plan_context, execution_plan):
+                    for event in self._steps.execute(inner_context, execution_plan):
                         ends.see(event)
                         yield event
-                except dg.DagsterSubprocessError as error:
-                    # So the run ends after steps whose process failed, when all have ended.
+                except Exception as error:  # noqa: BLE001 - raised when the messages are settled
+                    # What the steps said until then counts.
                     ended_by = error
+                    _end_steps(others)
                 if ends.is_interrupted:
-                    batch.release(batch)
+                    _give_up(batch, ends, folder)
                 else:
-                    _settle(batch, ends, folder, plan_context)
+                    is_whole = _is_whole(ends, execution_plan, plan_context, ended_by)
+                    has_ended = ended_by is None or end_steps_elsewhere(folder, ends.attempts(), STEPS_END_SECONDS)
+                    _settle(batch, ends, folder, plan_context, is_whole=is_whole, has_ended=has_ended)
             except BaseException as error:
                 # Terminated, or the machinery failed: the work is not at fault. First nobody may work on it any more.
                 _end_steps(others)
-                batch.release(batch)
+                if is_begun:
+                    _give_up(batch, ends, folder)
+                else:
+                    batch.release(batch)
                 if not isinstance(error, dg.DagsterExecutionInterruptedError):
+                    if ended_by is not None:
+                        error.add_note(f"Before that, the executor of the steps failed: {type(ended_by).__name__}")
                     raise
                 ended_by = error
             workers = worked_on_by(folder)
+            steps = {name for name, _ in ends.attempts()} & _names(folder)
+        _observe(plan_context, steps, batch, queue)
         yield from executor_events(plan_context, lease_summary(batch), {**lease_metadata(batch), **workers})
         if ended_by is not None:
             raise ended_by
 
 
-def _store(batch: LeasedBatch, batch_id: str, folder: BatchFolder) -> None:
+def _store(batch: OwnLeasedBatch, batch_id: str, folder: BatchFolder, leaving: ExitStack) -> None:
     try:
         folder.create(batch_id=batch_id, queue_url=batch.queue_url, messages=list(batch))
+        if len(batch):
+            leaving.enter_context(signs_of_life(folder, batch.certain_seconds))
     except Exception as error:
         raise BatchFolderError(
             f"{len(batch)} messages of {batch.queue_url} cannot be stored for the steps at {folder} "
@@ -271,8 +316,55 @@ def _store(batch: LeasedBatch, batch_id: str, folder: BatchFolder) -> None:
         ) from error
 
 
-def _settle(batch: LeasedBatch, ends: StepEnds, folder: BatchFolder, plan_context: PlanOrchestrationContext) -> None:
-    decided = verdict([message.message_id for message in batch], ends.ends(), folder.pieces())
+def _is_whole(
+    ends: StepEnds, plan: ExecutionPlan, plan_context: PlanOrchestrationContext, ended_by: BaseException | None
+) -> bool:
+    """Whether every step came to its end, or could not run because of one that failed."""
+    planned = plan.step_keys_to_execute
+    if ended_by is not None:
+        # What a step failed with may be what the executor raises. It need not have got to each dynamic output then.
+        is_explained = any(end.failed for end in ends.ends().values())
+        return is_explained and not any("[" in key for key in planned) and not ends.unfinished(planned)
+    if ends.unfinished(planned):
+        # An executor need not tell of steps that are skipped in the end. The run's log does.
+        skipped = {dg.DagsterEventType.STEP_SKIPPED}
+        for event in run_events(plan_context.instance, plan_context.dagster_run.run_id, skipped):
+            ends.see(event)
+    unfinished = ends.unfinished(planned)
+    if unfinished:
+        plan_context.log.error(
+            "The executor of the steps ended before %s did: the messages are given back", ", ".join(sorted(unfinished))
+        )
+    return not unfinished
+
+
+def _give_up(batch: OwnLeasedBatch, ends: StepEnds, folder: BatchFolder) -> None:
+    """Give all messages back that are not settled, once no step works on them."""
+    _give_back(batch, batch, has_ended=end_steps_elsewhere(folder, ends.attempts(), STEPS_END_SECONDS))
+
+
+def _give_back(batch: OwnLeasedBatch, messages: Messages, *, has_ended: bool) -> None:
+    if has_ended:
+        batch.release(messages)
+        return
+    logger.warning(
+        "Steps that run elsewhere may be at work on messages of %s still: these come back when their visibility "
+        "timeout ends",
+        batch.queue_url,
+    )
+    batch.expire(messages)
+
+
+def _settle(
+    batch: OwnLeasedBatch,
+    ends: StepEnds,
+    folder: BatchFolder,
+    plan_context: PlanOrchestrationContext,
+    *,
+    is_whole: bool,
+    has_ended: bool,
+) -> None:
+    decided = verdict([message.message_id for message in batch], ends.ends(), folder.pieces(), is_whole=is_whole)
     if any(end.failed for end in ends.ends().values()) and _is_repeated(plan_context):
         decided = decided.before_a_retry()
     if decided.is_untouched and len(batch):
@@ -288,7 +380,7 @@ def _settle(batch: LeasedBatch, ends: StepEnds, folder: BatchFolder, plan_contex
     for why, failed in decided.failed.items():
         if why.errors:
             settling.append(partial(batch.fail, failed, why.reason, errors=why.errors))
-    settling += [partial(batch.release, decided.released), partial(batch.succeed, done)]
+    settling += [partial(_give_back, batch, decided.released, has_ended=has_ended), partial(batch.succeed, done)]
     refused: list[SettlementError] = []
     for settle in settling:
         try:
@@ -342,6 +434,30 @@ def _refuse_what_is_held(run: dg.DagsterRun) -> None:
             f"Run {run.run_id} was started with the batch {uri}, which a sensor holds: its steps would work on another "
             "one, and that one would be deleted. Give the jobs of a lease sensor another executor"
         )
+
+
+def _names(folder: BatchFolder) -> set[str]:
+    try:
+        return set(folder.pieces())
+    except (BatchFolderError, OSError):
+        return set()
+
+
+def _observe(
+    plan_context: PlanOrchestrationContext, steps: Collection[str], batch: LeasedBatch, queue: SqsQueueResource
+) -> None:
+    """Add what became of the messages to the assets whose steps worked on them."""
+    instance, run = plan_context.instance, plan_context.dagster_run
+    assets = materialized_by(instance, run, steps)
+    if not assets:
+        return
+    try:
+        left = queue.attributes()
+    except SqsError as error:
+        # The messages are settled; that what is left cannot be counted is no reason to fail the run.
+        plan_context.log.warning("What is left in the queue is not known: %s", error)
+        left = None
+    observe(instance, run, assets, lease_metadata(batch, left))
 
 
 def _remove(folder: BatchFolder) -> None:

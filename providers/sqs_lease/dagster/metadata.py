@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import dagster as dg
 
 from sqs_lease.blocking import LeasedBatch
+from sqs_lease.core.messages import Message
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.sqs.transport import QueueAttributes
 
 PREFIX: Final = "sqs/"
+RECEIVED: Final = f"{PREFIX}received"
+DELETED: Final = f"{PREFIX}deleted"
 FAILED: Final = f"{PREFIX}failed"
 """Messages whose work failed: given back, dead-lettered or left to expire."""
 
@@ -28,7 +31,34 @@ _OLDEST_AGE: Final = f"{PREFIX}oldest_age_seconds"
 _LEFT: Final = f"{PREFIX}left_"
 
 
-def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> dict[str, dg.MetadataValue]:
+def work_metadata(messages: Collection[Message], queue_url: str, failed: int) -> dict[str, dg.MetadataValue]:
+    """Describe what a step did with a batch that somebody else holds, and settles later.
+
+    Args:
+        messages: The messages of the batch.
+        queue_url: The queue.
+        failed: How many of them the step failed.
+
+    Returns:
+        By key: ``sqs/received``, ``sqs/failed``, ``sqs/oldest_age_seconds``, ``sqs/queue``.
+    """
+    return {
+        RECEIVED: dg.MetadataValue.int(len(messages)),
+        FAILED: dg.MetadataValue.int(failed),
+        **_age(messages),
+        QUEUE: dg.MetadataValue.text(queue_url),
+    }
+
+
+def _age(messages: Iterable[Message]) -> dict[str, dg.MetadataValue]:
+    sent = [message.sent_at for message in messages if message.sent_at is not None]
+    if not sent:
+        return {}
+    age = datetime.now(UTC) - min(sent)
+    return {_OLDEST_AGE: dg.MetadataValue.float(round(age.total_seconds(), 3))}
+
+
+def lease_metadata(batch: LeasedBatch | Batch, queue: QueueAttributes | None = None) -> dict[str, dg.MetadataValue]:
     """Describe what became of a batch.
 
     Args:
@@ -65,11 +95,8 @@ def lease_metadata(batch: LeasedBatch, queue: QueueAttributes | None = None) -> 
     metadata: dict[str, dg.MetadataValue] = {
         f"{PREFIX}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()
     }
-    sent = [message.sent_at for message in batch if message.sent_at is not None]
-    if sent:
-        age = datetime.now(UTC) - min(sent)
-        metadata[_OLDEST_AGE] = dg.MetadataValue.float(round(age.total_seconds(), 3))
-    return {**metadata, QUEUE: dg.MetadataValue.text(batch.queue_url)}
+    messages = batch.messages() if isinstance(batch, Batch) else batch
+    return {**metadata, **_age(messages), QUEUE: dg.MetadataValue.text(batch.queue_url)}
 
 
 def lease_summary(batch: LeasedBatch | Batch) -> str:

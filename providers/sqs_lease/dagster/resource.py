@@ -59,6 +59,10 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             resources={"orders_queue": SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE"))},
         )
 
+    The settings are those of dagster-aws's resources, with two exceptions. There is no ``max_attempts``: boto3 would
+    wait between attempts where no lease sees it, so the lease repeats its calls itself, as urgently as it has to. And
+    there are no keys: take ``profile_name``, ``role_arn``, the environment or the instance's role.
+
     A subclass may override :meth:`client`, to reach AWS in another way: leases, sensors, checks and the executor all
     use it. Where Dagster does not hand the resource to code, ``process_config_and_initialize()`` makes it ready.
     """
@@ -71,6 +75,11 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=None, description="A role to assume; it is assumed again before its credentials expire."
     )
     role_session_name: str = Field(default="sqs-lease", description="What CloudTrail calls the role's sessions.")
+    use_ssl: bool = Field(default=True, description="Whether to use TLS where endpoint_url does not say so.")
+    verify: bool | None = Field(
+        default=None,
+        description="Whether TLS certificates are verified, as by default. AWS_CA_BUNDLE names a file of them.",
+    )
 
     def client(self) -> SQSClient:
         """Make a boto3 client of SQS, with timeouts made for leases; whoever asks for it closes it.
@@ -79,7 +88,13 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             sqs_lease.sqs.errors.SqsError: It cannot be made; the text names the queue and says what to do.
         """
         access = AwsAccess(
-            self.region_name, self.endpoint_url, self.profile_name, self.role_arn, self.role_session_name
+            region_name=self.region_name,
+            endpoint_url=self.endpoint_url,
+            profile_name=self.profile_name,
+            role_arn=self.role_arn,
+            role_session_name=self.role_session_name,
+            use_ssl=self.use_ssl,
+            verify=self.verify,
         )
         with access_to(self):
             return boto3_client.make_client(access, queue=self.queue)

@@ -26,6 +26,7 @@ from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.dagster._internals import Context, add_metadata, has_read_all, pipes_context_data
 from sqs_lease.dagster.run_batch.run_folders import workspace_path
+from sqs_lease.dagster.table_metadata import table_metadata
 from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
 from sqs_lease.ingestion.lost_watch import ending_when_lost
 from sqs_lease.ingestion.result import ResultError, StoredResult
@@ -82,7 +83,8 @@ def ingest_by_job(
 
     Messages that are no records are failed with their reasons, unless the spec has ``rejects``; the others are deleted
     at the end of the lease. The run's log has the job's own, with the progress of its Spark jobs, and the output of the
-    step the rest. The materialization (or the output of an op) gets :func:`ingestion_metadata`.
+    step the rest. The materialization (or the output of an op) gets :func:`ingestion_metadata`, and what
+    :func:`table_metadata <sqs_lease.dagster.table_metadata.table_metadata>` says of the table.
 
     A run that is terminated cancels the Spark jobs and ends the process before its messages are given back. If the
     step's process is killed, the job ends by itself. So it does when all of the leases were lost. Nothing is stored
@@ -114,6 +116,7 @@ def ingest_by_job(
         require_manifests("ingest_by_job()", "dagster,manifest")
         result = _run(context, batch, spec, spark, python, environment or {})
     settle_ingestion(context, batch, result)
+    add_metadata(context, table_metadata(spec))
     return result
 
 

@@ -25,7 +25,7 @@ import dagster as dg
 
 from sqs_lease.core.failure_rules import failed_by_exception
 from sqs_lease.dagster._internals import error_names, is_interruption, run_events, upstream_steps, without_mapping_key
-from sqs_lease.dagster.run_batch.folder import PieceOfWork
+from sqs_lease.dagster.run_batch.folder import BatchFolderError, PieceOfWork
 from sqs_lease.dagster.run_batch.leased_batch import attempt_name
 
 _NO_REASON: Final = "{step} failed"
@@ -46,6 +46,11 @@ class StepEnd:
     failed: bool = False
     errors: frozenset[str] = frozenset()
     holds_up: bool = False
+
+    @property
+    def has_no_batch(self) -> bool:
+        """Whether it failed because it did not reach the messages, for which these are not at fault."""
+        return self.failed and BatchFolderError.__name__ in self.errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +89,28 @@ class Verdict:
         return replace(self, failed=final, released=(*self.released, *others))
 
 
-def verdict(message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: Mapping[str, PieceOfWork]) -> Verdict:
+def verdict(
+    message_ids: Collection[str],
+    steps: Mapping[str, StepEnd],
+    pieces: Mapping[str, PieceOfWork],
+    *,
+    is_whole: bool = True,
+) -> Verdict:
     """Decide what becomes of the messages of a run that came to its end.
 
     Args:
         message_ids: The messages, in the order of the batch.
         steps: How each step ended, by its key.
         pieces: What the steps said of their work, by their keys.
+        is_whole: Whether every step came to an end, or could not run because of one that failed. Where it is not,
+            because the executor of the steps failed, no message is done, and those that no step failed are released.
     """
     if not pieces:
         return Verdict({}, tuple(message_ids), is_untouched=True)
+    is_whole = is_whole and not any(end.has_no_batch for end in steps.values())
+    if not is_whole:
+        steps = {key: end for key, end in steps.items() if not end.has_no_batch}
+        pieces = {key: piece for key, piece in pieces.items() if key in steps}
     why: dict[str, Failure] = {}
     for failure, failed in _failures(message_ids, steps, pieces):
         for message_id in failed:
@@ -102,7 +119,7 @@ def verdict(message_ids: Collection[str], steps: Mapping[str, StepEnd], pieces: 
     for message_id in message_ids:
         if message_id in why:
             failed_alike.setdefault(why[message_id], []).append(message_id)
-    unfinished = any(end.failed and end.holds_up for end in steps.values())
+    unfinished = not is_whole or any(end.failed and end.holds_up for end in steps.values())
     given_back = {each for piece in _last_pieces(steps, pieces).values() for each in piece.released}
     released = (each for each in message_ids if each not in why and (unfinished or each in given_back))
     return Verdict(failed_alike, tuple(released))
@@ -275,6 +292,7 @@ class StepEnds:
         self._awaited = None if awaited is None else set(map(without_mapping_key, awaited))
         self._retries: dict[str, int] = {}
         self._ends: dict[str, StepEnd] = {}
+        self._skipped: set[str] = set()
         self.is_interrupted = False
 
     def see(self, event: dg.DagsterEvent) -> None:
@@ -285,6 +303,8 @@ class StepEnds:
             return
         if event.is_step_up_for_retry:
             self._retries[key] = self._retries.get(key, 0) + 1
+        elif event.is_step_skipped:
+            self._skipped.add(key)
         elif event.is_step_success:
             self._ends[key] = StepEnd(self._attempt(key))
         elif event.is_step_failure:
@@ -294,6 +314,23 @@ class StepEnds:
     def ends(self) -> Mapping[str, StepEnd]:
         """How the steps that came to an end did so, by key; skipped ones are not among them."""
         return self._ends
+
+    def attempts(self) -> set[tuple[str, str]]:
+        """The last attempts that came to an end: the step's key, and the name of the attempt."""
+        return {(key, end.attempt) for key, end in self._ends.items()}
+
+    def unfinished(self, planned: Iterable[str]) -> set[str]:
+        """The steps of a plan of which no end was seen; none where one that failed may be why.
+
+        Those that a dynamic output makes are known by their ends alone, so they are never among them.
+
+        Args:
+            planned: The keys of the steps.
+        """
+        if any(end.failed and end.holds_up for end in self._ends.values()):
+            return set()
+        single = {key for key in planned if key == without_mapping_key(key)}
+        return single - self._ends.keys() - self._skipped
 
     def _attempt(self, key: str) -> str:
         return attempt_name(self._run_id, self._retries.get(key, 0))

@@ -268,6 +268,11 @@ class Batch:
         """Until when every lease still held lasts at least; None where there is none, or where one has lapsed."""
         return None if self._forgotten else self._driver.certain_until(self._receipts(), self)
 
+    def certain_seconds(self) -> float | None:
+        """How long every lease still held lasts at least, from now; None as for :meth:`certain_until`."""
+        until = self.certain_until()
+        return None if until is None else until - self._clock.now()
+
     def message_ids(self) -> Collection[str]:
         """The ids of all messages that were put in, in that order, held still or not."""
         return self._leases.keys()

@@ -6,6 +6,7 @@ The client is configured as the transports need it: no retries inside botocore, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.config import Config
@@ -74,6 +75,8 @@ class AwsAccess:
         role_arn: A role to assume with the credentials that boto3 finds. The client assumes it again before its
             credentials expire, so a lease can outlast them.
         role_session_name: What CloudTrail calls those sessions.
+        use_ssl: Whether to use TLS where ``endpoint_url`` does not say so.
+        verify: Whether, or by which file of certificates, TLS is verified; None for boto3's usual.
     """
 
     region_name: str | None = None
@@ -81,6 +84,8 @@ class AwsAccess:
     profile_name: str | None = None
     role_arn: str | None = None
     role_session_name: str = "sqs-lease"
+    use_ssl: bool = True
+    verify: bool | str | None = None
 
 
 def make_client(access: AwsAccess | None = None, *, queue: str | None = None) -> SQSClient:
@@ -112,12 +117,18 @@ def make_client(access: AwsAccess | None = None, *, queue: str | None = None) ->
         if session.get_credentials() is None:
             raise NoCredentialsError
         if access.role_arn is not None:
-            role_session = _in_role(session, access.role_arn, access.role_session_name)
+            role_session = _in_role(session, access.role_arn, access)
             session = boto3.Session(botocore_session=role_session, region_name=session.region_name)
-        return session.client("sqs", endpoint_url=access.endpoint_url, config=client_config())
+        return session.client(
+            "sqs",
+            endpoint_url=access.endpoint_url,
+            use_ssl=access.use_ssl,
+            verify=access.verify,
+            config=client_config(),
+        )
 
 
-def _in_role(source: boto3.Session, role_arn: str, role_session_name: str) -> Session:
+def _in_role(source: boto3.Session, role_arn: str, access: AwsAccess) -> Session:
     from botocore.credentials import (
         AssumeRoleCredentialFetcher,
         CredentialProvider,
@@ -126,7 +137,8 @@ def _in_role(source: boto3.Session, role_arn: str, role_session_name: str) -> Se
     )
     from botocore.session import get_session
 
-    create_client: Any = source.client  # the stubs know no client of a service that is named at run time
+    # The stubs know no client of a service that is named at run time.
+    create_client: Any = partial(source.client, verify=access.verify)
 
     class Role(CredentialProvider):
         """The role's credentials, fetched when the first call needs them and whenever they are about to expire."""
@@ -138,7 +150,7 @@ def _in_role(source: boto3.Session, role_arn: str, role_session_name: str) -> Se
                 client_creator=create_client,
                 source_credentials=source.get_credentials(),
                 role_arn=role_arn,
-                extra_args={"RoleSessionName": role_session_name},
+                extra_args={"RoleSessionName": access.role_session_name},
             )
             return DeferredRefreshableCredentials(method=_METHOD, refresh_using=fetcher.fetch_credentials)
 

@@ -8,6 +8,7 @@ then SQS is called, and at last the directory is removed.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,15 +20,23 @@ from sqs_lease.clock import Clock
 from sqs_lease.core.failure_rules import Delete, Release, Settlement
 from sqs_lease.core.group_order import hold_back
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.dagster._internals import report_run_event, run_retries_enabled, upstream_steps
+from sqs_lease.dagster._internals import (
+    materialized_by,
+    observe,
+    report_run_event,
+    run_retries_enabled,
+    upstream_steps,
+)
 from sqs_lease.dagster.lease_sensor.runs import Decision, Fate, decide
-from sqs_lease.dagster.metadata import lease_summary
+from sqs_lease.dagster.metadata import lease_metadata, lease_summary
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.lease_files import begin_settling, stop_settling
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.ownership import Ownership
 from sqs_lease.dagster.verdict import Verdict, WorkDone, failed, verdict
 from sqs_lease.keeper.batch import Batch
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN: Final = Decision(Fate.REQUESTED, "its runs were not looked up yet")
 
@@ -141,10 +150,17 @@ class BatchSettler:
         return failed(ids, work.steps, pieces, is_whole=work.is_whole(), reason=decision.reason)
 
     def _tell(self, batch: KeptBatch, decision: Decision) -> None:
-        """Say among the events of the run what became of its batch."""
+        """Say among the events of the run what became of its batch, and with the assets that were made of it."""
         run = None if decision.run_id is None else self._instance.get_run_by_id(decision.run_id)
         if run is not None:
             report_run_event(self._instance, run, lease_summary(batch.held))
+        try:
+            steps, metadata = batch.folder.pieces().keys(), lease_metadata(batch.held)
+            for each in self._runs(batch):
+                observe(self._instance, each, materialized_by(self._instance, each, steps), metadata)
+        except Exception:
+            # The messages are settled, which numbers are no reason to do again.
+            logger.exception("The assets of batch %s have no numbers", batch.batch_id)
 
 
 def leaves_out(instance: dg.DagsterInstance, run: dg.DagsterRun, before: Sequence[dg.DagsterRun]) -> bool:

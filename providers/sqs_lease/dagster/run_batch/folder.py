@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class PieceOfWork:
         errors: Of those that it failed, the classes of the exceptions behind it, by message id, where it said so.
         done: The messages that it was done with one by one. A later attempt has no part in them any more.
         released: The messages that it gave back one by one.
+        is_elsewhere: Whether its process is one that the run worker cannot end.
     """
 
     name: str
@@ -94,6 +96,8 @@ class PieceOfWork:
     def has_settled(self, message_id: str) -> bool:
         """Whether it said of a message what becomes of it."""
         return message_id in self.failed or message_id in self.done or message_id in self.released
+
+    is_elsewhere: bool = False
 
 
 class BatchFolder:
@@ -139,8 +143,9 @@ class BatchFolder:
             return read_manifest(self.path / MESSAGES)
         except FileNotFoundError as error:
             raise BatchFolderError(
-                f"{self.path / MESSAGES} is not there. It is removed when the batch's messages were settled; if the "
-                "run that works on them is under way, check that its steps reach that path"
+                f"{self.path / MESSAGES} is not there, seen from {socket.gethostname()}. It is removed when the "
+                "batch's messages were settled. If the run that works on them is under way, its steps do not reach "
+                f"them: {self._remedy()}"
             ) from error
         except ManifestError as error:
             raise BatchFolderError(str(error)) from error
@@ -174,6 +179,7 @@ class BatchFolder:
             "errors": dict(work.errors),
             "done": sorted(work.done),
             "released": sorted(work.released),
+            "is_elsewhere": work.is_elsewhere,
         }
         self.put(_file_name(work.name), json.dumps(content).encode())
 
@@ -230,6 +236,7 @@ class BatchFolder:
         Raises:
             OSError: It cannot be read.
         """
+        _forget_what_was_seen(self.path)
         try:
             content: bytes = (self.path / name).read_bytes()
         except FileNotFoundError:
@@ -246,6 +253,14 @@ class BatchFolder:
             path.unlink(missing_ok=True)
         if isinstance(self.path, Path) and self.path.exists():
             self.path.rmdir()
+
+    def _remedy(self) -> str:
+        if isinstance(self.path, Path):
+            return (
+                "steps in other containers or on other machines than whoever received them need a workspace that all "
+                "reach, which is a prefix of an object store (s3://bucket/prefix) or a shared volume at the same path"
+            )
+        return "check that they have the same workspace, endpoint and permissions as whoever received them"
 
     def _make(self) -> None:
         # Object stores have no directories to make.
@@ -266,6 +281,7 @@ class BatchFolder:
                 {message_id: tuple(errors) for message_id, errors in value.get("errors", {}).items()},
                 frozenset(value.get("done", ())),
                 frozenset(value.get("released", ())),
+                bool(value["is_elsewhere"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BatchFolderError(
@@ -279,15 +295,19 @@ def listed(path: Any) -> list[Any]:
     Raises:
         OSError: It cannot be read.
     """
-    store = getattr(path, "fs", None)
-    if store is not None:
-        # What other processes wrote since this one looked would be missing.
-        store.invalidate_cache()
+    _forget_what_was_seen(path)
     try:
         return sorted(path.iterdir(), key=str)
     except (FileNotFoundError, NotADirectoryError):
         # A store that has no directories says the latter of a prefix that nothing has.
         return []
+
+
+def _forget_what_was_seen(path: Any) -> None:
+    """Have an object store asked again: what others wrote since would be missing, or cut at its former size."""
+    store = getattr(path, "fs", None)
+    if store is not None:
+        store.invalidate_cache()
 
 
 def _ids(ids: Sequence[str] | None) -> tuple[str, ...] | None:

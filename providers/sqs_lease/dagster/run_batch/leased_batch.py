@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster._internals import Context, step_key
+from sqs_lease.dagster._internals import Context, add_metadata, step_key
+from sqs_lease.dagster.metadata import work_metadata
+from sqs_lease.dagster.run_batch.elsewhere import ended_with_batch, recent_sign, report
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
-from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker
+from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker, has_run_worker
 from sqs_lease.dagster.run_batch.run_folders import is_run_batch, run_batch_id, workspace_path
+from sqs_lease.dagster.run_batch.signs_of_life import read_sign, this_process
 from sqs_lease.keeper.batch import LeaseReport
 from sqs_lease.keeper.session import Messages, ended
 from sqs_lease.sqs.validation import queue_reference
@@ -185,7 +188,7 @@ class RunBatch(LeasedBatch):
         with self._lock:
             self._is_over = True
             self._work = replace(self._work, is_over=True, raised=raised or self._work.raised)
-            self._folder.write(self._work)
+            report(self._folder, self._work)
 
     def drop(self) -> None:
         """Write nothing any more: the generator that the block is in was given up, and a later attempt may be on."""
@@ -200,7 +203,7 @@ class RunBatch(LeasedBatch):
             ids = frozenset(each.message_id for each in chosen if not self._work.has_settled(each.message_id))
             if ids:
                 self._work = settled(self._work, ids)
-                self._folder.write(self._work)
+                report(self._folder, self._work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +241,9 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     What the step settles is passed on at once, and the exception that ends the block when it ends; with
     ``MessageFailed`` only the messages that it names have failed. The exception goes on.
 
-    In a process that the multiprocess executor started for the step, the block also ends the process when the run
-    worker is gone: see :mod:`sqs_lease.dagster.run_batch.parent_watch`.
+    In a process of its own the block also ends the step when the run worker is gone or gives the messages up: see
+    :mod:`sqs_lease.dagster.run_batch.parent_watch` for those that the multiprocess executor started, and
+    :mod:`sqs_lease.dagster.run_batch.elsewhere` for others.
 
     Args:
         context: The context of the op or asset.
@@ -249,20 +253,30 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
         The batch, empty if no message came, or if an earlier block of this attempt was done with it.
 
     Raises:
-        BatchFolderError: The batch cannot be read, or is being settled: the run came too late.
+        BatchFolderError: The batch cannot be read, or is being settled: the run came too late; or the run worker that
+            holds it is gone.
         OSError: What the step made of its messages cannot be written.
     """
     folder = held.folder
-    if folder.is_settling():
-        raise BatchFolderError(
-            f"the batch at {folder} is being given back or deleted: run {context.run_id} came too late for it, or "
-            "repeats a run that is over. What was not done is received again"
-        )
-    work, is_rest = _begun(context, folder)
-    with ended_with_run_worker():
-        batch = RunBatch(held, work, is_rest=is_rest)
-        batch.begin()
+    _refuse_if_settling(folder, context)
+    sign = read_sign(folder)
+    with ExitStack() as watching:
+        if sign is None or sign.process == this_process() or has_run_worker():
+            work, is_rest = _begun(context, folder)
+            watching.enter_context(ended_with_run_worker())
+            batch = RunBatch(held, work, is_rest=is_rest)
+            batch.begin()
+        else:
+            sign = recent_sign(folder, sign)
+            work, is_rest = _begun(context, folder)
+            work = replace(work, is_elsewhere=True)
+            batch = RunBatch(held, work, is_rest=is_rest)
+            batch.begin()
+            watching.enter_context(ended_with_batch(folder, work, sign))
         try:
+            if work.is_elsewhere:
+                # Once more: who gives the batch up does not wait for a step that had not yet written that it begins.
+                _refuse_if_settling(folder, context)
             yield batch
         except GeneratorExit:
             batch.drop()
@@ -273,6 +287,16 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
             raise
         else:
             batch.end(None)
+    # What becomes of the messages is known later: whoever holds them adds that to the assets of the run.
+    add_metadata(context, work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
+
+
+def _refuse_if_settling(folder: BatchFolder, context: Context) -> None:
+    if folder.is_settling():
+        raise BatchFolderError(
+            f"the batch at {folder} is being given back or deleted: run {context.run_id} came too late for it, or "
+            "repeats a run that is over. What was not done is received again"
+        )
 
 
 def _batch_uri(context: Context) -> str | None:

@@ -51,6 +51,11 @@ def ended_with_run_worker() -> Iterator[None]:
         leave.close()
 
 
+def has_run_worker() -> bool:
+    """Whether this is a process that the multiprocess executor started for a step, so that the run worker ends it."""
+    return run_worker() is not None
+
+
 def _watch(worker_ends: int, left: Connection) -> None:
     ready = wait([worker_ends, left])
     if worker_ends not in ready:
