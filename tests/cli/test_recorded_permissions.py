@@ -199,7 +199,7 @@ def test_dagster(wire: Wire, queues: Queues) -> None:
         with queue.lease(context, max_messages=3, linger=0, on_failure=dead_letter()) as batch:
             given_back, failed, _done = batch
             batch.release(given_back)
-            raise MessageFailed(failed)
+            raise MessageFailed(failed.message_id)
 
     check = build_sqs_backlog_check(orders, resource)
     sensor = build_sqs_backlog_sensor("backlog", resource, target=[orders])
