@@ -92,7 +92,7 @@ def build_sqs_lease_check(
 
 
 def sqs_lease_check_result(
-    batch: LeasedBatch | RunBatch,
+    batch: LeasedBatch,
     *,
     asset_key: dg.AssetKey | str | Sequence[str] | None = None,
     max_failed: int = 0,
@@ -122,10 +122,10 @@ def sqs_lease_check_result(
         ValueError: ``max_failed`` is negative.
     """
     _check_limit("max_failed", max_failed)
-    if isinstance(batch, LeasedBatch):
-        metadata = lease_metadata(batch)
-    else:
+    if isinstance(batch, RunBatch):
         metadata = work_metadata(tuple(batch), batch.queue_url, len(batch.failed()))
+    else:
+        metadata = lease_metadata(batch)
     passed, description, shown = _judged(_counts(metadata), max_failed)
     return dg.AssetCheckResult(
         passed=passed,
