@@ -291,3 +291,17 @@ def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
         written_batch(good([1]), workspace=tmp_path, checker=Full()),
     ):
         pass
+
+
+@pytest.mark.parametrize("as_manifest", [False, True], ids=["as messages", "as a manifest"])
+def test_dead_letters_are_looked_up_whenever_they_were_sent_as_a_fifo_queue_gives_them_a_new_time(
+    tmp_path: Path, as_manifest: bool
+) -> None:
+    said = {"SentTimestamp": "1700000000123", "DeadLetterQueueSourceArn": "arn:aws:sqs:eu-west-1:1:orders.fifo"}
+    messages = [Message(Receipt("m1", "handle"), "{}", said)]
+    given = manifest_of(tmp_path / "manifest", messages) if as_manifest else messages
+
+    with written_batch(given, workspace=tmp_path / "batches", checker=Checker()) as batch:
+        assert batch is not None
+        assert batch.looked_up.to_pylist() == [{"message_id": "m1", "sent_at": None}]
+        assert rows(batch.path)[0]["sent_at"] is not None

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sqs_lease.spark import Ledger, Overtaken, TableError
-from sqs_lease.spark.ledger import Admitted, LedgerSnapshot, OpenLedger
+from sqs_lease.spark.ledger import SMALL_FILES, Admitted, LedgerSnapshot, OpenLedger
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, KNOWN, LOOKED_UP, REJECTED
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -234,14 +234,15 @@ def test_batches_are_forgotten_when_no_queue_can_have_their_messages_any_more(bo
     book.admit("old", {"old": NOON})
     book.clock.now += DAY
     book.admit("a day younger", {"younger": NOON + DAY})
-    book.clock.now = NOON + 15 * DAY
+    book.clock.now = NOON + 29 * DAY
     book.admit("new", {"new": book.clock.now})
 
     book.clean_up()
-    # It is the sixteenth day only when all of the first one is 15 days ago.
+    # It is the thirtieth day only when all of the first one is 29 days ago.
     assert book.find({"old": None, "younger": None, "new": None}).keys() == {"old", "younger", "new"}
 
     book.clock.now += 12 * HOUR
+    book.admit("newer", {"newer": book.clock.now})
     book.clean_up()
     assert book.find({"old": None, "younger": None, "new": None}).keys() == {"younger", "new"}
     version = DeltaTable(book.path).version()
@@ -250,9 +251,9 @@ def test_batches_are_forgotten_when_no_queue_can_have_their_messages_any_more(bo
 
 
 def test_the_newest_batch_is_never_forgotten(book: Book) -> None:
-    book.admit("old", {"old": NOON})
+    book.admit("old", {"old": None})
     book.clock.now += DAY
-    book.admit("newest", {"newest": NOON}, location="half done")
+    book.admit("newest", {"newest": None}, location="half done")
     book.clock.now += 100 * DAY
 
     book.clean_up()
@@ -263,9 +264,37 @@ def test_the_newest_batch_is_never_forgotten(book: Book) -> None:
     assert book.admit("next", {"next": book.clock.now}).number == 3
 
 
+@pytest.mark.parametrize("wrong", [16 * DAY, 400 * DAY, -16 * DAY, -400 * DAY], ids=str)
+def test_a_driver_with_a_wrong_clock_makes_nobody_forget(book: Book, wrong: timedelta) -> None:
+    book.admit("first", {"first": NOON - 14 * DAY})
+    book.admit("second", {"second": NOON})
+
+    book.clock.now += wrong
+    book.admit("third", {"third": NOON + HOUR})
+    book.clean_up()
+    book.clock.now = NOON + 2 * HOUR
+    book.admit("fourth", {"fourth": book.clock.now})
+    book.clean_up()
+
+    everything = dict.fromkeys(["first", "second", "third", "fourth"])
+    assert book.find(everything).keys() == everything.keys()
+
+
+def test_many_small_files_of_a_day_are_put_together(book: Book) -> None:
+    for number in range(SMALL_FILES + 1):
+        book.admit(f"batch {number}", {f"m{number}": NOON + timedelta(seconds=number)}, location=f"at {number}")
+        book.clean_up()
+
+    assert len(book.files()) < 5
+    snapshot = book.open().snapshot()
+    assert snapshot.newest() == Admitted(SMALL_FILES + 1, f"batch {SMALL_FILES}", f"at {SMALL_FILES}")
+    assert snapshot.count_of("batch 3") == 1
+    assert book.find({"m7": NOON + timedelta(seconds=7)}) == {"m7": "batch 7"}
+
+
 def test_whoever_looked_before_the_clean_up_is_refused_and_looks_again(book: Book) -> None:
     book.admit("old", {"old": NOON})
-    book.clock.now += 20 * DAY
+    book.clock.now += 40 * DAY
     book.admit("new", {"new": book.clock.now})
     ledger = book.open()
     snapshot = ledger.snapshot()
@@ -278,7 +307,7 @@ def test_whoever_looked_before_the_clean_up_is_refused_and_looks_again(book: Boo
 
 def test_a_clean_up_that_comes_late_leaves_it_to_the_others(book: Book, caplog: pytest.LogCaptureFixture) -> None:
     book.admit("old", {"old": NOON})
-    book.clock.now += 20 * DAY
+    book.clock.now += 40 * DAY
     book.admit("new", {"new": book.clock.now})
     delete = DeltaTable.delete
 
@@ -297,7 +326,7 @@ def test_a_clean_up_that_comes_late_leaves_it_to_the_others(book: Book, caplog: 
 
 def test_trouble_with_the_clean_up_does_no_harm(book: Book, caplog: pytest.LogCaptureFixture) -> None:
     book.admit("old", {"old": NOON})
-    book.clock.now += 20 * DAY
+    book.clock.now += 40 * DAY
     book.admit("new", {"new": book.clock.now})
 
     with patch.object(DeltaTable, "delete", side_effect=DeltaError("no permission")):
@@ -308,7 +337,7 @@ def test_trouble_with_the_clean_up_does_no_harm(book: Book, caplog: pytest.LogCa
 
 def test_files_that_a_killed_process_left_go_with_the_clean_up(book: Book) -> None:
     book.admit("old", {"old": NOON})
-    book.clock.now += 20 * DAY
+    book.clock.now += 40 * DAY
     book.admit("new", {"new": book.clock.now})
     (orphan, young) = (book.files()[0].with_name(name) for name in ("orphan.parquet", "young.parquet"))
     for file in (orphan, young):

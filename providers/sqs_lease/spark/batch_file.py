@@ -26,7 +26,7 @@ from sqs_lease.core.messages import Message
 from sqs_lease.spark import columns
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.message_groups import MESSAGES, Group, groups_of
+from sqs_lease.spark.message_groups import DEAD_LETTER_SOURCE, MESSAGES, Group, groups_of
 from sqs_lease.spark.paths import read_path
 from sqs_lease.spark.sinks.sink import LOOKED_UP
 from sqs_lease.spark.sources.source import ArrowParser, Checker, SyntaxChecker
@@ -41,6 +41,7 @@ MESSAGE_ATTRIBUTES: Final = "message_attributes"
 
 _REJECTED: Final = "rejected"
 _NOT_JSON: Final = "not_json"
+_ATTRIBUTES: Final = "attributes"
 _COPIED_BYTES: Final = 16 * 1024 * 1024
 _WRITTEN: Final = MESSAGES.append(pa.field(_REJECTED, pa.string()))
 _SPARK_SCHEMA: Final = (
@@ -74,7 +75,7 @@ class BatchFile:
     Attributes:
         path: The file, in a scratch directory of its own.
         messages: Each message once, without its body, and why the driver rejected it: of several receptions of one
-            message, the one received last.
+            message, the one received last. Without the time where that does not tell one message from another.
         received: How many were handed over, repetitions included.
         marked: The column of the file that is not null for the messages that were rejected; None where it has none.
     """
@@ -207,6 +208,7 @@ def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker
 
 def _from_groups(path: Path, groups: Iterable[Group], checker: Checker) -> BatchFile:
     kept = []
+    from_dead_letter_queue = False
     # The file lives for minutes: what counts is how fast it is written, and read once. Spark reads row groups in
     # parallel, never parts of one: each is a group of messages.
     with pq.ParquetWriter(
@@ -217,7 +219,9 @@ def _from_groups(path: Path, groups: Iterable[Group], checker: Checker) -> Batch
             table = group.messages.append_column(_WRITTEN.field(_REJECTED), reasons)
             writer.write_table(table)
             kept.append(table.select([*_KEPT, _REJECTED]))
-    return _each_once(path, pa.concat_tables(kept), _REJECTED)
+            from_dead_letter_queue |= group.from_dead_letter_queue
+    messages = pa.concat_tables(kept)
+    return _each_once(path, _at_any_time(messages) if from_dead_letter_queue else messages, _REJECTED)
 
 
 def _from_manifest(path: Path, checker: Checker, *, name: object) -> BatchFile | None:
@@ -230,9 +234,21 @@ def _from_manifest(path: Path, checker: Checker, *, name: object) -> BatchFile |
         else:
             groups = (file.read_row_group(number, columns=[BODY])[BODY] for number in range(file.num_row_groups))
             reasons = pa.chunked_array([checker.reasons(bodies.to_pylist()) for bodies in groups], pa.string())
+        # A batch is of one queue, so one message tells.
+        (attributes, *_) = file.read_row_group(0, columns=[_ATTRIBUTES])[_ATTRIBUTES].to_pylist()
     is_marked = pc.all(pc.equal(pc.is_null(reasons), pc.is_null(messages[_NOT_JSON]))).as_py()
     messages = messages.select(_KEPT).append_column(_REJECTED, reasons)
+    if f'"{DEAD_LETTER_SOURCE}"' in attributes:
+        messages = _at_any_time(messages)
     return _each_once(path, messages, _NOT_JSON if is_marked else None)
+
+
+def _at_any_time(messages: pa.Table) -> pa.Table:
+    """Have messages looked up whenever they were sent: the dead-letter queue of a FIFO queue says another time."""
+    position = messages.schema.get_field_index(SENT_AT)
+    return messages.set_column(
+        position, messages.schema.field(SENT_AT), pa.nulls(len(messages), messages.schema.field(SENT_AT).type)
+    )
 
 
 def _bring(manifest: ManifestPath, opened: Any, path: Path) -> None:

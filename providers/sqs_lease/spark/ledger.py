@@ -4,8 +4,12 @@ Every batch that is admitted is one Parquet file and one commit, which is refuse
 version that was looked at. The commit says what the file has in it (the range of the times at which its messages were
 sent, the number of the admission), so most look-ups open few of the files.
 
-A queue keeps a message for 14 days at most. Batches are forgotten 15 days after they were admitted, all but the newest
-one: it may be half-done, and the next number counts on from it.
+A queue keeps a message for 14 days at most, and the dead-letter queue of a FIFO queue for as long again. Batches are
+forgotten 29 days after they were admitted, all but the newest one: it may be half-done, and the next number counts on
+from it. Days are counted by the times at which messages were sent, which the service says, as well as by the driver's
+clock, so that a wrong clock makes nobody forget too early.
+
+Many small files of a day are put together, because a look-up opens all files with messages of the same minutes.
 
 :class:`LedgerPlace` says where it lies, and :class:`LedgerSnapshot` is one version of it.
 """
@@ -17,7 +21,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -54,8 +58,15 @@ FILE: Final = pa.schema(
 """The columns of a file: what a sink keeps of each message of a batch, and what is the same for all of them."""
 
 
-REMEMBERED: Final = timedelta(days=15)
-"""How long after its admission a batch is known: SQS keeps a message for 14 days at most (its retention period)."""
+REMEMBERED: Final = timedelta(days=29)
+"""How long after its admission a batch is known.
+
+SQS keeps a message for 14 days at most (its retention period). In the dead-letter queue of a standard queue these days
+go on; in that of a FIFO queue they begin anew.
+"""
+
+SMALL_FILES: Final = 64
+"""So many files of one day are put together; they differ by the tenfold in how long a look-up takes."""
 
 _TABLE: Final = Schema.from_arrow(FILE.append(pa.field(DAY, pa.date32(), nullable=False)))
 # The log is nobody's history: what happened is in the rows.
@@ -168,7 +179,7 @@ class OpenLedger:
         """
         newest = snapshot.newest()
         admitted = Admitted(newest.number + 1 if newest else 1, batch_id, location)
-        day = self.clock().astimezone(UTC).date().isoformat()
+        day = self._day_of(entries).isoformat()
         file = f"{DAY}={day}/{admitted.number:012d}-{uuid4().hex}.parquet"
         try:
             size = self._write(file, rows_of(admitted, entries))
@@ -229,8 +240,23 @@ class OpenLedger:
         logger.warning("ledger %s: batch %s was given up: %d messages", self.place.address, batch_id, len(message_ids))
         return Abandoned(batch_id, message_ids, newest.location)
 
+    def _day_of(self, entries: pa.Table) -> date:
+        """The day under which messages are kept: today, or the day on which the last of them was sent if that is later.
+
+        No message is sent after it was received, so then the driver's clock is slow.
+        """
+        sent_at = pc.max(entries["sent_at"]).as_py()
+        now = self.clock().astimezone(UTC)
+        return (now if sent_at is None else max(now, sent_at.astimezone(UTC))).date()
+
+    def _forgotten_before(self, snapshot: LedgerSnapshot) -> date:
+        """The first day that is remembered, by the driver's clock, or by the newest message if that clock is ahead."""
+        sent_at = pc.max(snapshot.files["max.sent_at"]).as_py() if snapshot.files.num_rows else None
+        now = self.clock().astimezone(UTC)
+        return ((now if sent_at is None else min(now, sent_at.astimezone(UTC))) - REMEMBERED).date()
+
     def clean_up(self, seen: LedgerSnapshot) -> None:
-        """Forget what is older than any message in a queue can be: whole days, so at most once a day.
+        """Put small files together; and forget what is older than any message in a queue can be, in whole days.
 
         It may lose against another process, and leaves the work to that one, or to the next day. Trouble is logged
         and does no harm.
@@ -238,7 +264,8 @@ class OpenLedger:
         Args:
             seen: A version that was looked at a moment ago, by which most calls see that there is nothing to do.
         """
-        oldest = (self.clock() - REMEMBERED).astimezone(UTC).date()
+        self._compact(seen)
+        oldest = self._forgotten_before(seen)
         if not any(day < oldest for day in seen.days()):
             return
         try:
@@ -264,6 +291,17 @@ class OpenLedger:
                 oldest,
                 len(vacuumed),
             )
+
+    def _compact(self, seen: LedgerSnapshot) -> None:
+        """Put the files of each day together that has many small ones. Others may admit batches meanwhile."""
+        for day in seen.days_of_many_files():
+            try:
+                table = self.snapshot().table
+                table.optimize.compact(partition_filters=[(DAY, "=", day.isoformat())])
+            except CommitFailedError:
+                logger.debug("ledger %s: somebody else put its files together at this moment", self.place.address)
+            except (DeltaError, OSError, TableError) as error:
+                logger.warning("ledger %s was not compacted, which is tried again: %s", self.place.address, error)
 
     def load(self) -> DeltaTable | None:
         """The newest version; None where there is no ledger."""
@@ -514,6 +552,11 @@ class LedgerSnapshot:
         """The days on which batches were admitted."""
         days: list[Any] = pc.unique(self.files[f"partition.{DAY}"]).to_pylist()
         return days
+
+    def days_of_many_files(self) -> list[Any]:
+        """The days of which the files are to be put together."""
+        counted = pc.value_counts(self.files[f"partition.{DAY}"]).to_pylist()
+        return [one["values"] for one in counted if one["counts"] >= SMALL_FILES]
 
     def newest_day(self) -> Any:
         """The day of the newest admission; None in an empty ledger."""

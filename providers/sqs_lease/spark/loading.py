@@ -6,8 +6,10 @@ Rows that the table refuses are the business of `refusals`.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import sleep
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -26,6 +28,8 @@ Parse = Callable[[Table[Any], pa.ChunkedArray, str], Parsed]
 
 # Every refusal means that somebody else's commit went through; so many in a row, and something is wrong.
 _COMMIT_TRIES: Final = 100
+_PAUSE_SECONDS: Final = 0.005
+_LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,9 @@ class Loading:
         committed = False
         ours_before = 0
         try:
-            for _ in range(_COMMIT_TRIES):
+            for number in range(_COMMIT_TRIES):
+                if number:
+                    _let_others_pass(number)
                 looked_up = self.table.look_up(self.messages)
                 known = looked_up.known.filter(is_among(looked_up.known["message_id"], part))
                 known_ids = known["message_id"]
@@ -190,6 +196,11 @@ class Loading:
     def _discard(self, parsed: Parsed) -> None:
         if parsed.staged is not None:
             self.table.discard(parsed.staged)
+
+
+def _let_others_pass(number: int) -> None:
+    """Wait a little longer each time, and not as long as others: else many processes go on refusing one another."""
+    sleep(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2**number)))
 
 
 def _any_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> bool:

@@ -11,6 +11,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from sqs_lease.core.messages import Message, plain_attributes
 
+DEAD_LETTER_SOURCE: Final = "DeadLetterQueueSourceArn"
+"""The attribute by which the service tells a message that came to its queue as a dead letter."""
+
 _GROUP_MESSAGES: Final = 10_000
 _GROUP_CHARACTERS: Final = 16 * 1024 * 1024
 
@@ -35,10 +38,12 @@ class Group:
         messages: As :data:`MESSAGES`. The time is null where the service did not say, and the receive count is 1 then;
             half a surrogate pair in a body, which no file in UTF-8 can hold, is a ``?``.
         bodies: Their bodies as they came.
+        from_dead_letter_queue: Whether the service says of any of them that it came to its queue as a dead letter.
     """
 
     messages: pa.Table
     bodies: Sequence[str]
+    from_dead_letter_queue: bool = False
 
 
 def groups_of(messages: Iterable[Message | Mapping[str, Any]]) -> Iterator[Group]:
@@ -102,7 +107,7 @@ def _group(given: Sequence[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]
         ],
         schema=MESSAGES,
     )
-    return Group(table, bodies)
+    return Group(table, bodies, any(DEAD_LETTER_SOURCE in of_one for of_one in attributes))
 
 
 def _texts(texts: Sequence[str]) -> pa.Array:

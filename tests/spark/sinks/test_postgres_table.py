@@ -420,7 +420,7 @@ def test_entries_are_forgotten_when_no_queue_can_have_their_messages_any_more(da
     table = opened(database)
     admit(table, "b", "m1")
     for aged in (table.name.entries.as_string(None), "sqs_lease.batches"):
-        database.run(f"UPDATE {aged} SET admitted_at = admitted_at - interval '15 days 1 second'")
+        database.run(f"UPDATE {aged} SET admitted_at = admitted_at - interval '29 days 1 second'")
     admit(table, "c", "m2")
     assert known(table, "m1", "m2").keys() == {"m2"}
     admit(table, "b", "m3")

@@ -47,8 +47,8 @@ from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Ove
 
 logger = logging.getLogger(__name__)
 
-KEPT: Final = timedelta(days=15)
-"""How long entries are kept: SQS keeps a message for at most 14 days."""
+KEPT: Final = timedelta(days=29)
+"""How long entries are kept: see :data:`sqs_lease.spark.ledger.REMEMBERED`."""
 
 STAGING_KEPT: Final = timedelta(days=2)
 """When a staging table is taken for one that a killed try left behind: SQS lets no lease last longer than 12 hours."""
