@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.errors import AnalysisException, PySparkException, SparkRuntimeException
+from pyspark.errors import AnalysisException, PySparkException, PythonException, SparkRuntimeException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
@@ -102,7 +102,15 @@ def test_a_failure_that_does_not_come_again_rejects_nothing() -> None:
     assert len(taken) == 100
 
 
-@pytest.mark.parametrize("error", [TableError("no answer"), AnalysisException("no such column"), OSError()], ids=repr)
+IN_A_TASK = PythonException(
+    message="[PYTHON_EXCEPTION] Traceback (most recent call last):\n  File ...\n"
+    "sqs_lease.spark.sources.s3_events.object_store.ObjectStoreError: S3 did not give s3://a/b (SlowDown)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "error", [TableError("no answer"), AnalysisException("no such column"), OSError(), IN_A_TASK], ids=type
+)
 def test_errors_that_are_true_of_every_row_end_the_search(error: Exception) -> None:
     assert not may_be_for_rows(error)
     store = Store({3}, error=error)

@@ -9,6 +9,7 @@ it is not for the messages, and the error is raised as it came.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, log2
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 LoadPart = Callable[[pa.ChunkedArray], bool]
 """Brings some messages into the table, by their ids; the answer says whether the table took rows of any of them."""
 
+# As a traceback ends, in what Spark hands on from its Python workers.
+_OWN_ERROR: Final = re.compile(r"^\s*sqs_lease\.[\w.]+Error: ", re.MULTILINE)
 # Beside those on the way from the batch to one message: so many messages next to one another may be refused.
 _FAILURES_MORE: Final = 3
 
@@ -37,8 +40,12 @@ def may_be_for_rows(error: Exception) -> bool:
     """Whether an error of staging or committing may be for what is in the rows, so that fewer rows may pass."""
     if isinstance(error, RowsRefusedError):
         return True
-    # What Spark says of a plan is true of every row.
-    return isinstance(error, SPARK_ERRORS) and not isinstance(error, AnalysisException | Py4JNetworkError)
+    # What Spark says of a plan is true of every row, and so is what our own code in its tasks says of a server.
+    return (
+        isinstance(error, SPARK_ERRORS)
+        and not isinstance(error, AnalysisException | Py4JNetworkError)
+        and _OWN_ERROR.search(str(error)) is None
+    )
 
 
 def is_certain(error: Exception) -> bool:

@@ -188,12 +188,14 @@ class Body(io.BytesIO):
 class Answers:
     """In place of a client: what S3 answers when it is not its day."""
 
-    def __init__(self, code: str | None = None) -> None:
+    def __init__(self, code: str | None = None, status: int | None = None) -> None:
         self.code = code
+        self.status = {} if status is None else {"ResponseMetadata": {"HTTPStatusCode": status}}
 
     def get_object(self, **_wanted: str) -> dict[str, Any]:
         if self.code is not None:
-            raise ClientError({"Error": {"Code": self.code, "Message": "text of the service"}}, "GetObject")
+            said: Any = {"Error": {"Code": self.code, "Message": "text of the service"}, **self.status}
+            raise ClientError(said, "GetObject")
         return {"Body": Body(b"content")}
 
 
@@ -211,6 +213,36 @@ class TestStore:
     def test_some_errors_are_the_objects(self, code: str) -> None:
         with pytest.raises(ObjectUnavailableError, match=code):
             store_with(Answers(code)).fetch(S3Object("data", "a"), io.BytesIO())
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            ("InvalidRequest", 400),  # encrypted with a key of the customer's, which was not sent
+            ("KeyTooLongError", 400),
+            ("AuthorizationHeaderMalformed", 400),  # the bucket is in another region
+            ("PermanentRedirect", 301),
+            ("Unheard", 400),
+        ],
+    )
+    def test_whatever_s3_refuses_is_for_the_object(self, code: str, status: int) -> None:
+        with pytest.raises(ObjectUnavailableError, match=code):
+            store_with(Answers(code, status)).fetch(S3Object("data", "a"), io.BytesIO())
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            ("SlowDown", 503),
+            ("InternalError", 500),
+            ("ExpiredToken", 400),
+            ("InvalidAccessKeyId", 403),
+            ("RequestTimeTooSkewed", 403),
+            ("KMS.ThrottlingException", 400),
+            ("429", 429),
+        ],
+    )
+    def test_what_is_for_every_request_is_the_services(self, code: str, status: int) -> None:
+        with pytest.raises(ObjectStoreError, match=rf"s3://data/a \({code}\)"):
+            store_with(Answers(code, status)).fetch(S3Object("data", "a"), io.BytesIO())
 
     @pytest.mark.parametrize("code", ["SlowDown", "InternalError", "ExpiredToken", "InvalidAccessKeyId", "Unheard"])
     def test_all_others_are_the_services(self, code: str) -> None:

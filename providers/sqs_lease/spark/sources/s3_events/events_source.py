@@ -78,13 +78,12 @@ class S3EventsSource:
     """Notifications that objects were created, whose records are those in the objects.
 
     Taken are notifications that S3 sent to the queue, those that came through SNS, and events of EventBridge. Test
-    events, and events of other kinds than ``ObjectCreated``, have nothing to store and are done. So is a message whose
-    objects hold no record: an object without a byte, or a file of a header alone.
-
-    Objects are read on the executors, with boto3 and the credentials of their environment; where the notification tells
-    of a version, that version is read, else the object as it is now. A message has all records of all its objects, or
-    it is rejected: when an object is missing, archived or not allowed to be read, is not of its format, or has a record
-    that is not of the schema. When S3 does not answer, nothing of the batch is stored.
+    events, and events of other kinds than ``ObjectCreated``, have nothing to store and are done. So is a message
+    whose objects hold no record: an object without a byte, or a file of a header alone. Objects are read on the
+    executors, with boto3 and the credentials of their environment; where the notification tells of a version, that
+    version is read, else the object as it is now. A message has all records of all its objects, or it is rejected:
+    when S3 refuses an object (it is missing, archived, not allowed to be read, in another region), it is not of its
+    format, or has a record that is not of the schema. When S3 does not answer, nothing of the batch is stored.
 
     Exactly once holds for messages, not for objects: two messages that tell of the same object (it was written twice,
     or S3 sent the notification twice) bring its records twice. One message that names it twice brings them once. The

@@ -19,8 +19,22 @@ _REQUEST_TRIES = 5
 _TRANSFER_TRIES = 3
 _CHUNK_BYTES = 1024 * 1024
 
-# Of GetObject, in the Amazon S3 API Reference ("Error responses"): what another try of the same batch would not change.
-# All others (throttling, internal errors, credentials that are wrong or have expired) are not the message's fault.
+# Of GetObject, in the Amazon S3 API Reference ("Error responses"). Whatever S3 refuses (3xx, 4xx) is for the object
+# that was asked for: it is missing, archived, in another region, encrypted with a key that was not sent;
+# its key is too long.
+# The exceptions are for every request: credentials that are wrong or have expired, the clock, and too many requests.
+_REFUSALS: Final = range(300, 500)
+_OF_EVERY_REQUEST: Final = frozenset(
+    {
+        *("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "MissingSecurityHeader"),
+        *("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity", "NotSignedUp", "AccountProblem"),
+        *("RequestTimeTooSkewed", "RequestExpired", "RequestTimeout", "RequestTimeoutException"),
+        *("SlowDown", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled"),
+        *("RequestThrottledException", "TooManyRequestsException", "RequestLimitExceeded", "BandwidthLimitExceeded"),
+        *("LimitExceededException", "OperationAborted", "408", "429"),
+    }
+)
+# Where an answer does not come with its status.
 _OF_THE_OBJECT: Final = frozenset(
     {
         *("NoSuchKey", "NoSuchBucket", "NoSuchVersion", "InvalidBucketName", "InvalidArgument", "404"),
@@ -99,7 +113,7 @@ class ObjectStore:
             return self.client.get_object(Bucket=wanted.bucket, Key=wanted.key, **version)["Body"]
         except ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
-            if code in _OF_THE_OBJECT or code.startswith(_OF_ITS_KEY):
+            if _is_of_the_object(code, error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")):
                 raise ObjectUnavailableError(code) from None
             raise self._failure(wanted, code) from error
         except ParamValidationError:
@@ -112,3 +126,9 @@ class ObjectStore:
             f"S3 did not give {wanted} ({what}), so nothing of this batch is stored and all of it can be tried again: "
             "see that the executors reach S3, and have credentials for it"
         )
+
+
+def _is_of_the_object(code: str, status: int | None) -> bool:
+    if code in _OF_EVERY_REQUEST or code.startswith(f"{_OF_ITS_KEY}Throttling"):
+        return False
+    return code in _OF_THE_OBJECT or code.startswith(_OF_ITS_KEY) or status in _REFUSALS
