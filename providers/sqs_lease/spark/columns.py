@@ -28,6 +28,22 @@ REJECT: Final = StructType(
 )
 """What a table of rejects has of each message, besides the columns of every table."""
 
+POSTGRES_COLUMNS: Final = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
+"""Names of columns that every table in PostgreSQL has, in lower case."""
+
+ICEBERG_COLUMNS: Final = frozenset(
+    {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"}
+)
+"""Names under which Iceberg answers with something else than a column of the table, which cannot be read then."""
+
+DELTA_COLUMNS: Final = frozenset({"_change_type", "_commit_version", "_commit_timestamp"})
+"""Names that a Delta table cannot have once it is to keep a feed of its changes."""
+
+PARQUET_COLUMNS: Final = frozenset({"ingested_batch"})
+"""The name by which readers find the directories of batches in a directory of Parquet files."""
+
+_TAKEN_SOMEWHERE: Final = POSTGRES_COLUMNS | ICEBERG_COLUMNS | DELTA_COLUMNS | PARQUET_COLUMNS
+
 _RESERVED: Final = (MESSAGE_ID, SENT_AT, BATCH_ID, REASON)
 _RESERVED_PREFIX: Final = "_sqs_lease"
 
@@ -35,6 +51,11 @@ _RESERVED_PREFIX: Final = "_sqs_lease"
 def is_reserved(name: str) -> bool:
     """Whether ingestion keeps a name for itself, in upper or lower case."""
     return name.lower() in _RESERVED or name.lower().startswith(_RESERVED_PREFIX)
+
+
+def is_taken(name: str) -> bool:
+    """Whether ingestion keeps a name for itself, or some table that there is a sink for does."""
+    return is_reserved(name) or name.lower() in _TAKEN_SOMEWHERE
 
 
 def table_columns(record: StructType) -> StructType:

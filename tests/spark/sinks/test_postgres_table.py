@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType, VariantType
 
-from sqs_lease.spark import JsonSource, ingest
+from sqs_lease.spark import InferredSchema, JsonSource, ingest
 from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.connection import parameters_of
@@ -182,6 +182,22 @@ def test_a_percent_sign_in_a_name_is_a_character(
     result = load(spark, database, tmp_path, [message("m1", '{"pct%": 5}')], **options)
     assert result.ingested == 1
     assert database.read('SELECT "pct%%" AS pct FROM "100%%s"') == [{"pct": 5}]
+
+
+def test_a_new_field_that_the_table_cannot_have_rejects_its_message_and_is_not_pinned(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    source = JsonSource(InferredSchema(tmp_path / "schema.json"), new_fields="add")
+    sink = PostgresSink(database.url, "orders")
+
+    def add(*messages: Any) -> Any:
+        return ingest(spark, messages, source=source, sink=sink, workspace=tmp_path)
+
+    first = add(message("m1", '{"id": 1}'), message("m2", '{"id": 2, "xmin": 1}'))
+    later = add(message("m3", '{"id": 3, "pct%": 1}'))
+
+    assert (first.ingested, first.rejected.keys(), later.ingested) == (1, {"m2"}, 1)
+    assert [row["id"] for row in database.read("SELECT id FROM orders ORDER BY id")] == [1, 3]
 
 
 @pytest.mark.parametrize("name", ["xmin", "ctid", "tableoid", "_sqs_lease_attempt"])

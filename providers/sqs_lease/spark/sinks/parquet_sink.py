@@ -40,7 +40,7 @@ from pyspark.sql.types import (
 
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.column_types import PLAIN_TYPES
-from sqs_lease.spark.columns import MESSAGE_ID
+from sqs_lease.spark.columns import MESSAGE_ID, PARQUET_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
@@ -50,8 +50,7 @@ from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, Write
 
 logger = logging.getLogger(__name__)
 
-NUMBER_COLUMN: Final = "ingested_batch"
-"""The column that readers find the directories' names in."""
+(NUMBER_COLUMN,) = PARQUET_COLUMNS
 
 STAGED_KEPT: Final = timedelta(days=2)
 """When staged rows are taken for what a killed try left behind: SQS lets no lease last longer than 12 hours."""

@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, is_taken
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
@@ -72,9 +72,10 @@ class JsonSource:
             costs a second look at each body on Spark, where the pinned schema is known for certain. ``"add"``: it
             becomes a column, in the pinned schema and then in the table, with the type that Spark infers from this
             batch; for a field that is null or empty in all messages that waits until one has a value. A message whose
-            new field can be no column (a name that not every table takes, or that differs from another one in case
-            only, or the 1001st column) is rejected. It needs an :class:`InferredSchema`: what was added must be found
-            again by the next batch and by other drivers, and the text of a schema cannot grow.
+            new field can be no column (a name that not every table takes or that one keeps for itself, such as
+            ``xmin``, or that differs from another one in case only, or the 1001st column) is rejected. It needs an
+            :class:`InferredSchema`: what was added must be found again by the next batch and by other drivers, and
+            the text of a schema cannot grow.
     """
 
     schema: str | StructType | InferredSchema
@@ -276,9 +277,6 @@ def _has_value(value: Any) -> bool:
     return value is not None
 
 
-_OWN = {MESSAGE_ID, SENT_AT, BATCH_ID, REASON}
-
-
 def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) -> list[StructField]:
     """Let Spark infer the fields of the messages' bodies; all may be null.
 
@@ -314,7 +312,7 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
 
 def can_be_inferred(name: str) -> bool:
     """Whether a field of this name may become a column by itself."""
-    return can_be_column(name) and name.lower() not in _OWN
+    return can_be_column(name) and not is_taken(name)
 
 
 def _storable(kind: DataType) -> DataType:

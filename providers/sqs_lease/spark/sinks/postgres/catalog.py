@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 from pyspark.sql.types import StructType
 
+from sqs_lease.spark.columns import POSTGRES_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.types import postgres_type, takes
 
@@ -26,7 +27,6 @@ STAGING: Final = sql.Identifier(SCHEMA, "staging")
 BATCHES: Final = sql.Identifier(SCHEMA, "batches")
 
 _LONGEST_NAME_BYTES: Final = 63
-_SYSTEM_COLUMNS: Final = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
 _DEFAULT_SCHEMA: Final = "public"
 
 Cursor = psycopg.Cursor[tuple[Any, ...]]
@@ -86,7 +86,7 @@ def require_columns(columns: StructType, upsert_by: Sequence[str]) -> None:
             raise SchemaError(
                 f"column {field.name!r}: PostgreSQL cuts names after {_LONGEST_NAME_BYTES} bytes: rename it"
             )
-        if field.name in _SYSTEM_COLUMNS:
+        if field.name in POSTGRES_COLUMNS:
             raise SchemaError(f"column {field.name!r}: every PostgreSQL table has a column of its own there: rename it")
     for key in upsert_by:
         if key not in columns.names:
