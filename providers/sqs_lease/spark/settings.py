@@ -14,6 +14,8 @@ INGESTION: Final[Mapping[str, str]] = {
     # EXCEPTION would fail the whole batch for one old date, and quote the value in the error text.
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    # TIMESTAMP in a schema is a moment; with the other choice it would be TIMESTAMP_NTZ, and times with a zone rejects.
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
     # The file of a batch has a third of its bodies' bytes, or less: by the default, 128 MB, a million messages of 1 KB
     # would be three tasks, on whatever cluster.
     "spark.sql.files.maxPartitionBytes": "32m",

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import IntegerType, StructField, StructType
+from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.settings import INGESTION, session_settings
@@ -140,6 +140,14 @@ def test_the_session_cannot_bring_back_lenient_parsing_or_errors_that_quote_valu
 
     assert outcome.rejected == {"bad": "not of the type in the schema: day"}
     assert outcome.records == {"m1": [{"day": date(1066, 10, 14)}]}
+
+
+def test_the_session_cannot_make_another_type_of_timestamp(spark: SparkSession) -> None:
+    with session_settings(spark, {"spark.sql.timestampType": "TIMESTAMP_NTZ"}):
+        outcome = parsed(spark, JsonSource("at TIMESTAMP"), {"m1": '{"at": "2013-01-01T05:00:00+02:00"}'})
+
+    assert outcome.rejected == {}
+    assert outcome.columns["at"].dataType == TimestampType()
 
 
 def test_the_schema_may_be_a_struct_type(spark: SparkSession) -> None:
