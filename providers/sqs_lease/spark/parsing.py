@@ -15,15 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.batch_file import REASONS, BatchFile
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, NOTHING_TO_STORE, REASON
+from sqs_lease.spark.executors import cannot_run_this
 from sqs_lease.spark.reconciliation import is_among
-from sqs_lease.spark.sinks.sink import PartsTable, Staged, Table
+from sqs_lease.spark.sinks.sink import JudgingTable, PartsTable, Staged, Table
 from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS
 from sqs_lease.spark.sources.source import ArrowParser
 
 logger = logging.getLogger(__name__)
-
-_CANNOT_RUN_THIS: Final = ("ModuleNotFoundError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
-"""What Spark says when its executors lack this package, or the Python that it needs."""
 
 NO_IDS: Final = pa.chunked_array([], pa.string())
 """No messages."""
@@ -124,7 +122,7 @@ class MessageParser:
 
         def plan(messages: DataFrame) -> DataFrame:
             observed.append(Observation())
-            return self._rows(messages, observed[-1], batch_id)
+            return self._rows(table, messages, observed[-1], batch_id)
 
         staged = self._stage_parts(table, plan, without, batch_id)
         if staged is None:
@@ -154,7 +152,7 @@ class MessageParser:
         try:
             return table.stage_parts(self.spark, parts, rest, batch_id)
         except SPARK_ERRORS as error:
-            if not any(sign in str(error) for sign in _CANNOT_RUN_THIS):
+            if not cannot_run_this(error):
                 raise
             logger.warning(
                 "batch %s: Spark parses all messages itself, which takes longer, as its tasks cannot run this package: "
@@ -167,10 +165,11 @@ class MessageParser:
         messages = self.batch.accepted(self.spark)
         return self.batch.without(messages, without) if len(without) else messages
 
-    def _rows(self, messages: DataFrame, observation: Observation, batch_id: str) -> DataFrame:
+    def _rows(self, table: Table[Any], messages: DataFrame, observation: Observation, batch_id: str) -> DataFrame:
         reason = F.when(F.col(REASON).isNotNull(), F.struct(MESSAGE_ID, REASON))
+        rows = self.plan(messages)
         return (
-            self.plan(messages)
+            (table.judged(rows, REASON) if isinstance(table, JudgingTable) else rows)
             .observe(observation, F.collect_list(reason).alias("reasons"))
             .where(F.col(REASON).isNull())
             .drop(REASON)

@@ -38,10 +38,11 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.column_types import PLAIN_TYPES
-from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID
+from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.delta.schema import differences
+from sqs_lease.spark.sinks.row_rules import iceberg_directories, is_object_store, judged
 from sqs_lease.spark.sinks.sink import Staged
 from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, gone
 from sqs_lease.spark.sinks.table_sql import (
@@ -167,6 +168,21 @@ class IcebergTable:
         staged = self.staged.write(rows, batch_id)
         self.own.add(staged.location)
         return staged
+
+    def judged(self, rows: DataFrame, reason: str) -> DataFrame:
+        """See :class:`.sink.JudgingTable`."""
+        try:
+            columns = self._columns()
+            partitions = self.spark.table(f"{self.name}.partitions").schema
+            described = self.spark.sql(f"DESCRIBE TABLE EXTENDED {self.name}")
+            (location,) = described.where("col_name = 'Location'").collect()
+        except SPARK_ERRORS as error:
+            raise self._unusable("cannot be read", error) from error
+        by = partitions["partition"].dataType if "partition" in partitions.names else StructType()
+        if not isinstance(by, StructType) or is_object_store(location["data_type"]):
+            return rows
+        # The field of a transform is called otherwise than its column.
+        return judged(rows, reason, columns, list(iceberg_directories(columns, by.names)))
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
@@ -302,8 +318,11 @@ def _as_iceberg(columns: StructType) -> StructType:
     """The columns as the table has them: integers have at least 32 bits.
 
     Raises:
-        SchemaError: A column has a type that Iceberg's tables cannot have.
+        SchemaError: A column has a type or a name that Iceberg's tables cannot have.
     """
+    for name in columns.names:
+        if name.lower() in ICEBERG_COLUMNS:
+            raise SchemaError(f"column {name}: every Iceberg table has a column of its own there: rename it")
     return StructType(
         [StructField(field.name, _kind(field.name, field.dataType), field.nullable) for field in columns.fields]
     )

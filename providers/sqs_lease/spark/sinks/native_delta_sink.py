@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,14 @@ from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.delta.schema import delta_schema, differences
+from sqs_lease.spark.sinks.row_rules import (
+    check_constraints,
+    delta_directories,
+    generated_values,
+    invariants,
+    is_object_store,
+    judged,
+)
 from sqs_lease.spark.sinks.sink import Staged
 from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, gone
 from sqs_lease.spark.sinks.table_sql import (
@@ -33,6 +41,9 @@ from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 20
+_GENERATED: Final = "delta.generationExpression"
+_INVARIANT: Final = "delta.invariants"
+_IDENTITY: Final = "delta.identity."
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,30 @@ class NativeDeltaTable:
         """See :meth:`.write_ahead.TargetTable.stage`."""
         return self.staged.write(rows, batch_id)
 
+    def judged(self, rows: DataFrame, reason: str) -> DataFrame:
+        """See :class:`.sink.JudgingTable`."""
+        try:
+            (detail,) = self.spark.sql(f"DESCRIBE DETAIL {self.name}").collect()
+            stored = self._columns()
+            metadata = _metadata(self.spark, detail["location"])
+        except SPARK_ERRORS as error:
+            raise self._unusable("cannot be read", error) from error
+        if numbered := [
+            name for name in rows.columns if any(key.startswith(_IDENTITY) for key in metadata.get(name, ()))
+        ]:
+            raise SchemaError(
+                f"table {self.name} numbers the column {', '.join(numbered)} itself: leave it out of the schema, or "
+                "ingest into another table"
+            )
+        rules = [
+            *check_constraints(detail["properties"]),
+            *generated_values({name: str(its[_GENERATED]) for name, its in metadata.items() if _GENERATED in its}),
+            *invariants({name: str(its[_INVARIANT]) for name, its in metadata.items() if _INVARIANT in its}),
+        ]
+        if not is_object_store(detail["location"]):
+            rules += delta_directories(stored, detail["partitionColumns"])
+        return judged(rows, reason, stored, rules)
+
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
         for _ in range(_TRIES):
@@ -209,6 +244,16 @@ class NativeDeltaTable:
             f"table {self.name} {what}: {first_line}. Check that the session has Delta's jars and settings (they are "
             "named in sqs_lease.spark.sinks.jars), and may write there"
         )
+
+
+def _metadata(spark: SparkSession, location: str) -> Mapping[str, Mapping[str, object]]:
+    """What the table's log says of each column, which Spark keeps to itself; nothing through Spark Connect."""
+    jvm, session = getattr(spark, "_jvm", None), getattr(spark, "_jsparkSession", None)
+    if jvm is None or session is None:
+        return {}
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session, location)
+    schema = json.loads(log.unsafeVolatileSnapshot().metadata().schemaString())
+    return {field["name"]: field["metadata"] for field in schema["fields"]}
 
 
 def _as_delta(stored: StructType) -> Schema:

@@ -167,6 +167,19 @@ class PartsTable(Protocol):
         """
 
 
+@runtime_checkable
+class JudgingTable(Protocol):
+    """A table that knows beforehand which rows it would refuse."""
+
+    def judged(self, rows: DataFrame, reason: str) -> DataFrame:
+        """Say of each row why the table would refuse it; ingestion then rejects its message.
+
+        Args:
+            rows: As for :meth:`Table.stage`, apart from :data:`.columns.BATCH_ID`, with a column more.
+            reason: The name of that: null for rows of which nothing is known yet. It is to name a rule, and no value.
+        """
+
+
 class Sink(Protocol):
     """Says which table, and how it is to be written."""
 

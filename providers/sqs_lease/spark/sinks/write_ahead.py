@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import BatchIdReusedError, TableError
 from sqs_lease.spark.ledger import Admitted, Ledger, LedgerSnapshot, OpenLedger
-from sqs_lease.spark.sinks.sink import Admission, PartsTable, Rest, Staged
+from sqs_lease.spark.sinks.sink import Admission, JudgingTable, PartsTable, Rest, Staged
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +138,10 @@ class WriteAheadTable:
         if not isinstance(self.target, PartsTable):
             return None
         return self.target.stage_parts(spark, parts, rest, batch_id)
+
+    def judged(self, rows: DataFrame, reason: str) -> DataFrame:
+        """See :class:`.sink.JudgingTable`."""
+        return self.target.judged(rows, reason) if isinstance(self.target, JudgingTable) else rows
 
     def commit(self, looked_up: WriteAheadLookUp, admission: Admission) -> int | None:
         """See :meth:`.sink.Table.commit`."""

@@ -1,0 +1,113 @@
+"""What a table that Spark writes asks of its rows, looked at before they are staged: constraints, names of directories.
+
+Once a batch is admitted, all its rows have to go in. So each row is looked at beforehand, in the pass that parses it,
+and one that the table would refuse rejects its message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import StringType, StructType
+
+from sqs_lease.spark.sinks.table_sql import quoted
+
+Rule = tuple[str, Column]
+"""What the reason calls it, and the test: a row for which it is false or null is refused."""
+
+_CONSTRAINT: Final = "delta.constraints."
+_NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
+# Of a file's name, on nearly every file system.
+_NAME_BYTES: Final = 255
+# What Spark writes as % and two digits in the name of a partition's directory.
+_ESCAPED: Final = r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]"""
+
+
+def judged(rows: DataFrame, reason: str, stored: StructType, rules: Sequence[Rule]) -> DataFrame:
+    """Name the rule that a row breaks in its reason, where it has none yet.
+
+    Args:
+        rows: The rows, and the reason.
+        reason: The name of that column.
+        stored: The table's columns: those that the rows lack are null in them.
+        rules: The table's rules.
+    """
+    if not rules:
+        return rows
+    given = rows.columns
+    lacking = {field.name: F.lit(None).cast(field.dataType) for field in stored.fields if field.name not in given}
+    broken = [F.when(~F.coalesce(test, F.lit(False)), F.lit(f"refused by the table: {name}")) for name, test in rules]
+    judged_rows = rows.withColumns(lacking) if lacking else rows
+    return judged_rows.withColumn(reason, F.coalesce(F.col(reason), *broken)).select(*map(quoted, given))
+
+
+def check_constraints(properties: Mapping[str, str]) -> Iterator[Rule]:
+    """The CHECK constraints of a Delta table, by its properties."""
+    for name, expression in sorted(properties.items()):
+        if name.startswith(_CONSTRAINT):
+            yield f"CHECK constraint {name.removeprefix(_CONSTRAINT)}", F.expr(expression)
+
+
+def generated_values(expressions: Mapping[str, str]) -> Iterator[Rule]:
+    """That a value is the one which a Delta table would generate.
+
+    Args:
+        expressions: Column -> what generates it.
+    """
+    for name, expression in sorted(expressions.items()):
+        yield f"generated column {name}", F.col(quoted(name)).eqNullSafe(F.expr(expression))
+
+
+def invariants(given: Mapping[str, str]) -> Iterator[Rule]:
+    """The invariants of a Delta table's columns.
+
+    Args:
+        given: Column -> the JSON in which Delta writes its invariant.
+    """
+    for name, text in sorted(given.items()):
+        yield f"invariant of column {name}", F.expr(json.loads(text)["expression"]["expression"])
+
+
+def is_object_store(location: str) -> bool:
+    """Whether directories are only parts of a key there."""
+    return location.startswith(("s3:", "s3a:", "s3n:", "gs:", "abfs:", "abfss:", "wasbs:"))
+
+
+def delta_directories(columns: StructType, partition_by: Sequence[str]) -> Iterator[Rule]:
+    """That the texts by which a Delta table is partitioned can be names of directories, and come back."""
+    for name in partition_by:
+        if name not in columns.names or not isinstance(columns[name].dataType, StringType):
+            continue
+        text = F.col(quoted(name))
+        escaped = F.regexp_replace(text, _ESCAPED, "%00")
+        longest = _NAME_BYTES - len(f"{name}=".encode())
+        yield (
+            f"the partition value of {name} has the character NUL, is {_NULL_DIRECTORY}, or too long for a directory",
+            text.isNull()
+            | (~F.contains(text, F.lit("\0")) & (text != _NULL_DIRECTORY) & (F.octet_length(escaped) <= longest)),
+        )
+        if not columns[name].nullable:
+            yield from not_empty([name])
+
+
+def not_empty(names: Sequence[str]) -> Iterator[Rule]:
+    """That columns of texts by which a Delta table is partitioned, and which must not be null, have no empty text."""
+    for name in names:
+        yield f"the partition value of {name} is empty, which is a null there", F.col(quoted(name)) != ""
+
+
+def iceberg_directories(columns: StructType, partition_by: Sequence[str]) -> Iterator[Rule]:
+    """That the texts by which an Iceberg table is partitioned can be names of directories."""
+    for name in partition_by:
+        if name not in columns.names or not isinstance(columns[name].dataType, StringType):
+            continue
+        text = F.col(quoted(name))
+        longest = _NAME_BYTES - len(f"{name}=".encode())
+        yield (
+            f"the partition value of {name} is too long for a directory",
+            text.isNull() | (F.octet_length(F.url_encode(text)) <= longest),
+        )

@@ -1,0 +1,99 @@
+"""A message that the table refuses is rejected before its batch is admitted, and stops neither batch nor table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
+
+from sqs_lease.spark import JsonSource, SchemaError, ingest
+from sqs_lease.spark.columns import table_columns
+from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
+from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
+from tests.processes.spark.engines.table_formats.conftest import CATALOG
+from tests.spark.samples import good, message
+
+SCHEMA = "id BIGINT NOT NULL, name STRING"
+OURS = "_message_id STRING NOT NULL, _sent_at TIMESTAMP, _batch_id STRING NOT NULL"
+
+
+def load(spark: SparkSession, workspace: Path, sink: Any, messages: list[Any], schema: str = SCHEMA) -> Any:
+    return ingest(spark, messages, source=JsonSource(schema), sink=sink, workspace=workspace / "batches")
+
+
+def body(**fields: Any) -> str:
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize("upsert_by", [(), ("id",)], ids=["append", "upsert"])
+def test_rules_of_a_native_delta_table_reject_messages_and_stop_no_batch(
+    spark: SparkSession, tmp_path: Path, upsert_by: tuple[str, ...]
+) -> None:
+    path = tmp_path / "orders"
+    name = f"delta.`{path}`"
+    spark.sql(
+        f"CREATE TABLE {name} (id BIGINT NOT NULL, name STRING, twice BIGINT GENERATED ALWAYS AS (id * 2), {OURS}) "
+        "USING delta"
+    )
+    spark.sql(f"ALTER TABLE {name} ADD CONSTRAINT positive CHECK (id > 0)")
+    sink = NativeDeltaSink(path, (), upsert_by)
+    schema = f"{SCHEMA}, twice BIGINT"
+    batch = [
+        message("m1", body(id=1, name="a", twice=2)),
+        message("m2", body(id=-5, name="a secret", twice=-10)),
+        message("m3", body(id=3, twice=99)),
+        message("m4", body(id=4, twice=8)),
+    ]
+
+    result = load(spark, tmp_path, sink, batch, schema)
+    later = load(spark, tmp_path, sink, [message("m5", body(id=5, twice=10))], schema)
+
+    assert result.rejected == {
+        "m2": "refused by the table: CHECK constraint positive",
+        "m3": "refused by the table: generated column twice",
+    }
+    assert (result.ingested, later.ingested) == (2, 1)
+    assert sorted(row["id"] for row in spark.table(name).collect()) == [1, 4, 5]
+
+
+def test_partition_values_that_can_be_no_directory_reject_messages_of_native_delta(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sink = NativeDeltaSink(tmp_path / "orders", ("name",))
+    fits = "/" * 83
+    values = [fits, fits + "/", "a\0b", "__HIVE_DEFAULT_PARTITION__", "\u00e9" * 126, None]
+    result = load(spark, tmp_path, sink, [message(f"m{n}", body(id=n, name=value)) for n, value in enumerate(values)])
+
+    assert result.rejected.keys() == {"m1", "m2", "m3", "m4"}
+    assert load(spark, tmp_path, sink, good([7])).ingested == 1
+    stored = {row["id"]: row["name"] for row in spark.read.format("delta").load(str(tmp_path / "orders")).collect()}
+    assert stored == {0: fits, 5: None, 7: "n7"}
+
+
+def test_partition_values_that_can_be_no_directory_reject_messages_of_iceberg(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.tests")
+    table = f"{CATALOG}.tests.t{uuid4().hex}"
+    sink = IcebergSink(table, tmp_path / "ledger", ("name",))
+    values = ["x" * 250, "x" * 251, "\u00e9" * 42, "a\0b"]
+    result = load(spark, tmp_path, sink, [message(f"m{n}", body(id=n, name=value)) for n, value in enumerate(values)])
+
+    assert result.rejected == {
+        "m1": "refused by the table: the partition value of name is too long for a directory"
+    } | {"m2": result.rejected["m1"]}
+    assert load(spark, tmp_path, sink, good([7])).ingested == 1
+    spark.sql(f"REFRESH TABLE {table}")
+    assert {row["id"] for row in spark.table(table).collect()} == {0, 3, 7}
+
+
+@pytest.mark.parametrize("name", ["_file", "_partition", "_row_id"])
+def test_names_that_iceberg_keeps_for_itself_are_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    sink = IcebergSink(f"{CATALOG}.tests.t{uuid4().hex}", tmp_path / "ledger")
+    with pytest.raises(SchemaError, match=name):
+        sink.open(spark, table_columns(StructType([StructField(name, StringType())])), widen=False)
