@@ -60,6 +60,7 @@ NEEDED_FROM_USERS = {
     "sqs_lease.testing.pytest_plugin": "pytest",
     "sqs_lease.testing.sink_contract": "pytest",
     "sqs_lease.testing.sink_subject": "pytest",
+    "sqs_lease.testing.rules_contract": "pytest",
     "sqs_lease.testing.upsert_contract": "pytest",
 }
 """Modules that only those load who have installed something besides one extra, and what that is."""

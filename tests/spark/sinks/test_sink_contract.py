@@ -12,7 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.columns import SENT_AT
+from sqs_lease.spark.errors import RowsRefusedError, TableError
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, Admission, Overtaken, Staged
+from sqs_lease.testing.rules_contract import RulesContract
 from sqs_lease.testing.sink_contract import SinkContract, Subject
 from sqs_lease.testing.upsert_contract import UpsertContract
 from tests.spark.sinks.memory_sink import MemoryLookUp, MemorySink, MemoryTable, memory_subject
@@ -221,6 +223,41 @@ class KeepsValuesWhereTheNewOnesAreNull(MemoryTable):
         return super().merged(filled)
 
 
+class HasARule(MemoryTable):
+    def commit(self, looked_up: MemoryLookUp, admission: Admission) -> int | None:
+        if admission.staged is not None and any(row["id"] < 0 for row in self.store.staged[admission.staged.location]):
+            raise self.refusal()
+        return super().commit(looked_up, admission)
+
+    def refusal(self) -> TableError:
+        return RowsRefusedError("a row is refused", rule="constraint positive")
+
+
+class FailsForARow(HasARule):
+    def refusal(self) -> TableError:
+        return TableError("a row is refused")
+
+
+class DropsTheRow(MemoryTable):
+    def merged(self, rows: Any) -> Any:
+        return super().merged([row for row in rows if row["id"] >= 0])
+
+
+class QuotesTheRow(HasARule):
+    def refusal(self) -> TableError:
+        return RowsRefusedError("a row is refused", rule="constraint positive: -424242")
+
+
+class LocksUpAtARow(HasARule):
+    def refusal(self) -> TableError:
+        self.store.version = -1
+        return super().refusal()
+
+    def check_batch(self, looked_up: MemoryLookUp, batch_id: str) -> None:
+        if self.store.version < 0:
+            raise TableError("a batch is stuck")
+
+
 @dataclass(frozen=True)
 class Flaw:
     test: str
@@ -273,6 +310,14 @@ UPSERT_FLAWS = [
 ]
 
 
+RULES_FLAWS = [
+    Flaw("test_a_refused_row_rejects_its_message_and_no_other", FailsForARow),
+    Flaw("test_a_refused_row_rejects_its_message_and_no_other", DropsTheRow),
+    Flaw("test_a_table_goes_on_after_a_batch_of_which_it_refused_all", LocksUpAtARow),
+    Flaw("test_the_reason_quotes_no_value", QuotesTheRow),
+]
+
+
 class TestMemorySink(SinkContract):
     @pytest.fixture
     def subject(self, request: pytest.FixtureRequest) -> Subject:
@@ -285,6 +330,12 @@ class TestUpsertingMemorySink(UpsertContract):
     @pytest.fixture
     def subject(self) -> Subject:
         return memory_subject(upsert_by="id")
+
+
+class TestMemorySinkWithARule(RulesContract):
+    @pytest.fixture
+    def subject(self) -> Subject:
+        return memory_subject(table=HasARule)
 
 
 def name_of(flaw: Flaw) -> str:
@@ -308,6 +359,16 @@ def test_the_upsert_contract_finds_the_flaw(flaw: Flaw) -> None:
         getattr(UpsertContract(), flaw.test)(subject)
 
 
-@pytest.mark.parametrize(("contract", "flaws"), [(SinkContract, FLAWS), (UpsertContract, UPSERT_FLAWS)])
+@pytest.mark.parametrize("flaw", RULES_FLAWS, ids=name_of)
+def test_the_rules_contract_finds_the_flaw(flaw: Flaw) -> None:
+    subject = memory_subject(table=flaw.table, sink=flaw.sink)
+
+    with pytest.raises((AssertionError, pytest.fail.Exception, KeyError)):
+        getattr(RulesContract(), flaw.test)(subject)
+
+
+@pytest.mark.parametrize(
+    ("contract", "flaws"), [(SinkContract, FLAWS), (UpsertContract, UPSERT_FLAWS), (RulesContract, RULES_FLAWS)]
+)
 def test_every_test_of_the_contract_is_shown_to_fail(contract: type, flaws: list[Flaw]) -> None:
     assert {name for name in vars(contract) if name.startswith("test_")} == {flaw.test for flaw in flaws}

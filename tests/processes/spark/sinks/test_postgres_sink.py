@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
+from sqs_lease.testing.rules_contract import RulesContract
 from sqs_lease.testing.sink_contract import SinkContract, Subject
 from sqs_lease.testing.upsert_contract import UpsertContract
 from tests.spark.sinks.conftest import Database
@@ -23,3 +24,12 @@ class TestUpsertingPostgresSink(UpsertContract):
     @pytest.fixture
     def subject(self, spark: SparkSession, database: Database) -> Subject:
         return subject_of(spark, database, upsert_by=("id",))
+
+
+class TestPostgresSinkWithAConstraint(RulesContract):
+    @pytest.fixture
+    def subject(self, spark: SparkSession, database: Database) -> Subject:
+        subject = subject_of(spark, database)
+        subject.open()
+        database.run("ALTER TABLE orders ADD CONSTRAINT positive CHECK (id > 0)")
+        return subject
