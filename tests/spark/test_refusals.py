@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark import DeltaSink, JsonSource, LeaseLostError, RowsRefusedError, TableError
 from sqs_lease.spark.refusals import Search, may_be_for_rows
+from sqs_lease.spark.sinks.staged_rows import first_line
 from tests.spark.samples import SCHEMA, Place, good, message, stored_ids
 
 REFUSED = RowsRefusedError("table orders refuses a row", rule="constraint positive")
@@ -127,6 +128,17 @@ def test_the_search_ends_when_the_messages_are_held_no_longer() -> None:
     with pytest.raises(LeaseLostError):
         store.search(10, lost)
     assert store.tries == 1
+
+
+def test_an_error_of_spark_is_told_by_the_line_that_says_what_it_is_and_not_by_its_rows() -> None:
+    of_java = RuntimeError(
+        "An error occurred while calling o50.sql.\n: org.apache.DeltaInvariantViolationException: CHECK constraint "
+        "positive (id > 0) violated by row with values:\n - id : -5\n\tat org.apache..."
+    )
+    assert first_line(of_java) == (
+        "org.apache.DeltaInvariantViolationException: CHECK constraint positive (id > 0) violated by row with values:"
+    )
+    assert first_line(RuntimeError("[NO_SUCH_TABLE] orders\nplan")) == "[NO_SUCH_TABLE] orders"
 
 
 class BreaksOn(JsonSource):

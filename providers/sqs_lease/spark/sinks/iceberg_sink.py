@@ -44,7 +44,7 @@ from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.delta.schema import differences
 from sqs_lease.spark.sinks.row_rules import iceberg_directories, is_object_store, judged
 from sqs_lease.spark.sinks.sink import Staged
-from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, gone
+from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, first_line, gone
 from sqs_lease.spark.sinks.table_sql import (
     add_columns,
     check_keys,
@@ -298,10 +298,9 @@ class IcebergTable:
             return None
 
     def _unusable(self, what: str, error: Exception) -> TableError:
-        first_line = str(error).strip().partition("\n")[0]
         return TableError(
-            f"table {self.name} {what}: {first_line}. Check that the session has Iceberg's jar and settings (they are "
-            "named in sqs_lease.spark.sinks.jars) and the table's catalog, and may write there"
+            f"table {self.name} {what}: {first_line(error)}. Check that the session has Iceberg's jar and settings "
+            "(they are named in sqs_lease.spark.sinks.jars) and the table's catalog, and may write there"
         )
 
 

@@ -28,7 +28,7 @@ from sqs_lease.spark.sinks.row_rules import (
     judged,
 )
 from sqs_lease.spark.sinks.sink import Staged
-from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, gone
+from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, first_line, gone
 from sqs_lease.spark.sinks.table_sql import (
     add_columns,
     check_keys,
@@ -239,10 +239,9 @@ class NativeDeltaTable:
             return None
 
     def _unusable(self, what: str, error: Exception) -> TableError:
-        first_line = str(error).strip().partition("\n")[0]
         return TableError(
-            f"table {self.name} {what}: {first_line}. Check that the session has Delta's jars and settings (they are "
-            "named in sqs_lease.spark.sinks.jars), and may write there"
+            f"table {self.name} {what}: {first_line(error)}. Check that the session has Delta's jars and settings "
+            "(they are named in sqs_lease.spark.sinks.jars), and may write there"
         )
 
 

@@ -35,6 +35,7 @@ SPARK_ERRORS: Final = (PySparkException, Py4JError)
 
 logger = logging.getLogger(__name__)
 
+_INTRODUCTION: Final = "An error occurred while calling "
 _STAGED: Final = "_staged"
 _APPLIED: Final = "applied"
 _NUMBER: Final = "number"
@@ -167,6 +168,13 @@ class StagedRows:
 
 def _number(mark: Path) -> int:
     return int(mark.name.rpartition("=")[2])
+
+
+def first_line(error: Exception) -> str:
+    """What an error of Spark's says, without stack traces, plans, and rows, which follow in further lines."""
+    first, _, rest = str(error).strip().partition("\n")
+    # As Py4J introduces an exception of Java that PySpark does not know.
+    return rest.partition("\n")[0].removeprefix(": ") if first.startswith(_INTRODUCTION) and rest else first
 
 
 def gone(table: str, location: str, application: Application) -> TableError:
