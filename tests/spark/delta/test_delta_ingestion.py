@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -110,6 +110,39 @@ def test_partitions_of_any_name_come_back_as_they_were(place: Place) -> None:
     stored = {row["id"]: (row["town"], row["day"]) for row in read_rows(place.sink)}
     days = {n: None if n % 2 else date(2026, 3, 1) for n in stored}
     assert stored == {n: (town, days[n]) for n, town in enumerate([*AWKWARD, None])}, "an empty text is a null there"
+
+
+class BySpark(JsonSource):
+    """A source of which the tasks read nothing themselves."""
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        return super().parse(messages, columns)
+
+
+@pytest.mark.parametrize("source", [JsonSource, BySpark], ids=["read by tasks", "read by Spark"])
+def test_a_partition_value_need_not_be_the_name_of_a_directory(on_disk: Place, source: type[JsonSource]) -> None:
+    values = ["x" * 300, "a\0b", "__HIVE_DEFAULT_PARTITION__", "", None]
+
+    result = on_disk.ingest([message(n, town=town) for n, town in enumerate(values)], source=source(SCHEMA))
+
+    assert (result.ingested, result.rejected) == (len(values), {})
+    stored = {row["id"]: row["town"] for row in read_rows(on_disk.sink)}
+    assert stored == dict(enumerate([*values[:3], None, None]))
+
+
+@pytest.mark.parametrize("source", [JsonSource, BySpark], ids=["read by tasks", "read by Spark"])
+def test_an_empty_partition_value_that_must_not_be_null_rejects_its_message(
+    spark: SparkSession, tmp_path: Path, source: type[JsonSource]
+) -> None:
+    place = Place(spark, tmp_path / "workspace", DeltaSink(tmp_path / "table", partition_by=["town"]))
+    required = source("id BIGINT NOT NULL, town STRING NOT NULL")
+
+    result = place.ingest([message(1, town="a"), message(2, town=""), message(3, town="b")], source=required)
+
+    assert result.rejected == {
+        "m2": "refused by the table: the partition value of town is empty, which is a null there"
+    }
+    assert place.ids() == ["m1", "m3"]
 
 
 def test_a_batch_that_comes_again_is_not_stored_again(place: Place) -> None:

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.executors import cannot_run_this
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, directory_of, tries_beside
@@ -32,9 +33,11 @@ from sqs_lease.spark.sinks.delta.schema import (
     differences,
     unsupported,
 )
-from sqs_lease.spark.sinks.delta.staging import Written, write_by_spark, write_by_tasks, write_parts
+from sqs_lease.spark.sinks.delta.staging import Written, never_empty_texts, write_by_spark, write_by_tasks, write_parts
 from sqs_lease.spark.sinks.delta.storage import OURS, TableStorage
+from sqs_lease.spark.sinks.row_rules import judged, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
+from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
 
 logger = logging.getLogger(__name__)
@@ -197,6 +200,11 @@ class OpenDelta:
             table = self._existing()
         raise self._too_busy("its columns were to be added")
 
+    def judged(self, rows: DataFrame, reason: str) -> DataFrame:
+        """See :class:`..sink.JudgingTable`."""
+        never_empty = never_empty_texts(pa.schema(self.columns), self.partition_by)
+        return judged(rows, reason, StructType(), list(not_empty(never_empty)))
+
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..write_ahead.TargetTable.stage`."""
         directory = self._new_try(batch_id)
@@ -282,9 +290,15 @@ class OpenDelta:
             raise
 
     def _write(self, rows: DataFrame, directory: str) -> Written:
-        if self.storage.is_local:
+        if self.storage.is_local and not self.partition_by:
             return write_by_spark(rows, self.storage, directory, self.partition_by)
-        return write_by_tasks(rows, self.storage, directory, self.partition_by, pa.schema(self.columns))
+        try:
+            # Which does not name directories after values: not every value can be one's name.
+            return write_by_tasks(rows, self.storage, directory, self.partition_by, pa.schema(self.columns))
+        except SPARK_ERRORS as error:
+            if not (self.storage.is_local and cannot_run_this(error)):
+                raise
+            return write_by_spark(rows, self.storage, directory, self.partition_by)
 
     def _staged(self, directory: str, written: Written) -> Staged:
         location = Listing(self.upsert_by, written.files).write(self.storage, directory)

@@ -189,6 +189,9 @@ def _task(
 def _part_task(
     parts: BatchParts, storage: TableStorage, directory: str, partition_by: Sequence[str], schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    # Spark says of them why they are rejected.
+    never_empty = never_empty_texts(schema, partition_by)
+
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         writer = TaskWriter(storage, directory, partition_by, schema)
         left: list[pa.Array] = []
@@ -196,7 +199,12 @@ def _part_task(
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
         for made in parts.read(numbers):
             left += made.left.chunks
-            waiting.append(made.rows)
+            rows = made.rows
+            for name in never_empty:
+                is_empty = pc.equal(rows[name], "")
+                left += rows[MESSAGE_ID].filter(is_empty).chunks
+                rows = rows.filter(pc.invert(is_empty))
+            waiting.append(rows)
             if not partition_by or sum(rows.nbytes for rows in waiting) >= _SORTED_BYTES:
                 yield from writer.write(_sorted(waiting, partition_by))
                 waiting.clear()
@@ -206,6 +214,12 @@ def _part_task(
         yield _answer(message_ids=pa.chunked_array(left, pa.string()))
 
     return write
+
+
+def never_empty_texts(schema: pa.Schema, partition_by: Sequence[str]) -> list[str]:
+    """The columns by which files are partitioned in which an empty text, Delta's null, cannot be."""
+    fields = [schema.field(name) for name in partition_by if name in schema.names]
+    return [field.name for field in fields if pa.types.is_string(field.type) and not field.nullable]
 
 
 def _sorted(tables: Sequence[pa.Table], partition_by: Sequence[str]) -> pa.Table:
