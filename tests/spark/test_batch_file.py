@@ -305,3 +305,37 @@ def test_dead_letters_are_looked_up_whenever_they_were_sent_as_a_fifo_queue_give
         assert batch is not None
         assert batch.looked_up.to_pylist() == [{"message_id": "m1", "sent_at": None}]
         assert rows(batch.path)[0]["sent_at"] is not None
+
+
+def fifo(message_id: str, number: int, *, group: str = "a", milliseconds: int = 123) -> Message:
+    said = {
+        "SentTimestamp": str(1_700_000_000_000 + milliseconds),
+        "MessageGroupId": group,
+        "SequenceNumber": f"188494964604676{number:05d}",
+    }
+    return Message(Receipt(message_id, "handle"), "{}", said)
+
+
+@pytest.mark.parametrize("as_manifest", [False, True], ids=["as messages", "as a manifest"])
+def test_of_messages_that_a_fifo_queue_took_in_one_millisecond_the_later_one_has_the_later_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_manifest: bool
+) -> None:
+    monkeypatch.setattr("sqs_lease.spark.message_groups._GROUP_MESSAGES", 2)
+    messages = [
+        fifo("third", 30),
+        fifo("first", 10),
+        fifo("in another group", 5, group="b"),
+        fifo("second", 20),
+        fifo("first", 10),
+        fifo("later", 40, milliseconds=124),
+    ]
+    given = manifest_of(tmp_path / "manifest", messages) if as_manifest else messages
+
+    with written_batch(given, workspace=tmp_path / "batches", checker=Checker()) as batch:
+        assert batch is not None
+        found = {one["message_id"]: one["sent_at"].microsecond for one in rows(batch.path)}
+        looked_up = {one["message_id"]: one["sent_at"].microsecond for one in batch.looked_up.to_pylist()}
+        assert [file for file in batch.path.parent.iterdir() if file.suffix == ".parquet"] == [batch.path]
+
+    expected = {"first": 123_000, "second": 123_001, "third": 123_002, "in another group": 123_000, "later": 124_000}
+    assert found == looked_up == expected

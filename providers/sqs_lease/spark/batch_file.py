@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -26,6 +26,7 @@ from sqs_lease.core.messages import Message
 from sqs_lease.spark import columns
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import WorkspaceError
+from sqs_lease.spark.fifo_order import SEQUENCE_NUMBER, Place, in_order, places_in_json
 from sqs_lease.spark.message_groups import DEAD_LETTER_SOURCE, MESSAGES, Group, groups_of
 from sqs_lease.spark.paths import read_path
 from sqs_lease.spark.sinks.sink import LOOKED_UP
@@ -209,6 +210,7 @@ def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker
 def _from_groups(path: Path, groups: Iterable[Group], checker: Checker) -> BatchFile:
     kept = []
     from_dead_letter_queue = False
+    places: list[Place | None] = []
     # The file lives for minutes: what counts is how fast it is written, and read once. Spark reads row groups in
     # parallel, never parts of one: each is a group of messages.
     with pq.ParquetWriter(
@@ -220,7 +222,8 @@ def _from_groups(path: Path, groups: Iterable[Group], checker: Checker) -> Batch
             writer.write_table(table)
             kept.append(table.select([*_KEPT, _REJECTED]))
             from_dead_letter_queue |= group.from_dead_letter_queue
-    messages = pa.concat_tables(kept)
+            places += group.places
+    path, messages = _in_order(path, pa.concat_tables(kept), places)
     return _each_once(path, _at_any_time(messages) if from_dead_letter_queue else messages, _REJECTED)
 
 
@@ -236,19 +239,39 @@ def _from_manifest(path: Path, checker: Checker, *, name: object) -> BatchFile |
             reasons = pa.chunked_array([checker.reasons(bodies.to_pylist()) for bodies in groups], pa.string())
         # A batch is of one queue, so one message tells.
         (attributes, *_) = file.read_row_group(0, columns=[_ATTRIBUTES])[_ATTRIBUTES].to_pylist()
+        is_fifo = f'"{SEQUENCE_NUMBER}"' in attributes
+        places = places_in_json(file.read([_ATTRIBUTES])[_ATTRIBUTES].to_pylist()) if is_fifo else []
     is_marked = pc.all(pc.equal(pc.is_null(reasons), pc.is_null(messages[_NOT_JSON]))).as_py()
-    messages = messages.select(_KEPT).append_column(_REJECTED, reasons)
+    path, messages = _in_order(path, messages.select(_KEPT).append_column(_REJECTED, reasons), places)
     if f'"{DEAD_LETTER_SOURCE}"' in attributes:
         messages = _at_any_time(messages)
     return _each_once(path, messages, _NOT_JSON if is_marked else None)
 
 
+def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) -> tuple[Path, pa.Table]:
+    """Have the times tell the order of messages of a FIFO queue; where they do not, the file is written anew."""
+    times = in_order(messages[SENT_AT], places) if any(places) else None
+    if times is None:
+        return path, messages
+    ordered = path.with_name("messages-in-order.parquet")
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(ordered, file.schema_arrow, write_statistics=False) as writer:
+        start = 0
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number)
+            writer.write_table(_with_times(table, times.slice(start, table.num_rows)))
+            start += table.num_rows
+    path.unlink()
+    return ordered, _with_times(messages, times)
+
+
+def _with_times(messages: pa.Table, times: Any) -> pa.Table:
+    position = messages.schema.get_field_index(SENT_AT)
+    return messages.set_column(position, messages.schema.field(SENT_AT), times)
+
+
 def _at_any_time(messages: pa.Table) -> pa.Table:
     """Have messages looked up whenever they were sent: the dead-letter queue of a FIFO queue says another time."""
-    position = messages.schema.get_field_index(SENT_AT)
-    return messages.set_column(
-        position, messages.schema.field(SENT_AT), pa.nulls(len(messages), messages.schema.field(SENT_AT).type)
-    )
+    return _with_times(messages, pa.nulls(len(messages), messages.schema.field(SENT_AT).type))
 
 
 def _bring(manifest: ManifestPath, opened: Any, path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from sqs_lease.core.messages import Message, plain_attributes
+from sqs_lease.spark.fifo_order import Place, places_of
 
 DEAD_LETTER_SOURCE: Final = "DeadLetterQueueSourceArn"
 """The attribute by which the service tells a message that came to its queue as a dead letter."""
@@ -39,11 +40,13 @@ class Group:
             half a surrogate pair in a body, which no file in UTF-8 can hold, is a ``?``.
         bodies: Their bodies as they came.
         from_dead_letter_queue: Whether the service says of any of them that it came to its queue as a dead letter.
+        places: Of each its place in the FIFO queue; None for one of a standard queue.
     """
 
     messages: pa.Table
     bodies: Sequence[str]
     from_dead_letter_queue: bool = False
+    places: Sequence[Place | None] = ()
 
 
 def groups_of(messages: Iterable[Message | Mapping[str, Any]]) -> Iterator[Group]:
@@ -107,7 +110,8 @@ def _group(given: Sequence[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]
         ],
         schema=MESSAGES,
     )
-    return Group(table, bodies, any(DEAD_LETTER_SOURCE in of_one for of_one in attributes))
+    is_dead_letter = any(DEAD_LETTER_SOURCE in of_one for of_one in attributes)
+    return Group(table, bodies, is_dead_letter, places_of(attributes))
 
 
 def _texts(texts: Sequence[str]) -> pa.Array:

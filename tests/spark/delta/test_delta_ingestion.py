@@ -112,6 +112,19 @@ def test_partitions_of_any_name_come_back_as_they_were(place: Place) -> None:
     assert stored == {n: (town, days[n]) for n, town in enumerate([*AWKWARD, None])}, "an empty text is a null there"
 
 
+def test_of_messages_that_a_fifo_queue_took_in_one_millisecond_the_later_one_wins(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place = Place(spark, tmp_path / "workspace", DeltaSink(tmp_path / "table", upsert_by=["id"]))
+    said = {"SentTimestamp": "1700000000123", "MessageGroupId": "g"}
+    batch = [
+        Message(Receipt(message_id, "h"), '{"id": 1}', {**said, "SequenceNumber": str(number)})
+        for message_id, number in (("z", 1), ("a", 3), ("m", 2))
+    ]
+    place.ingest(batch)
+    assert place.ids() == ["a"]
+
+
 class BySpark(JsonSource):
     """A source of which the tasks read nothing themselves."""
 
