@@ -167,13 +167,12 @@ class MessageParser:
 
     def _rows(self, table: Table[Any], messages: DataFrame, observation: Observation, batch_id: str) -> DataFrame:
         reason = F.when(F.col(REASON).isNotNull(), F.struct(MESSAGE_ID, REASON))
-        rows = self.plan(messages)
+        rows = self.plan(messages).withColumn(BATCH_ID, F.lit(batch_id))
         return (
             (table.judged(rows, REASON) if isinstance(table, JudgingTable) else rows)
             .observe(observation, F.collect_list(reason).alias("reasons"))
             .where(F.col(REASON).isNull())
             .drop(REASON)
-            .withColumn(BATCH_ID, F.lit(batch_id))
         )
 
 

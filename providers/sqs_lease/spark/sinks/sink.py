@@ -175,7 +175,7 @@ class JudgingTable(Protocol):
         """Say of each row why the table would refuse it; ingestion then rejects its message.
 
         Args:
-            rows: As for :meth:`Table.stage`, apart from :data:`.columns.BATCH_ID`, with a column more.
+            rows: As for :meth:`Table.stage`, with a column more.
             reason: The name of that: null for rows of which nothing is known yet. It is to name a rule, and no value.
         """
 

@@ -41,6 +41,7 @@ def test_rules_of_a_native_delta_table_reject_messages_and_stop_no_batch(
         "USING delta"
     )
     spark.sql(f"ALTER TABLE {name} ADD CONSTRAINT positive CHECK (id > 0)")
+    spark.sql(f"ALTER TABLE {name} ADD CONSTRAINT traced CHECK (_batch_id <> '' AND _message_id <> '')")
     sink = NativeDeltaSink(path, (), upsert_by)
     schema = f"{SCHEMA}, twice BIGINT"
     batch = [
