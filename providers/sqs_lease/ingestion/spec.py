@@ -227,6 +227,7 @@ SOURCES: Final[Mapping[str, Kind]] = {
             "schema": _text,
             "inferred_schema": _text,
             "new_fields": _one_of("ignore", "reject", "add"),
+            "dedupe_by": _texts,
         },
         one_of=("schema", "inferred_schema"),
     ),

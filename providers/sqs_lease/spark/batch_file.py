@@ -29,8 +29,9 @@ from sqs_lease.spark.errors import WorkspaceError
 from sqs_lease.spark.fifo_order import SEQUENCE_NUMBER, Place, in_order, places_in_json
 from sqs_lease.spark.message_groups import DEAD_LETTER_SOURCE, MESSAGES, Group, groups_of
 from sqs_lease.spark.paths import read_path
+from sqs_lease.spark.repeats import KEY
 from sqs_lease.spark.sinks.sink import LOOKED_UP
-from sqs_lease.spark.sources.source import ArrowParser, Checker, SyntaxChecker
+from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
 
 MESSAGE_ID: Final = "message_id"
@@ -170,13 +171,16 @@ class BatchFile:
 
 
 @contextmanager
-def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker) -> Iterator[BatchFile | None]:
+def written_batch(
+    messages: Messages, *, workspace: str | Path, checker: Checker, keys_of: KeysOf | None = None
+) -> Iterator[BatchFile | None]:
     """Write a batch to a file, which is removed at the end of the block.
 
     Args:
         messages: The batch.
         workspace: Directory of such files, which the driver and all executors reach by this path.
         checker: Looks at all bodies on the way.
+        keys_of: Names what bodies say; None, the default, where message ids tell them apart.
 
     Yields:
         The file; None for a batch without messages.
@@ -193,7 +197,7 @@ def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker
             path = directory / "messages.parquet"
             with _writing(directory):
                 _bring(messages, manifest, path)
-            yield _from_manifest(path, checker, name=messages)
+            yield _from_manifest(path, checker, keys_of, name=messages)
         return
     groups = groups_of(messages)
     # Nothing is written for a batch that is empty, or whose first message is none.
@@ -203,11 +207,11 @@ def written_batch(messages: Messages, *, workspace: str | Path, checker: Checker
         return
     with scratch_directory(workspace) as directory:
         with _writing(directory):
-            batch = _from_groups(directory / "messages.parquet", chain([first], groups), checker)
+            batch = _from_groups(directory / "messages.parquet", chain([first], groups), checker, keys_of)
         yield batch
 
 
-def _from_groups(path: Path, groups: Iterable[Group], checker: Checker) -> BatchFile:
+def _from_groups(path: Path, groups: Iterable[Group], checker: Checker, keys_of: KeysOf | None) -> BatchFile:
     kept = []
     from_dead_letter_queue = False
     places: list[Place | None] = []
@@ -220,14 +224,15 @@ def _from_groups(path: Path, groups: Iterable[Group], checker: Checker) -> Batch
             reasons = pa.array(checker.reasons(group.bodies), pa.string())
             table = group.messages.append_column(_WRITTEN.field(_REJECTED), reasons)
             writer.write_table(table)
-            kept.append(table.select([*_KEPT, _REJECTED]))
+            known_by = table.select([*_KEPT, _REJECTED])
+            kept.append(known_by if keys_of is None else _with_keys(known_by, keys_of(group.bodies)))
             from_dead_letter_queue |= group.from_dead_letter_queue
             places += group.places
     path, messages = _in_order(path, pa.concat_tables(kept), places)
     return _each_once(path, _at_any_time(messages) if from_dead_letter_queue else messages, _REJECTED)
 
 
-def _from_manifest(path: Path, checker: Checker, *, name: object) -> BatchFile | None:
+def _from_manifest(path: Path, checker: Checker, keys_of: KeysOf | None, *, name: object) -> BatchFile | None:
     with opened_manifest(path, name=name) as file:
         messages = file.read([*_KEPT, _NOT_JSON])
         if not messages.num_rows:
@@ -235,17 +240,28 @@ def _from_manifest(path: Path, checker: Checker, *, name: object) -> BatchFile |
         if isinstance(checker, SyntaxChecker):
             reasons = checker.reasons_by_syntax(messages[_NOT_JSON])
         else:
-            groups = (file.read_row_group(number, columns=[BODY])[BODY] for number in range(file.num_row_groups))
-            reasons = pa.chunked_array([checker.reasons(bodies.to_pylist()) for bodies in groups], pa.string())
+            reasons = pa.chunked_array([checker.reasons(bodies) for bodies in _bodies(file)], pa.string())
+        keys = None if keys_of is None else [key for bodies in _bodies(file) for key in keys_of(bodies)]
         # A batch is of one queue, so one message tells.
         (attributes, *_) = file.read_row_group(0, columns=[_ATTRIBUTES])[_ATTRIBUTES].to_pylist()
         is_fifo = f'"{SEQUENCE_NUMBER}"' in attributes
         places = places_in_json(file.read([_ATTRIBUTES])[_ATTRIBUTES].to_pylist()) if is_fifo else []
     is_marked = pc.all(pc.equal(pc.is_null(reasons), pc.is_null(messages[_NOT_JSON]))).as_py()
     path, messages = _in_order(path, messages.select(_KEPT).append_column(_REJECTED, reasons), places)
+    if keys is not None:
+        messages = _with_keys(messages, keys)
     if f'"{DEAD_LETTER_SOURCE}"' in attributes:
         messages = _at_any_time(messages)
     return _each_once(path, messages, _NOT_JSON if is_marked else None)
+
+
+def _bodies(file: pq.ParquetFile) -> Iterator[list[str]]:
+    for number in range(file.num_row_groups):
+        yield file.read_row_group(number, columns=[BODY])[BODY].to_pylist()
+
+
+def _with_keys(messages: pa.Table, keys: Sequence[str | None]) -> pa.Table:
+    return messages.append_column(pa.field(KEY, pa.string()), pa.array(keys, pa.string()))
 
 
 def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) -> tuple[Path, pa.Table]:

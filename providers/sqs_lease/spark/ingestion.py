@@ -36,10 +36,11 @@ from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.parsing import MessageParser, RejectParser
 from sqs_lease.spark.progress import StillHeld, watched_jobs
+from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.settings import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
-from sqs_lease.spark.sources.source import ArrowSource, Source
+from sqs_lease.spark.sources.source import ArrowSource, KeyedSource, Source
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,11 @@ def ingest(
     if batch_id is not None and not batch_id.strip():
         raise ValueError("batch_id is empty: leave it out, or give the batch a name")
     checker = source.checker()
-    with written_batch(messages, workspace=workspace, checker=checker) as batch, session_settings(spark, INGESTION):
+    keys_of = source.keys if isinstance(source, KeyedSource) else None
+    with (
+        written_batch(messages, workspace=workspace, checker=checker, keys_of=keys_of) as batch,
+        session_settings(spark, INGESTION),
+    ):
         if batch is None:
             nobody = pa.chunked_array([], pa.string())
             batch_id = batch_id or default_id(source.identity, nobody, nobody)
@@ -109,7 +114,7 @@ def ingest(
                 rejects_table = rejects.open(spark, table_columns(REJECT), widen=False)
                 store_rejects = partial(_store_rejects, rejects_table, spark, batch, batch_id)
             by_tasks = source.arrow_parser(record) if isinstance(source, ArrowSource) else None
-            loaded = Loading(table, batch_id, batch.looked_up, message_ids).load(
+            loaded = Loading(table, batch_id, batch.looked_up, message_ids, Keys.of_batch(batch.messages)).load(
                 MessageParser(spark, batch, lambda messages: source.parse(messages, record), by_tasks),
                 store_rejects=store_rejects,
                 before_commit=watch.require_held,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from time import sleep
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.parsing import NO_IDS, Parsed, Parser
 from sqs_lease.spark.reconciliation import Fates, is_among, reject_entries
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
+from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
 from sqs_lease.spark.sinks.sink import Admission, Overtaken, Table
 
 logger = logging.getLogger(__name__)
@@ -62,12 +63,14 @@ class Loading:
         batch_id: The batch.
         messages: The whole batch, as :data:`.sink.LOOKED_UP`.
         expected: The ids of those of its messages that belong into this table.
+        keys: By which the table knows them; None, the default, for their ids.
     """
 
     table: Table[Any]
     batch_id: str
     messages: pa.Table
     expected: pa.ChunkedArray
+    keys: Keys | None = None
 
     def load(
         self,
@@ -92,18 +95,44 @@ class Loading:
         def load(part: pa.ChunkedArray, parse: Parse = parser.parse) -> Loaded:
             return self._load(part, parse, store_rejects, before_commit)
 
+        if self.keys is None:
+            return self._load_or_divide(self.expected, load, before_commit)
+        loaded: list[Loaded] = []
+        rest = self.expected
+        while True:
+            firsts = self.keys.firsts(rest)
+            loaded.append(self._load_or_divide(firsts, load, before_commit))
+            rest = rest.filter(pc.invert(is_among(rest, firsts)))
+            # The table has the others' keys by now, but for those of rejects.
+            of_rejects = self.keys.of(loaded[-1].rejected["message_id"])
+            is_wanted = is_among(self.keys.of(rest), of_rejects)
+            loaded[-1] = replace(
+                loaded[-1], known=pa.concat_tables([loaded[-1].known, repeated(rest.filter(pc.invert(is_wanted)))])
+            )
+            rest = rest.filter(is_wanted)
+            if not len(rest):
+                return _together(loaded)
+
+    def _load_or_divide(
+        self, part: pa.ChunkedArray, load: Callable[..., Loaded], before_commit: Callable[[], object]
+    ) -> Loaded:
+        """Load messages, in several commits if the table refuses rows of some of them."""
         try:
-            return load(self.expected)
+            return load(part)
         except Exception as error:
-            if not may_be_for_rows(error) or (len(self.expected) == 1 and not is_certain(error)):
+            if not may_be_for_rows(error) or (len(part) == 1 and not is_certain(error)):
                 raise
             logger.warning(
                 "batch %s cannot be stored as a whole (%s): it is now tried in parts", self.batch_id, reason_of(error)
             )
-            return self._load_in_parts(load, error, before_commit)
+            return self._load_in_parts(part, load, error, before_commit)
 
     def _load_in_parts(
-        self, load: Callable[..., Loaded], error: Exception, before_commit: Callable[[], object]
+        self,
+        messages: pa.ChunkedArray,
+        load: Callable[..., Loaded],
+        error: Exception,
+        before_commit: Callable[[], object],
     ) -> Loaded:
         loaded: list[Loaded] = []
 
@@ -111,7 +140,7 @@ class Loading:
             loaded.append(load(part))
             return loaded[-1].rows > 0
 
-        refused = Search(load_part, before_commit).run(self.expected, error)
+        refused = Search(load_part, before_commit).run(messages, error)
         logger.warning(
             "batch %s: the rows of %d messages were refused, which are rejected", self.batch_id, len(refused)
         )
@@ -121,14 +150,7 @@ class Loading:
 
         if refused.num_rows:
             loaded.append(load(refused["message_id"], reject))
-        return Loaded(
-            known=pa.concat_tables([one.known for one in loaded]),
-            ingested=sum(one.ingested for one in loaded),
-            empty=sum(one.empty for one in loaded),
-            rejected=pa.concat_tables([one.rejected for one in loaded]),
-            rows=sum(one.rows for one in loaded),
-            version=loaded[-1].version,
-        )
+        return _together(loaded)
 
     def _load(
         self,
@@ -145,7 +167,9 @@ class Loading:
             store_rejects: As for :meth:`load`.
             before_commit: As for :meth:`load`.
         """
-        others = self.expected.filter(pc.invert(is_among(self.expected, part)))
+        asked: Table[Any] = self.table if self.keys is None else KeyedTable(self.table, self.keys)
+        is_all = part is self.expected
+        others = NO_IDS if is_all else self.expected.filter(pc.invert(is_among(self.expected, part)))
         parsed: Parsed | None = None
         committed = False
         ours_before = 0
@@ -153,7 +177,7 @@ class Loading:
             for number in range(_COMMIT_TRIES):
                 if number:
                     _let_others_pass(number)
-                looked_up = self.table.look_up(self.messages)
+                looked_up = asked.look_up(self.messages)
                 known = looked_up.known.filter(is_among(looked_up.known["message_id"], part))
                 known_ids = known["message_id"]
                 ours = pc.sum(pc.equal(looked_up.known["batch_id"], self.batch_id), min_count=0).as_py()
@@ -179,7 +203,7 @@ class Loading:
                 if entries.num_rows:
                     before_commit()
                     try:
-                        version = self.table.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
+                        version = asked.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
                     except Overtaken:
                         logger.info("batch %s: the table changed meanwhile, looking again", self.batch_id)
                         continue
@@ -196,6 +220,17 @@ class Loading:
     def _discard(self, parsed: Parsed) -> None:
         if parsed.staged is not None:
             self.table.discard(parsed.staged)
+
+
+def _together(loaded: Sequence[Loaded]) -> Loaded:
+    return Loaded(
+        known=pa.concat_tables([one.known for one in loaded]),
+        ingested=sum(one.ingested for one in loaded),
+        empty=sum(one.empty for one in loaded),
+        rejected=pa.concat_tables([one.rejected for one in loaded]),
+        rows=sum(one.rows for one in loaded),
+        version=loaded[-1].version,
+    )
 
 
 def _let_others_pass(number: int) -> None:

@@ -31,7 +31,7 @@ LoadPart = Callable[[pa.ChunkedArray], bool]
 """Brings some messages into the table, by their ids; the answer says whether the table took rows of any of them."""
 
 # As a traceback ends, in what Spark hands on from its Python workers.
-_OWN_ERROR: Final = re.compile(r"^\s*sqs_lease\.[\w.]+Error: ", re.MULTILINE)
+_OF_A_SERVER: Final = re.compile(r"^\s*sqs_lease\.[\w.]+\.(ObjectStoreError|TableError): ", re.MULTILINE)
 # Beside those on the way from the batch to one message: so many messages next to one another may be refused.
 _FAILURES_MORE: Final = 3
 
@@ -44,7 +44,7 @@ def may_be_for_rows(error: Exception) -> bool:
     return (
         isinstance(error, SPARK_ERRORS)
         and not isinstance(error, AnalysisException | Py4JNetworkError)
-        and _OWN_ERROR.search(str(error)) is None
+        and _OF_A_SERVER.search(str(error)) is None
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sqs_lease.spark.sources.json import JsonSource
 from sqs_lease.spark.sources.source import Source
 from tests.docs.test_examples import ROOT, blocks
 from tests.spark.sources.parsing import Parsed, parsed
@@ -29,7 +30,7 @@ def sources(directory: Path) -> list[Source[Any]]:
 
 
 def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSession, tmp_path: Path) -> None:
-    json_, inferred, given_in_part, text, variant, sns, s3, s3_with_options, parser = sources(tmp_path)
+    json_, repeats, inferred, given_in_part, text, variant, sns, s3, s3_with_options, parser = sources(tmp_path)
     order = '{"order_id": 1, "customer": "Ada", "total": 9.5}'
 
     def outcome(source: Source[Any], **bodies: str) -> Parsed:
@@ -38,7 +39,12 @@ def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSes
     strict = outcome(json_, m1=order, m2="{'order_id': 1}", m3="{}")
     assert (set(strict.records), set(strict.rejected)) == ({"m1"}, {"m2", "m3"})
 
-    # The third example wrote the file that the second one names.
+    assert isinstance(repeats, JsonSource)
+    assert repeats.keys is not None
+    one, same, other = repeats.keys([f'{{"order_id": 1, "version": {n}, "total": {n}.5}}' for n in (1, 1, 2)])
+    assert one == same != other
+
+    # The fourth example wrote the file that the third one names.
     assert outcome(inferred, m1=order).records["m1"][0]["customer"] == "Ada"
     again = outcome(given_in_part, m1='{"order_id": 1, "city": "Paris"}', m2='{"city": "Rome"}')
     assert again.records["m1"][0]["city"] == "Paris"

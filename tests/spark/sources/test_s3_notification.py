@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqs_lease.batch_files.json_syntax import NotJsonError
-from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
+from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects, key_of
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError
 from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record
 
@@ -129,3 +129,41 @@ def test_what_is_no_notification_is_refused_with_the_reason(body: dict[str, Any]
 def test_what_is_no_json_is_refused_within_an_envelope_too(body: str) -> None:
     with pytest.raises(NotJsonError):
         created_objects(body)
+
+
+def changed(body: str, **fields: str) -> str:
+    notification = json.loads(body)
+    notification["Records"][0]["s3"]["object"] |= fields
+    return json.dumps(notification)
+
+
+def test_notifications_of_one_writing_of_an_object_have_one_key_whichever_way_they_came() -> None:
+    body = direct(record("data", "a+b.json"))
+    assert key_of(body) is not None
+    assert key_of(body) == key_of(in_sns(body)) == key_of(event_bridge("data", "a b.json"))
+    versions = [direct(record("data", "a+b.json", version_id=version)) for version in ("v1", "v2", "v1")]
+    assert key_of(changed(versions[0], sequencer="other")) == key_of(versions[2]) != key_of(versions[1])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        direct(record("other", "a.json")),
+        direct(record("data", "b.json")),
+        changed(direct(record("data", "a.json")), sequencer="0055AED7"),
+        changed(direct(record("data", "a.json", version_id="null")), sequencer="0055AED7"),
+        direct(record("data", "a.json"), record("data", "b.json")),
+    ],
+    ids=["bucket", "key", "sequencer", "suspended versions", "another object more"],
+)
+def test_notifications_of_something_else_have_another_key(other: str) -> None:
+    assert key_of(other) not in (None, key_of(direct(record("data", "a.json"))))
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["{}", "not JSON", direct(), json.dumps(TEST_EVENT), changed(direct(record("data", "a.json")), sequencer="")],
+    ids=["another message", "no JSON", "no object", "test", "no sequencer"],
+)
+def test_what_tells_of_no_object_or_not_which_writing_of_it_has_no_key(body: str) -> None:
+    assert key_of(body) is None

@@ -43,6 +43,19 @@ def bucket(spark: SparkSession, server: SqsServer, monkeypatch: pytest.MonkeyPat
     environment.update(before)
 
 
+def test_an_object_that_was_notified_twice_is_stored_once(place: Place, bucket: str) -> None:
+    boto3.client("s3").put_object(Bucket=bucket, Key="a.jsonl", Body=b'{"id": 1}\n{"id": 2}\n')
+    source = S3EventsSource("jsonl", "id BIGINT NOT NULL", read={"tasks": 2, "threads": 2})
+    notified = direct(record(bucket, "a.jsonl"))
+
+    first = place.ingest([message("m1", notified), message("m2", notified)], source=source)
+    later = place.ingest([message("m3", in_sns(notified))], source=source)
+
+    assert (first.ingested, first.duplicates, first.rows) == (1, 1, 2)
+    assert (later.ingested, later.duplicates, later.rows) == (0, 1, 0)
+    assert [(row["_message_id"], row["id"]) for row in rows(place.table)] == [("m1", 1), ("m1", 2)]
+
+
 def test_an_object_with_one_bad_line_leaves_no_row_and_the_others_all_of_theirs(place: Place, bucket: str) -> None:
     s3 = boto3.client("s3")
     s3.put_object(Bucket=bucket, Key="a.jsonl.gz", Body=gzip.compress(b'{"id": 1}\n{"id": 2}\n'))
@@ -99,6 +112,18 @@ def test_a_parser_that_fails_stops_the_batch_and_nothing_is_stored(place: Place)
 
     assert rows(place.table) == []
     assert staged_files(place.table) == set()
+
+
+def test_a_message_with_which_a_parser_fails_is_rejected_and_the_others_are_stored(place: Place) -> None:
+    def parser(messages: pa.RecordBatch) -> pa.Table:
+        numbers = [int(body) for body in messages.column("body").to_pylist()]
+        return pa.table({"message_id": messages.column("message_id"), "number": numbers})
+
+    batch = [message(f"m{number}", str(number)) for number in range(5)]
+    result = place.ingest([*batch, message("bad", "a secret")], source=ParserSource(parser, "number BIGINT"))
+
+    assert result.rejected == {"bad": "its rows cannot be written (PYTHON_EXCEPTION)"}
+    assert [row["number"] for row in rows(place.table)] == [0, 1, 2, 3, 4]
 
 
 def test_new_fields_widen_the_table_and_a_driver_a_step_behind_goes_on(place: Place, tmp_path: Path) -> None:

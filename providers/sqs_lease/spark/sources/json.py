@@ -6,6 +6,8 @@ Columns that nobody named are inferred with types that every later body can be r
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -25,6 +27,7 @@ from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.schemas import can_be_column, json_schema, notation, quoted
+from sqs_lease.spark.sources.source import KeysOf
 
 _CORRUPT: Final = "_sqs_lease_corrupt"
 _RECORD: Final = "_sqs_lease_record"
@@ -76,12 +79,19 @@ class JsonSource:
             ``xmin``, or that differs from another one in case only, or the 1001st column) is rejected. It needs an
             :class:`InferredSchema`: what was added must be found again by the next batch and by other drivers, and
             the text of a schema cannot grow.
+        dedupe_by: Fields of the object that together name what happened, for example ``["order_id", "version"]``: a
+            message with the values of an earlier one is a repeat, whatever its message id is, such as after a redrive
+            or a second send. It is done, and changes nothing. A message that lacks one of them, or has null there, is
+            told by its id. Empty, the default: all messages are told by their ids.
     """
 
     schema: str | StructType | InferredSchema
     new_fields: NewFields = "ignore"
+    dedupe_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.dedupe_by, str):
+            raise TypeError("dedupe_by is a list of fields: put brackets around the one")
         if self.new_fields not in _CHOICES:
             raise ValueError(f"new_fields must be one of {', '.join(_CHOICES)}, not {self.new_fields!r}")
         if self.new_fields == "add" and not isinstance(self.schema, InferredSchema):
@@ -94,7 +104,13 @@ class JsonSource:
     def identity(self) -> str:
         """The schema, or where it is pinned, and what becomes of new fields."""
         what = self.schema.file if isinstance(self.schema, InferredSchema) else notation(self.schema)
-        return f"json; {self.new_fields}; {what}"
+        repeats = f"; by {json.dumps(list(self.dedupe_by))}" if self.dedupe_by else ""
+        return f"json; {self.new_fields}; {what}{repeats}"
+
+    @property
+    def keys(self) -> KeysOf | None:
+        """See :class:`.source.KeyedSource`: the values of :attr:`dedupe_by`."""
+        return (lambda bodies: [_key(body, self.dedupe_by) for body in bodies]) if self.dedupe_by else None
 
     @property
     def widens(self) -> bool:
@@ -258,6 +274,17 @@ class OpenChecker(ObjectChecker):
         self._names.update(new)
         self.new_fields.update(new)
         return None
+
+
+def _key(body: str, fields: Sequence[str]) -> str | None:
+    try:
+        record = decode_object(body)
+    except NotJsonError:
+        return None
+    values = [record.get(name) for name in fields]
+    if any(value is None for value in values):
+        return None
+    return f"json:{hashlib.sha256(json.dumps([*fields, values], sort_keys=True).encode()).hexdigest()}"
 
 
 def _why_not_json(body: str) -> str | None:

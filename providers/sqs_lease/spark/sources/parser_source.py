@@ -54,9 +54,10 @@ class ParserSource:
     - or one row with a ``reason``: the message is rejected, all other columns may be null;
     - or one row with the reason ``sqs_lease.spark.NOTHING_TO_STORE``: the message gives no record, and is done.
 
-    A message without a row is rejected, and so is one with null in a column that is ``NOT NULL``. An exception, or a
-    row of an unknown message, fails the batch, and nothing is stored: only the function knows whether a message is at
-    fault.
+    A message without a row is rejected, and so is one with null in a column that is ``NOT NULL``. After an
+    exception, a row of an unknown message, or a value that does not fit the schema, the batch is tried in parts:
+    messages with which the function fails alone, and twice, are rejected if others are stored meanwhile; otherwise the
+    batch fails.
 
     Attributes:
         function: The function. Spark pickles it: it may be a lambda or a closure, but the modules it imports must be

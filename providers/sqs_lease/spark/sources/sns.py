@@ -14,7 +14,7 @@ from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.sources.json import JSON_OPTIONS
 from sqs_lease.spark.sources.sns_envelope import MESSAGE, NotANotificationError, unwrap
-from sqs_lease.spark.sources.source import CheckerT, Source
+from sqs_lease.spark.sources.source import CheckerT, KeyedSource, KeysOf, Source
 
 _ENVELOPE: Final = "_sqs_lease_envelope"
 _SCHEMA: Final = f"{MESSAGE} STRING, MessageAttributes MAP<STRING, STRUCT<Type: STRING, Value: STRING>>"
@@ -70,6 +70,12 @@ class SnsEnvelope(Generic[CheckerT]):
         """Whether the other source does."""
         return self.source.widens
 
+    @property
+    def keys(self) -> KeysOf | None:
+        """See :class:`.source.KeyedSource`: those of what was published."""
+        keys_of = self.source.keys if isinstance(self.source, KeyedSource) else None
+        return None if keys_of is None else lambda bodies: [_published_key(body, keys_of) for body in bodies]
+
     def checker(self) -> EnvelopeChecker[CheckerT]:
         """See :class:`.source.Source`."""
         return EnvelopeChecker(self.source.checker())
@@ -81,6 +87,14 @@ class SnsEnvelope(Generic[CheckerT]):
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
         return self.source.parse(_published(messages), columns)
+
+
+def _published_key(body: str, keys_of: KeysOf) -> str | None:
+    try:
+        (key,) = keys_of([unwrap(body)])
+    except (NotJsonError, NotANotificationError):
+        return None
+    return key
 
 
 def _published(messages: DataFrame) -> DataFrame:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
@@ -49,6 +49,19 @@ class ArrowParser(Protocol):
             The columns of a record, one row for each body that was taken, in their order; and of each body whether it
             was taken.
         """
+
+
+KeysOf: TypeAlias = Callable[[Sequence[str]], Sequence[str | None]]
+"""Names what each of some bodies says; None for one of which only the message id tells it from others."""
+
+
+@runtime_checkable
+class KeyedSource(Protocol):
+    """A source that can tell of two messages with different ids that they say the same: the second is a repeat."""
+
+    @property
+    def keys(self) -> KeysOf | None:
+        """What names bodies, called in the driver; None where the message ids are to tell messages apart."""
 
 
 class Source(Protocol[CheckerT]):

@@ -21,7 +21,7 @@ def names() -> dict[str, Any]:
     """What the blocks of the page define that are about this sink."""
     defined: dict[str, Any] = {}
     for block in blocks(ROOT / "docs" / "spark-sinks.md"):
-        if "DeltaSink" in block and "NativeDeltaSink" not in block:
+        if ("DeltaSink" in block and "NativeDeltaSink" not in block) or "Ledger(" in block:
             exec(compile(block, "spark-sinks.md", "exec"), defined)
     return defined
 
@@ -41,6 +41,12 @@ def test_orders_are_loaded_partitioned_and_tidied_up(
     assert (optimized.files_removed, optimized.files_added) == (3, 2)
     stored = names["DeltaSink"](tmp_path / "orders", partition_by=["country"])
     assert sorted((row["order_id"], row["country"]) for row in read_rows(stored)) == [(0, "at"), (1, "de"), (2, "de")]
+
+
+def test_a_batch_is_given_up_by_its_name(spark: SparkSession, names: dict[str, Any], tmp_path: Path) -> None:
+    result = names["load"](spark, [message("m1", order(1, "at"))], tmp_path)
+
+    assert names["give_up"](tmp_path, result.batch_id) == ("m1",)
 
 
 def test_a_customer_has_one_row(spark: SparkSession, names: dict[str, Any], tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sources.arrow_types import arrow_schema, nullable
 from sqs_lease.spark.sources.json import json_rows, missing
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonLines, Parquet
-from sqs_lease.spark.sources.s3_events.notification import created_objects
+from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
 from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.spark.sources.schemas import json_schema, notation, quoted, struct_type
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError
+from sqs_lease.spark.sources.source import KeysOf
 
 ObjectFormat = Literal["jsonl", "csv", "parquet"]
 """What the objects are."""
@@ -85,9 +86,10 @@ class S3EventsSource:
     when S3 refuses an object (it is missing, archived, not allowed to be read, in another region), it is not of its
     format, or has a record that is not of the schema. When S3 does not answer, nothing of the batch is stored.
 
-    Exactly once holds for messages, not for objects: two messages that tell of the same object (it was written twice,
-    or S3 sent the notification twice) bring its records twice. One message that names it twice brings them once. The
-    columns ``_s3_bucket``, ``_s3_key`` and ``_s3_version_id`` (null without versions) tell them apart.
+    Exactly once holds for objects: two messages that tell of the same writing of the same objects bring their records
+    once (S3 may send a notification twice), by the version of an object or else by the notification's ``sequencer``. An
+    object that was written twice brings the records of both. The columns ``_s3_bucket``, ``_s3_key`` and
+    ``_s3_version_id`` (null without versions) tell where a row is from.
 
     Attributes:
         format: ``"jsonl"`` (one JSON object a line, as strict as ``JsonSource``), ``"csv"`` (in UTF-8, with a header)
@@ -120,6 +122,11 @@ class S3EventsSource:
     def widens(self) -> bool:
         """Never."""
         return False
+
+    @property
+    def keys(self) -> KeysOf:
+        """See :class:`.source.KeyedSource`: objects."""
+        return lambda bodies: [key_of(body) for body in bodies]
 
     def checker(self) -> NotificationChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""

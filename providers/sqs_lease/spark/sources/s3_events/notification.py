@@ -10,12 +10,14 @@ Fields: "Event message structure" and "Using EventBridge" in the Amazon S3 User 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote_plus
 
-from sqs_lease.batch_files.json_syntax import decode_object
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError, is_envelope, published
 
 _NOT_S3: Final = "not an S3 notification: neither Records of S3, nor an EventBridge event of aws.s3, nor a test event"
@@ -29,11 +31,13 @@ class S3Object:
         bucket: The bucket.
         key: The key, decoded.
         version_id: The version that the notification tells of; None in a bucket without versions.
+        sequencer: Tells one writing of the key from another; the same in every notification of it.
     """
 
     bucket: str
     key: str
     version_id: str | None = None
+    sequencer: str | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         version = f" (version {self.version_id})" if self.version_id else ""
@@ -66,6 +70,24 @@ def created_objects(body: str) -> tuple[S3Object, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def key_of(body: str) -> str | None:
+    """Name what a message tells of: the same for each message about the same writing of the same objects.
+
+    Returns:
+        The name; None for a message that tells of no object, or not which writing of it.
+    """
+    try:
+        objects = created_objects(body)
+    except (NotJsonError, NotANotificationError):
+        return None
+    # Objects that were written while a bucket's versions were suspended all have the version "null".
+    versions = [its.sequencer if its.version_id in (None, "null") else its.version_id for its in objects]
+    if not objects or None in versions:
+        return None
+    named = [[its.bucket, its.key, version] for its, version in zip(objects, versions, strict=True)]
+    return f"s3:{hashlib.sha256(json.dumps(named).encode()).hexdigest()}"
+
+
 def _from_records(records: Any) -> list[S3Object]:
     if not isinstance(records, list):
         raise NotANotificationError(_NOT_S3)
@@ -82,7 +104,7 @@ def _from_records(records: Any) -> list[S3Object]:
             key = unquote_plus(named.key, errors="strict")
         except UnicodeDecodeError:
             raise NotANotificationError(f"the key of object {position} is not UTF-8") from None
-        found.append(S3Object(named.bucket, key, named.version_id))
+        found.append(S3Object(named.bucket, key, named.version_id, named.sequencer))
     return found
 
 
@@ -100,7 +122,11 @@ def _object(described: Mapping[str, Any], version_name: str, position: int) -> S
     key, version_id = its.get("key"), its.get(version_name)
     if not (isinstance(bucket, str) and bucket and isinstance(key, str) and key):
         raise NotANotificationError(f"object {position} of the S3 notification has no bucket or no key")
-    return S3Object(bucket, key, version_id if isinstance(version_id, str) and version_id else None)
+    return S3Object(bucket, key, _text(version_id), _text(its.get("sequencer")))
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

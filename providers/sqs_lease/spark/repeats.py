@@ -1,0 +1,136 @@
+"""Messages that say the same under different message ids: a table knows them by what they say, where a source tells.
+
+The table's rows have their message ids. Only what it is asked for, and what it keeps of a batch, is by the keys: once
+it has a message of a key, all others are repeats. A rejected message is kept by its id: one that says the same rightly
+is still wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame
+
+from sqs_lease.spark.reconciliation import is_among
+from sqs_lease.spark.sinks.sink import INGESTED, KNOWN, LOOKED_UP, REJECTED, Admission, LookUp, Staged, Table
+
+KEY: Final = "key"
+"""The column of a batch's messages that names what a message says; null where only its id names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedLookUp:
+    """What the table knew, by message ids.
+
+    Attributes:
+        asked: The table's own answer.
+        known: As :data:`.sinks.sink.KNOWN`.
+    """
+
+    asked: LookUp
+    known: pa.Table
+
+    @property
+    def version(self) -> int | None:
+        """See :class:`.sinks.sink.LookUp`."""
+        return self.asked.version
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a batch.
+
+    Attributes:
+        message_ids: Its messages, each once.
+        keys: The key of each: its message id where nothing else names it.
+    """
+
+    message_ids: pa.Array
+    keys: pa.Array
+
+    @classmethod
+    def of_batch(cls, messages: pa.Table) -> Keys | None:
+        """Those of a batch's messages; None where they have none but their ids.
+
+        Args:
+            messages: With the columns ``message_id`` and, where there are keys, :data:`KEY`.
+        """
+        if KEY not in messages.column_names:
+            return None
+        message_ids = messages["message_id"].combine_chunks()
+        return cls(message_ids, pc.coalesce(messages[KEY].combine_chunks(), message_ids))
+
+    def of(self, message_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+        """The keys of some messages."""
+        return _taken(self.keys, pc.index_in(message_ids, self.message_ids))
+
+    def firsts(self, message_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Of some messages the first one of each key."""
+        keys = self.of(message_ids).combine_chunks()
+        is_first = pc.equal(pc.index_in(keys, keys), pa.array(range(len(keys)), pa.int32()))
+        return message_ids.filter(pa.chunked_array([is_first]))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedTable:
+    """A table that is asked by keys, and otherwise the table: see :class:`.sinks.sink.Table`.
+
+    Attributes:
+        table: The table.
+        keys: Those of the batch that is loaded.
+    """
+
+    table: Table[Any]
+    keys: Keys
+
+    def look_up(self, messages: pa.Table) -> KeyedLookUp:
+        """See :meth:`.sinks.sink.Table.look_up`."""
+        message_ids = messages["message_id"]
+        keys = self.keys.of(message_ids)
+        either = pc.unique(pa.chunked_array([*keys.chunks, *message_ids.chunks], pa.string()))
+        # A repeat was sent at another time.
+        asked = self.table.look_up(_at_any_time(either))
+        found = asked.known["message_id"].combine_chunks()
+        row = pc.coalesce(pc.index_in(keys, found), pc.index_in(message_ids, found))
+        is_known = pc.is_valid(row)
+        known = asked.known.take(row.filter(is_known)).set_column(0, KNOWN.field(0), message_ids.filter(is_known))
+        # A repeat is not counted as brought by a batch: its first message is.
+        is_first = is_among(known["message_id"], self.keys.firsts(message_ids))
+        by = pc.if_else(is_first, known["batch_id"], "")
+        return KeyedLookUp(asked, known.set_column(1, KNOWN.field(1), by))
+
+    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
+        """See :meth:`.sinks.sink.Table.stage`."""
+        return self.table.stage(rows, batch_id)
+
+    def discard(self, staged: Staged) -> None:
+        """See :meth:`.sinks.sink.Table.discard`."""
+        self.table.discard(staged)
+
+    def commit(self, looked_up: KeyedLookUp, admission: Admission) -> int | None:
+        """See :meth:`.sinks.sink.Table.commit`."""
+        entries = admission.entries
+        is_rejected = pc.equal(entries["outcome"], REJECTED)
+        names = pc.if_else(is_rejected, entries["message_id"], self.keys.of(entries["message_id"]))
+        anytime = pa.nulls(len(entries), entries.schema.field("sent_at").type)
+        keyed = entries.set_column(0, entries.schema.field(0), names).set_column(1, entries.schema.field(1), anytime)
+        return self.table.commit(looked_up.asked, Admission(admission.batch_id, keyed, admission.staged))
+
+
+def repeated(message_ids: pa.ChunkedArray) -> pa.Table:
+    """Messages of which the table has another one with their key, as :data:`.sinks.sink.KNOWN`: by no batch."""
+    count = len(message_ids)
+    return pa.Table.from_arrays(
+        [message_ids, pa.repeat("", count), pa.repeat(INGESTED, count), pa.nulls(count, pa.string())], schema=KNOWN
+    )
+
+
+def _at_any_time(names: pa.Array) -> pa.Table:
+    return pa.Table.from_arrays([names, pa.nulls(len(names), LOOKED_UP.field("sent_at").type)], schema=LOOKED_UP)
+
+
+def _taken(values: pa.Array, position: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([values.take(position.combine_chunks())], pa.string())

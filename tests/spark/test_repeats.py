@@ -1,0 +1,125 @@
+"""Messages that say the same under different message ids are stored once, where a source tells that they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+
+from sqs_lease.spark import JsonSource, SnsEnvelope
+from sqs_lease.spark.batch_file import REASONS
+from sqs_lease.spark.loading import Loaded, Loading
+from sqs_lease.spark.parsing import NO_IDS, Parsed
+from sqs_lease.spark.repeats import KEY, Keys
+from sqs_lease.testing.sink_subject import asked, record
+from tests.spark.samples import Place, message, rows
+from tests.spark.sinks.memory_sink import MemoryStore, MemoryTable, PlainRows
+from tests.spark.sources.s3_messages import in_sns
+
+
+@dataclass(frozen=True)
+class EachIsARow:
+    """Makes a row of each message, and rejects those called bad."""
+
+    message_ids: list[str]
+
+    def parse(self, table: Any, left_out: pa.ChunkedArray, batch_id: str) -> Parsed:
+        wanted = [one for one in self.message_ids if one not in left_out.to_pylist()]
+        bad = [one for one in wanted if one.startswith("bad")]
+        good = [record(one, 1, batch_id=batch_id) for one in wanted if one not in bad]
+        rejected = pa.table([bad, ["bad"] * len(bad)], schema=REASONS)
+        if not good:
+            return Parsed(None, NO_IDS, NO_IDS, rejected)
+        staged = table.stage(PlainRows(good), batch_id)
+        return Parsed(staged, staged.message_ids, NO_IDS, rejected)
+
+
+def load(store: MemoryStore, batch_id: str, keys: dict[str, str | None], *, stored: bool = False) -> Loaded:
+    messages = asked(*keys)
+    known_by = Keys.of_batch(messages.append_column(pa.field(KEY, pa.string()), pa.array(keys.values(), pa.string())))
+    loading = Loading(MemoryTable(store), batch_id, messages, messages["message_id"], known_by)
+    return loading.load(EachIsARow(list(keys)), store_rejects=(lambda _: None) if stored else None)
+
+
+def test_the_first_message_of_a_key_is_stored_and_all_others_are_known() -> None:
+    store = MemoryStore()
+    first = load(store, "b", {"m1": "x", "m2": "y", "m3": "x", "m4": None})
+    later = load(store, "c", {"m5": "y", "m6": "z", "m7": "x", "m4": None})
+
+    assert (first.ingested, first.known["message_id"].to_pylist()) == (3, ["m3"])
+    assert (later.ingested, sorted(later.known["message_id"].to_pylist())) == (1, ["m4", "m5", "m7"])
+    assert sorted(later.known["batch_id"].to_pylist()) == ["b", "b", "b"]
+    assert [row["_message_id"] for row in store.rows] == ["m1", "m2", "m4", "m6"]
+
+
+def test_a_batch_that_comes_again_is_reported_as_the_first_time() -> None:
+    store = MemoryStore()
+    batch: dict[str, str | None] = {"m1": "x", "m2": "x", "m3": "y"}
+    load(store, "b", batch)
+
+    again = load(store, "b", batch)
+
+    assert (again.ingested, again.rows) == (0, 0)
+    by_batch = dict(zip(again.known["message_id"].to_pylist(), again.known["batch_id"].to_pylist(), strict=True))
+    assert by_batch == {"m1": "b", "m2": "", "m3": "b"}
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["reported", "stored"])
+def test_a_key_of_which_the_message_was_rejected_may_come_again(stored: bool) -> None:
+    store = MemoryStore()
+    assert load(store, "b", {"bad": "x"}, stored=stored).rejected.num_rows == 1
+    assert load(store, "c", {"m1": "x"}, stored=stored).ingested == 1
+    again = load(store, "d", {"bad": "x", "m2": "x"}, stored=stored)
+    assert (again.ingested, again.rejected.num_rows, again.known.num_rows) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["reported", "stored"])
+def test_of_the_messages_of_a_key_in_a_batch_the_first_good_one_is_stored(stored: bool) -> None:
+    store = MemoryStore()
+    batch: dict[str, str | None] = {"bad1": "x", "bad2": "x", "m1": "x", "m2": "x", "m3": "y", "bad3": "y"}
+
+    loaded = load(store, "b", batch, stored=stored)
+
+    assert (loaded.ingested, loaded.rejected["message_id"].to_pylist()) == (2, ["bad1", "bad2"])
+    assert sorted(loaded.known["message_id"].to_pylist()) == ["bad3", "m2"]
+    assert [row["_message_id"] for row in store.rows] == ["m3", "m1"]
+
+
+def test_fields_name_a_message_in_whatever_order_they_stand() -> None:
+    source = JsonSource("id BIGINT, version INT", dedupe_by=["id", "version"])
+    assert source.keys is not None
+    one, same, other, *without = source.keys(
+        [
+            '{"id": 1, "version": 2}',
+            '{"version": 2, "more": [], "id": 1}',
+            '{"id": 2, "version": 1}',
+            '{"id": 1}',
+            '{"id": 1, "version": null}',
+            "not JSON",
+        ]
+    )
+    assert one == same != other
+    assert without == [None] * 3
+    published = SnsEnvelope(source).keys
+    assert published is not None
+    assert published([in_sns('{"id": 1, "version": 2}'), "{}"]) == [one, None]
+    assert SnsEnvelope(JsonSource("id BIGINT")).keys is None
+    with pytest.raises(TypeError, match="dedupe_by is a list"):
+        JsonSource("id BIGINT", dedupe_by="id")
+
+
+@pytest.mark.processes
+def test_a_message_that_is_sent_again_is_stored_once(place: Place) -> None:
+    source = JsonSource("id BIGINT NOT NULL", dedupe_by=["id"])
+    first = place.ingest(
+        [message("m1", '{"id": 1}'), message("m2", '{"id": 1}'), message("m3", '{"id": 2}')], source=source
+    )
+    later = place.ingest([message("m4", '{"id": 2}'), message("m5", '{"id": 3}')], source=source)
+    redelivered = place.ingest([message("m5", '{"id": 3}', receive_count=2)], source=source)
+
+    assert (first.ingested, first.duplicates) == (2, 1)
+    assert (later.ingested, later.duplicates) == (1, 1)
+    assert (redelivered.ingested, redelivered.duplicates) == (0, 1)
+    assert [row["_message_id"] for row in rows(place.table)] == ["m1", "m3", "m5"]
