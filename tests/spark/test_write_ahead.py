@@ -258,10 +258,17 @@ def test_a_commit_cleans_up_the_ledger(driver: Driver) -> None:
     now = [SENT]
     ledger = Ledger(driver.world.path, clock=lambda: now[0]).open()
     table = WriteAheadTable(MemoryTable(driver), ledger)
-    table.commit(table.look_up(looked_up([1])), admission("old", 1))
-    now[0] += timedelta(days=20)
 
-    table.commit(table.look_up(looked_up([2])), admission("new", 2))
+    def commit(batch_id: str, message: int) -> None:
+        entries = admission(batch_id, message).entries
+        # Where the service does not say when a message was sent, the driver's clock tells how old it is.
+        unsaid = entries.set_column(1, entries.schema.field(1), pa.nulls(1, entries.schema.field(1).type))
+        table.commit(table.look_up(looked_up([message])), Admission(batch_id, unsaid, None))
+
+    commit("old", 1)
+    now[0] += timedelta(days=40)
+
+    commit("new", 2)
 
     assert table.look_up(looked_up([1, 2])).known["batch_id"].to_pylist() == ["new"]
 

@@ -211,6 +211,11 @@ def _one_of(*choices: str) -> Check:
     return check
 
 
+def _units(value: Any, place: str) -> None:
+    for name, unit in _mapping(value, place).items():
+        _one_of("s", "ms", "us")(unit, f"{place}[{name!r}]")
+
+
 def _function(value: Any, place: str) -> None:
     _text(value, place)
     if isinstance(value, str) and _TEMPLATE not in value and not _FUNCTION.match(value):
@@ -228,6 +233,7 @@ SOURCES: Final[Mapping[str, Kind]] = {
             "inferred_schema": _text,
             "new_fields": _one_of("ignore", "reject", "add"),
             "dedupe_by": _texts,
+            "timestamp_units": _units,
         },
         one_of=("schema", "inferred_schema"),
     ),

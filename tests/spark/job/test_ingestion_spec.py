@@ -46,6 +46,10 @@ def test_a_spec_becomes_its_parts() -> None:
         (with_(source={"kind": "json", "schema": ""}), "source.schema must be a text"),
         (with_(source={"kind": "json", "schema": "a INT", "new_fields": "ad"}), "'ad'; did you mean 'add'"),
         (with_(source={"kind": "json", "schema": "a INT", "dedupe_by": "a"}), "dedupe_by must be a list of texts"),
+        (
+            with_(source={"kind": "json", "schema": "a TIMESTAMP", "timestamp_units": {"a": "seconds"}}),
+            "must be one of s, ms, us, not 'seconds'",
+        ),
         (with_(source={"kind": "sns", "source": {"kind": "text", "colum": "a"}}), r"source \(text\) .*mean 'column'"),
         (with_(source={"kind": "parser", "function": "parse", "schema": "a INT"}), "'package.module:function'"),
         (with_(source={"kind": "s3-events", "format": "csv"}), r"source \(s3-events\) needs 'schema'"),

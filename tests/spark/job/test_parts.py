@@ -47,8 +47,8 @@ def test_a_sink_takes_what_its_class_takes(kind: str) -> None:
     [
         (Part("json", {"schema": "id INT", "new_fields": "reject"}), JsonSource("id INT", new_fields="reject")),
         (
-            Part("json", {"schema": "t TIMESTAMP", "dedupe_by": ["t"]}),
-            JsonSource("t TIMESTAMP", dedupe_by=["t"]),
+            Part("json", {"schema": "t TIMESTAMP", "dedupe_by": ["t"], "timestamp_units": {"t": "ms"}}),
+            JsonSource("t TIMESTAMP", dedupe_by=["t"], timestamp_units={"t": "ms"}),
         ),
         (Part("json", {"inferred_schema": {"env": "PIN"}}), JsonSource(InferredSchema("/data/schema.json"))),
         (Part("sns", {"source": {"kind": "json", "schema": "id INT"}}), SnsEnvelope(JsonSource("id INT"))),

@@ -15,7 +15,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType, TimestampTyp
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.settings import INGESTION, session_settings
 from sqs_lease.spark.sources.arrow_json import ArrowJson
-from sqs_lease.spark.sources.json import ClosedChecker, JsonSource
+from sqs_lease.spark.sources.json import ClosedChecker, JsonSource, TimestampUnit
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.schemas import struct_type
 from tests.spark.sources.parsing import Parsed, parsed
@@ -29,7 +29,7 @@ SCHEMA = """
     trip STRUCT<miles: INT NOT NULL, stops: ARRAY<STRUCT<at: STRING NOT NULL>>>
 """
 
-TIME = "a time beyond the years 1 to 9999; numbers are seconds since 1970: "
+TIME = "a time beyond the years 1 to 9999; numbers are seconds since 1970, or timestamp_units: "
 
 # (the body, the reason)
 NOT_A_RECORD = {
@@ -140,6 +140,35 @@ def test_the_session_cannot_bring_back_lenient_parsing_or_errors_that_quote_valu
 
     assert outcome.rejected == {"bad": "not of the type in the schema: day"}
     assert outcome.records == {"m1": [{"day": date(1066, 10, 14)}]}
+
+
+@pytest.mark.parametrize(("unit", "number"), [("s", 1357016400), ("ms", 1357016400123), ("us", 1357016400123456)])
+def test_numbers_are_times_in_the_unit_that_the_column_was_given(
+    spark: SparkSession, unit: TimestampUnit, number: int
+) -> None:
+    source = JsonSource("at TIMESTAMP, id INT", timestamp_units={"at": unit})
+    bodies = {
+        "m1": f'{{"at": {number}}}',
+        "m2": '{"id": 1}',
+        "far": f'{{"at": {2**63 - 1}}}',
+        "text": '{"at": "2013-01-01T05:00:00Z"}',
+    }
+
+    outcome = parsed(spark, source, bodies)
+
+    found = outcome.records["m1"][0]["at"].astimezone(UTC)
+    assert found.replace(microsecond=0).isoformat() == "2013-01-01T05:00:00+00:00"
+    assert found.microsecond == {"s": 0, "ms": 123_000, "us": 123_456}[unit]
+    assert outcome.records["m2"] == [{"at": None, "id": 1}]
+    assert "beyond the years 1 to 9999" in outcome.rejected["far"]
+    assert outcome.rejected["text"] == "not of the type in the schema: at"
+
+
+def test_a_unit_is_for_a_timestamp_column_and_one_of_three(spark: SparkSession) -> None:
+    with pytest.raises(SchemaError, match="timestamp_units: the schema has no column id of the type TIMESTAMP"):
+        parsed(spark, JsonSource("id BIGINT", timestamp_units={"id": "ms"}), {"m1": '{"id": 1}'})
+    with pytest.raises(ValueError, match="'minutes' for at is none of s, ms, us"):
+        JsonSource("at TIMESTAMP", timestamp_units={"at": "minutes"})  # type: ignore[dict-item]
 
 
 def test_the_session_cannot_make_another_type_of_timestamp(spark: SparkSession) -> None:

@@ -122,7 +122,7 @@ def test_a_message_with_which_a_parser_fails_is_rejected_and_the_others_are_stor
     batch = [message(f"m{number}", str(number)) for number in range(5)]
     result = place.ingest([*batch, message("bad", "a secret")], source=ParserSource(parser, "number BIGINT"))
 
-    assert result.rejected == {"bad": "its rows cannot be written (PythonException)"}
+    assert result.rejected == {"bad": "its rows cannot be written (PYTHON_EXCEPTION)"}
     assert [row["number"] for row in rows(place.table)] == [0, 1, 2, 3, 4]
 
 

@@ -6,6 +6,7 @@ Columns that nobody named are inferred with types that every later body can be r
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyspark
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructField, StructType, TimestampType
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
 from sqs_lease.spark import batch_file
@@ -52,6 +53,11 @@ NewFields = Literal["ignore", "reject", "add"]
 
 _CHOICES: Final = get_args(NewFields)
 
+TimestampUnit = Literal["s", "ms", "us"]
+"""What a number counts since 1970: seconds, milliseconds or microseconds."""
+
+_UNITS: Final[Mapping[TimestampUnit, int]] = {"s": 1_000_000, "ms": 1_000, "us": 1}  # microseconds
+
 
 @dataclass(frozen=True)
 class JsonSource:
@@ -63,9 +69,9 @@ class JsonSource:
     or any field has the wrong type; and objects with a value for none of the columns, such as an envelope of SNS.
 
     A ``DATE`` is written ``2013-01-31``; a timestamp without a zone is in UTC. A number in a ``TIMESTAMP`` column is
-    seconds since 1970; one beyond the years 1 to 9999, such as milliseconds, is rejected: take ``BIGINT`` for those. A
-    ``STRING`` column takes any value, as its JSON text; a ``DECIMAL`` one rounds to its scale, and in a ``FLOAT`` one
-    a number beyond its range is infinite.
+    seconds since 1970; one beyond the years 1 to 9999, such as milliseconds, is rejected: name the unit in
+    ``timestamp_units``. A ``STRING`` column takes any value, as its JSON text; a ``DECIMAL`` one rounds to its scale,
+    and in a ``FLOAT`` one a number beyond its range is infinite.
 
     Attributes:
         schema: The fields of the object, as a Spark DDL string (``"id BIGINT NOT NULL, name STRING"``), a
@@ -83,15 +89,22 @@ class JsonSource:
             message with the values of an earlier one is a repeat, whatever its message id is, such as after a redrive
             or a second send. It is done, and changes nothing. A message that lacks one of them, or has null there, is
             told by its id. Empty, the default: all messages are told by their ids.
+        timestamp_units: ``TIMESTAMP`` column -> the unit of the whole numbers that it is to be read from, since 1970:
+            ``"s"``, ``"ms"`` or ``"us"``. Such a column takes nothing but numbers. Empty, the default: texts, and
+            numbers of seconds.
     """
 
     schema: str | StructType | InferredSchema
     new_fields: NewFields = "ignore"
     dedupe_by: Sequence[str] = ()
+    timestamp_units: Mapping[str, TimestampUnit] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.dedupe_by, str):
             raise TypeError("dedupe_by is a list of fields: put brackets around the one")
+        for name, unit in self.timestamp_units.items():
+            if unit not in _UNITS:
+                raise ValueError(f"timestamp_units: {unit!r} for {name} is none of {', '.join(_UNITS)}")
         if self.new_fields not in _CHOICES:
             raise ValueError(f"new_fields must be one of {', '.join(_CHOICES)}, not {self.new_fields!r}")
         if self.new_fields == "add" and not isinstance(self.schema, InferredSchema):
@@ -105,7 +118,8 @@ class JsonSource:
         """The schema, or where it is pinned, and what becomes of new fields."""
         what = self.schema.file if isinstance(self.schema, InferredSchema) else notation(self.schema)
         repeats = f"; by {json.dumps(list(self.dedupe_by))}" if self.dedupe_by else ""
-        return f"json; {self.new_fields}; {what}{repeats}"
+        units = f"; {json.dumps(dict(self.timestamp_units), sort_keys=True)}" if self.timestamp_units else ""
+        return f"json; {self.new_fields}; {what}{repeats}{units}"
 
     @property
     def keys(self) -> KeysOf | None:
@@ -147,13 +161,27 @@ class JsonSource:
         return json_schema(pinned)
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
-        """See :class:`.source.Source`."""
+        """See :class:`.source.Source`.
+
+        Raises:
+            SchemaError: :attr:`timestamp_units` names a column that is no ``TIMESTAMP``.
+        """
+        for name in self.timestamp_units:
+            if name not in columns.names or not isinstance(columns[name].dataType, TimestampType):
+                raise SchemaError(f"timestamp_units: the schema has no column {name} of the type TIMESTAMP")
         named = messages.withColumnsRenamed({batch_file.MESSAGE_ID: MESSAGE_ID, batch_file.SENT_AT: SENT_AT})
-        return json_rows(named, batch_file.BODY, columns, [MESSAGE_ID, SENT_AT], closed=self._is_closed_on_spark)
+        return json_rows(
+            named,
+            batch_file.BODY,
+            columns,
+            [MESSAGE_ID, SENT_AT],
+            closed=self._is_closed_on_spark,
+            units=self.timestamp_units,
+        )
 
     def arrow_parser(self, columns: StructType) -> ArrowJson | None:
         """See :class:`.source.ArrowSource`."""
-        if self._is_closed_on_spark or type(self).parse is not JsonSource.parse:
+        if self._is_closed_on_spark or self.timestamp_units or type(self).parse is not JsonSource.parse:
             # Whoever inherits from this may parse otherwise.
             return None
         return ArrowJson.of(columns)
@@ -181,7 +209,7 @@ NO_VALUE: Final = "none of the schema's fields has a value"
 """The reason for an object that is another kind of message, such as an envelope, where no column is required."""
 
 
-STRANGE_TIME: Final = "a time beyond the years 1 to 9999; numbers are seconds since 1970: "
+STRANGE_TIME: Final = "a time beyond the years 1 to 9999; numbers are seconds since 1970, or timestamp_units: "
 """How the reason starts for milliseconds in a TIMESTAMP column, which Spark takes for a year such as 55840."""
 
 _YEAR_1: Final = -62_135_596_800_000_000
@@ -354,7 +382,13 @@ def _storable(kind: DataType) -> DataType:
 
 
 def json_rows(
-    frame: DataFrame, text: str, columns: StructType, carried: Sequence[str], *, closed: bool = False
+    frame: DataFrame,
+    text: str,
+    columns: StructType,
+    carried: Sequence[str],
+    *,
+    closed: bool = False,
+    units: Mapping[str, TimestampUnit] | None = None,
 ) -> DataFrame:
     """Parse a column of JSON objects that were checked for syntax before.
 
@@ -365,13 +399,16 @@ def json_rows(
         columns: The columns of a record.
         carried: Columns that are taken over as they are.
         closed: Whether an object with a field that is no column is rejected. It costs a second look at the text.
+        units: ``TIMESTAMP`` columns that are read from numbers, with their units.
 
     Returns:
         ``columns``, ``carried``, and ``REASON``.
     """
-    schema = StructType([*columns.fields, StructField(_CORRUPT, StringType())])
+    in_units = units or {}
+    read = [StructField(one.name, LongType(), one.nullable) if one.name in in_units else one for one in columns.fields]
+    schema = StructType([*read, StructField(_CORRUPT, StringType())])
     record = F.col(_RECORD)
-    reason = _reason(record, columns, closed=closed)
+    reason = _reason(record, columns, in_units, closed=closed)
     if REASON in carried:
         reason = F.when(F.col(REASON).isNotNull(), F.col(REASON)).otherwise(reason)
     return frame.select(
@@ -379,16 +416,18 @@ def json_rows(
         F.col(text).alias(_TEXT),
         F.from_json(text, schema, JSON_OPTIONS).alias(_RECORD),
     ).select(
-        *(_readable(record, field).alias(field.name) for field in columns.fields),
+        *(_readable(record, field, in_units).alias(field.name) for field in columns.fields),
         *(name for name in carried if name != REASON),
         reason.alias(REASON),
     )
 
 
-def _readable(record: Column, field: StructField) -> Column:
+def _readable(record: Column, field: StructField, units: Mapping[str, TimestampUnit]) -> Column:
     """A column's value; null where Python could not read it, which rejects its row."""
     value = record.getField(field.name)
-    strange = [test for _, test in _strange_times(record, field)]
+    if field.name in units:
+        value = F.timestamp_micros(value * _UNITS[units[field.name]])
+    strange = [test for _, test in _strange_times(record, field, units)]
     return F.when(~F.coalesce(reduce(or_, strange), F.lit(False)), value) if strange else value
 
 
@@ -401,9 +440,9 @@ def missing(columns: StructType) -> Column:
     return _missing(gaps)
 
 
-def _reason(record: Column, columns: StructType, *, closed: bool) -> Column:
+def _reason(record: Column, columns: StructType, units: Mapping[str, TimestampUnit], *, closed: bool) -> Column:
     gaps = [gap for field in columns.fields for gap in _gaps(record.getField(field.name), field, field.name)]
-    times = [time for field in columns.fields for time in _strange_times(record, field)]
+    times = [time for field in columns.fields for time in _strange_times(record, field, units)]
     reason = (
         # Spark gives no record for a null text, and then no corrupt one either.
         F.when(record.isNull(), F.lit("no record could be parsed"))
@@ -455,8 +494,15 @@ def _gaps(value: Column, field: StructField, path: str) -> Iterator[tuple[str, C
     yield from _places(value, field, path, lambda found, of: None if of.nullable else found.isNull())
 
 
-def _strange_times(record: Column, field: StructField) -> Iterator[tuple[str, Column]]:
+def _strange_times(
+    record: Column, field: StructField, units: Mapping[str, TimestampUnit]
+) -> Iterator[tuple[str, Column]]:
     """Where in a column a time may lie beyond the years that others read: each place by its path, and the test."""
+    if field.name in units:
+        microseconds = _UNITS[units[field.name]]
+        within = record.getField(field.name).between(-(-_YEAR_1 // microseconds), _YEAR_9999 // microseconds)
+        yield field.name, ~within
+        return
 
     def beyond(found: Column, of: StructField) -> Column | None:
         if not isinstance(of.dataType, TimestampType):
