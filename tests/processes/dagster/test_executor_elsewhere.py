@@ -34,9 +34,14 @@ DEADLINE_SECONDS = 150.0
 
 
 @pytest.fixture(autouse=True)
-def evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-    return tmp_path
+    yield tmp_path
+    # Where a test failed, they may be at work still.
+    for step in ("obedient", "stubborn"):
+        for pid in {each.pid for each in notes(tmp_path, step)}:
+            if is_at_work(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
