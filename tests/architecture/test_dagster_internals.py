@@ -63,7 +63,6 @@ NOT_USED: Final = {
     "asset_observation_data",
     "engine_event_data",
     "get_runs",
-    "step_materialization_data",
     "step_output_data",
 }
 """Those of them that the documented interface, or another one of them, has replaced."""
