@@ -23,7 +23,7 @@ def test_the_job_over_one_batch_deletes_what_it_loaded_and_gives_back_what_it_fa
     queue = leased_queues.create("orders", "an order", " ")
     monkeypatch.setenv("ORDERS_QUEUE", "orders")
     file = tmp_path / "orders.py"
-    file.write_text(code("sqs_lease_executor(").replace("/var/lib/orders", str(tmp_path / "workspace")))
+    file.write_text(code("def check(context").replace("/var/lib/orders", str(tmp_path / "workspace")))
     with dg.instance_for_test() as instance:
         result = dg.execute_job(ReconstructableJob.for_file(str(file), "orders"), instance)
     assert result.success
