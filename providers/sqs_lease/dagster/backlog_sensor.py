@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar
+from typing import Final, TypeVar
 
 import dagster as dg
 
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.dagster._internals import is_asset_job, location_name
+from sqs_lease.dagster._internals import location_name
 from sqs_lease.dagster.backlog_state import (
     SENSOR_TAG,
     Backlog,
@@ -35,25 +35,9 @@ from sqs_lease.dagster.backlog_state import (
     runs_of_sensor,
 )
 from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.dagster.targets import RunConfig, Target, jobs_of_a_list, target_argument
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
-
-if TYPE_CHECKING:
-    from sqs_lease.dagster._internals import AssetJob
-
-RunConfig: TypeAlias = dg.RunConfig | Mapping[str, Any]
-Job: TypeAlias = "dg.JobDefinition | AssetJob"
-Assets: TypeAlias = (
-    dg.AssetSelection
-    | dg.AssetsDefinition
-    | dg.AssetKey
-    | str
-    | Sequence[str]
-    | Sequence[dg.AssetKey]
-    | Sequence[dg.AssetsDefinition]
-)
-Target: TypeAlias = "Job | Sequence[Job] | Assets"
-"""What a sensor may run."""
 
 MOST_RUNS_AT_ONCE: Final = 4
 """Most runs that one evaluation asks for: Dagster launches them one after the other, each in about 3 s."""
@@ -146,10 +130,8 @@ def build_sqs_backlog_sensor(
             "max_concurrent_runs are not for it. Set them on the assets behind it, or give a target"
         )
     sensor = _BacklogSensor(name, queue, rules, partition_key, run_config, run_tags)
-    jobs = _jobs_of_a_list(target)
+    jobs = jobs_of_a_list(target)
     key = _asset_key(queue_asset)
-    # A list of jobs has another name there than all else.
-    what: dict[str, Any] = {"jobs": target} if jobs else {"target": target}
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if key is not None:
@@ -159,7 +141,7 @@ def build_sqs_backlog_sensor(
     return dg.SensorDefinition(
         name,
         evaluation_fn=evaluate,
-        **what,
+        **target_argument(target),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description=description or f"Starts work when messages wait in the queue {_shown(queue)}; it receives none.",
@@ -320,21 +302,6 @@ def _tag(name: str, context: dg.SensorEvaluationContext) -> str:
     """What the runs of this sensor are tagged with; sensors of other code locations may have its name."""
     location = location_name(context)
     return name if location is None else f"{name}@{location}"
-
-
-def _jobs_of_a_list(target: Target | None) -> list[str]:
-    """The names of the jobs of a list; none if it is something else."""
-    # Asset jobs and asset keys are tuples of a kind, too.
-    if type(target) not in (list, tuple) or not isinstance(target, Sequence):
-        return []
-    names = [str(each.name) for each in target if _is_job(each)]
-    if names and len(names) < len(target):
-        raise ValueError("a sensor has jobs or assets for its target, not both: make an asset job of the assets")
-    return names
-
-
-def _is_job(target: object) -> TypeGuard[Job]:
-    return isinstance(target, dg.JobDefinition) or is_asset_job(target)
 
 
 def _asset_key(asset: dg.AssetSpec | dg.AssetKey | str | None) -> dg.AssetKey | None:
