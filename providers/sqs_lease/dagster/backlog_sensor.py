@@ -25,6 +25,7 @@ from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.dagster._internals import location_name
 from sqs_lease.dagster.backlog_state import (
     SENSOR_TAG,
+    UNREADABLE_SECONDS,
     Backlog,
     Memory,
     SensorRuns,
@@ -44,9 +45,6 @@ MOST_RUNS_AT_ONCE: Final = 4
 
 _READ_SECONDS: Final = 20.0
 """How long reading the queue may take; an evaluation is cut off after 60 s."""
-
-_UNREADABLE_SECONDS: Final = 600.0
-"""For how long a queue may be out of reach before that is an error."""
 
 _T = TypeVar("_T")
 
@@ -237,7 +235,7 @@ class _BacklogSensor:
         except SqsError as error:
             memory = memory.unread(now)
             lasted = now - (memory.unreadable_since or now)
-            if error.verdict is Verdict.REFUSED or lasted >= _UNREADABLE_SECONDS:
+            if error.verdict is Verdict.REFUSED or lasted >= UNREADABLE_SECONDS:
                 raise
             return dg.SensorResult(skip_reason=str(error), cursor=memory.cursor())
         memory = memory.seen(queue.visible, now)

@@ -39,7 +39,7 @@ from uuid import uuid4
 import dagster as dg
 
 from sqs_lease.clock import Clock, SystemClock
-from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.failure_rules import Delete, Settlement
 from sqs_lease.core.group_order import hold_back
 from sqs_lease.core.messages import Lease, Message, Receipt
@@ -66,6 +66,7 @@ from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.loop_thread import LoopThread
 from sqs_lease.keeper.plain_leases import from_wall_time, to_wall_time
 from sqs_lease.keeper.receiver import Receiver
+from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX
 
@@ -142,6 +143,7 @@ class LeaseHost:
         self._news: deque[str] = deque(maxlen=_MOST_NEWS)
         self._failures: deque[str] = deque(maxlen=_MOST_NEWS)
         self._settling: set[asyncio.Task[None]] = set()
+        self._unreachable_since: float | None = None
         self._asking = ThreadPoolExecutor(1, f"sqs-lease dispatch {settings.sensor}")
         self._gate = threading.Lock()
         self._queue: tuple[str, RenewalPolicy] | None = None
@@ -173,8 +175,15 @@ class LeaseHost:
             if self.is_over:
                 raise HostIsOverError
             return self._thread.run(self._tick(dispatcher))
+        except SqsError:
+            self._unreachable_since = self._unreachable_since or self._clock.now()
+            raise
         finally:
             self._gate.release()
+
+    def unreachable_seconds(self) -> float:
+        """For how long each evaluation has failed by an error of SQS."""
+        return 0.0 if self._unreachable_since is None else self._clock.now() - self._unreachable_since
 
     def end(self) -> None:
         """Hold nothing any more, without a call, and end the thread. It blocks."""
@@ -258,6 +267,7 @@ class LeaseHost:
                 f"{TICK_SECONDS:g} s, so it was given up, and what it received is visible again. Check that the "
                 "sensor's functions, its workspace and SQS answer in time"
             ) from None
+        self._unreachable_since = None
         batches = [batch for batch in self._batches.values() if batch.settling is None]
         requested = self._to_be_asked_for(batches)
         for batch in requested:
@@ -574,9 +584,9 @@ class LeaseHost:
         for batch in self._batches.values():
             lost = batch.held.report().lost
             if lost > batch.lost and batch.settling is None:
-                self._say(
+                self._fail(
                     f"{lost - batch.lost} messages of batch {batch.batch_id} were lost while it was held: they were "
-                    "deleted, or others have received them"
+                    "deleted, others have received them, or SQS refuses to extend them"
                 )
                 batch.lost = lost
 
@@ -587,6 +597,7 @@ class LeaseHost:
             if await self._settler.settle(batch, decision):
                 await self._finish(batch)
                 self._say(f"Batch {batch.batch_id} is over, because {decision.reason}. {lease_summary(batch.held)}")
+                self._tell_of_unsettled(batch)
                 return
         except Exception:
             if self.is_over:
@@ -594,6 +605,15 @@ class LeaseHost:
             # What was settled stays so; the rest is settled when it works again.
             logger.exception("Batch %s cannot be settled; trying again", batch.batch_id)
         batch.settling = None
+
+    def _tell_of_unsettled(self, batch: KeptBatch) -> None:
+        ends = batch.held.outcomes().values()
+        if details := [end.detail for end in ends if end.outcome is Outcome.FAILED]:
+            why = "; ".join(dict.fromkeys(details))
+            self._fail(
+                f"{len(details)} messages of batch {batch.batch_id} could not be settled, so they are received again "
+                f"when their visibility timeout ends: {why}"
+            )
 
     async def _finish(self, batch: KeptBatch) -> None:
         if batch.is_done():

@@ -40,6 +40,7 @@ from sqs_lease.dagster._internals import (
 )
 from sqs_lease.dagster.access_errors import access_to
 from sqs_lease.dagster.attempts import failure_rule
+from sqs_lease.dagster.backlog_state import UNREADABLE_SECONDS
 from sqs_lease.dagster.lease_sensor.dispatch import AssetKeys, Dispatch, Dispatcher
 from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
@@ -209,6 +210,7 @@ class _LeaseSensor:
             return self._tried_out(queue)
         dispatcher = Dispatcher(made, self.dispatch, context)
         dispatcher.check()
+        host: LeaseHost | None = None
         try:
             with access_to(queue):
                 host = _host(self.uri, partial(self._new_host, context, queue))
@@ -217,7 +219,8 @@ class _LeaseSensor:
             # Another process has taken over, or was faster. To begin anew at once would take it away from there.
             return dg.SensorResult(skip_reason="The keeper of this process has just ended")
         except SqsError as error:
-            if error.verdict is Verdict.REFUSED:
+            lasted = 0.0 if host is None else host.unreachable_seconds()
+            if error.verdict is Verdict.REFUSED or lasted >= UNREADABLE_SECONDS:
                 raise
             return dg.SensorResult(skip_reason=f"Nothing was received: {error}")
         if tick is None:
