@@ -35,6 +35,7 @@ from sqs_lease.dagster.backlog_state import (
     report_backlog,
     runs_of_sensor,
 )
+from sqs_lease.dagster.partitions import PartitionKeyError, add_requests, dynamic_keys
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.targets import RunConfig, Target, jobs_of_a_list, target_argument
 from sqs_lease.sqs.errors import SqsError
@@ -84,6 +85,9 @@ def build_sqs_backlog_sensor(
     to 15 minutes, until one succeeds; one run at a time is tried meanwhile. Canceled runs do not count. A retry that
     succeeds does not end the pause, since it may have received other messages.
 
+    No message is received, so nothing can depend on what a message says: for that there is
+    :func:`build_sqs_lease_sensor <sqs_lease.dagster.lease_sensor.sensor.build_sqs_lease_sensor>`.
+
     A run that has not ended 12 hours after its start does not count as in progress any more.
 
     Args:
@@ -101,8 +105,8 @@ def build_sqs_backlog_sensor(
         messages_per_run: How many messages one run takes, its ``lease(max_messages=...)``; needed with more than
             one concurrent run, of which as many are started as the backlog is worth, at most four an evaluation.
         pause_after_failure: The pause after a first failed run; 30 s by default, 0 for none.
-        partition_key: The partition to run, or a function that tells it from what was seen. With
-            ``queue_asset``, the partition that is reported.
+        partition_key: The partition to run, or a function that tells it from what was seen. A partition of a dynamic
+            partitions definition is added. With ``queue_asset``, the partition that is reported.
         run_config: The runs' configuration, or a function that makes it.
         run_tags: Tags of the runs, or a function that makes them.
         minimum_interval_seconds: Least time between two evaluations; Dagster's own minimum is about 5 s.
@@ -134,9 +138,11 @@ def build_sqs_backlog_sensor(
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if key is not None:
             return sensor.evaluate(context, lambda seen: sensor.report(context, key, seen))
-        return sensor.evaluate(context, lambda seen: sensor.request(context, jobs, seen))
+        return sensor.evaluate(
+            context, lambda seen: sensor.request(context, jobs, seen, "" if jobs else str(made.job_name))
+        )
 
-    return dg.SensorDefinition(
+    made = dg.SensorDefinition(
         name,
         evaluation_fn=evaluate,
         **target_argument(target),
@@ -145,6 +151,7 @@ def build_sqs_backlog_sensor(
         description=description or f"Starts work when messages wait in the queue {_shown(queue)}; it receives none.",
         tags=tags,
     )
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +251,10 @@ class _BacklogSensor:
             return dg.SensorResult(skip_reason=_sentence(reason), cursor=memory.cursor())
         return act(_Seen(backlog, memory, now))
 
-    def request(self, context: dg.SensorEvaluationContext, jobs: Sequence[str], seen: _Seen) -> dg.SensorResult:
-        """Ask for runs of each job; of the only target if there are no names."""
+    def request(
+        self, context: dg.SensorEvaluationContext, jobs: Sequence[str], seen: _Seen, only_job: str
+    ) -> dg.SensorResult:
+        """Ask for runs of each job; of the only target, which is a job of this name, if there are no names."""
         tag = _tag(self.name, context)
         requests: list[dg.RunRequest] = []
         reasons: list[str] = []
@@ -258,7 +267,11 @@ class _BacklogSensor:
         if not requests:
             said = f"{_count(seen.backlog.visible, 'message')} can be received, but {'; '.join(reasons)}"
             return dg.SensorResult(skip_reason=_sentence(said), cursor=seen.memory.cursor())
-        return dg.SensorResult(run_requests=requests, cursor=seen.memory.started(len(requests)).cursor())
+        return dg.SensorResult(
+            run_requests=requests,
+            cursor=seen.memory.started(len(requests)).cursor(),
+            dynamic_partitions_requests=self._added_partitions(context, requests, only_job),
+        )
 
     def report(self, context: dg.SensorEvaluationContext, key: dg.AssetKey, seen: _Seen) -> dg.SensorResult:
         """Report the queue's asset, for the assets behind it."""
@@ -278,6 +291,23 @@ class _BacklogSensor:
             job_name=job,
             partition_key=_given(self.partition_key, seen.backlog),
         )
+
+    def _added_partitions(
+        self, context: dg.SensorEvaluationContext, requests: Sequence[dg.RunRequest], only_job: str
+    ) -> list[dg.AddDynamicPartitionsRequest]:
+        definitions = context.repository_def
+        added: list[Mapping[str, str]] = []
+        for request in requests:
+            # Without definitions Dagster says itself what a partition needs.
+            if definitions is not None and request.partition_key is not None:
+                job = definitions.get_job(request.job_name or only_job)
+                try:
+                    added.append(dynamic_keys(definitions, job, request.partition_key))
+                except PartitionKeyError as error:
+                    raise ValueError(
+                        f"sensor {self.name}: partition_key is {request.partition_key!r}, but its target {error}"
+                    ) from None
+        return add_requests(added)
 
     def _memory(self, context: dg.SensorEvaluationContext) -> Memory:
         if not context.cursor:
