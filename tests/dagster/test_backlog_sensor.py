@@ -28,6 +28,7 @@ ORIGIN = RemoteJobOrigin(
 )
 """Where the runs came from, which Dagster asks of runs in its queue."""
 DAYS = dg.StaticPartitionsDefinition(["monday", "tuesday"])
+HOURS = dg.DynamicPartitionsDefinition(name="hours")
 
 
 @dg.asset
@@ -36,6 +37,10 @@ def orders() -> None: ...
 
 @dg.asset(partitions_def=DAYS)
 def orders_of_the_day() -> None: ...
+
+
+@dg.asset(partitions_def=HOURS)
+def orders_of_the_hour() -> None: ...
 
 
 @dg.op
@@ -82,17 +87,20 @@ class Ticks:
         self.instance = instance
         self.sensor = build_sqs_backlog_sensor("backlog", QUEUE, target, **options)
         self.definitions = dg.Definitions(
-            assets=[orders, orders_of_the_day], jobs=[first, second], sensors=[self.sensor]
+            assets=[orders, orders_of_the_day, orders_of_the_hour], jobs=[first, second], sensors=[self.sensor]
         )
         self.cursor: str | None = None
 
     def tick(self, *, store: bool = True) -> list[dg.RunRequest]:
         """The runs asked for; without `store` as if the evaluation came to nothing after that."""
         with dg.build_sensor_context(self.instance, self.cursor, definitions=self.definitions) as context:
+            # What the daemon's context has: one of a test knows no instance to look for partitions in.
+            context.__dict__["caching_dynamic_partitions_loader"] = self.instance
             data = self.sensor.evaluate_tick(context)
         if store:
             self.cursor = data.cursor
         self.skipped = data.skip_message
+        self.added = {each.partitions_def_name: each.partition_keys for each in data.dynamic_partitions_requests or []}
         return list(data.run_requests or [])
 
     def run(self, request: dg.RunRequest, *events: dg.DagsterEventType, **tags: str) -> str:
@@ -494,6 +502,26 @@ def test_partition_configuration_and_tags_may_depend_on_what_was_seen(
     assert (request.tags["team"], request.tags[SENSOR_TAG]) == ("orders", "backlog")
     assert seen[0].seen_at.timestamp() == time.now
     assert (seen[0].in_flight, seen[0].delayed, seen[0].waited) == (0, 0, timedelta(0))
+
+
+def test_a_partition_that_is_dynamic_is_added_by_the_evaluation_that_asks_for_its_runs(
+    queue: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
+    queue.send(*["a"] * 20)
+    ticks = Ticks(
+        instance, orders_of_the_hour, partition_key=lambda _: "noon", max_concurrent_runs=2, messages_per_run=10
+    )
+    requests = ticks.tick()
+    assert [request.tags["dagster/partition"] for request in requests] == ["noon", "noon"]
+    assert ticks.added == {"hours": ["noon"]}
+
+
+def test_a_partition_of_a_target_that_has_none_is_an_error_that_names_it(
+    queue: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
+    queue.send("a")
+    with pytest.raises(ValueError, match="partition_key is 'noon', but its target is not partitioned"):
+        Ticks(instance, partition_key="noon").tick()
 
 
 # Errors

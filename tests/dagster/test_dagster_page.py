@@ -13,10 +13,11 @@ import pytest
 from demo.processes import ROOT
 from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.testing import LeasedQueues
+from tests.dagster.lease_ground import eventually
 from tests.docs.test_examples import blocks
 
 PAGE = ROOT / "docs" / "dagster.md"
-TOP, FAILURES, LEASED, YIELDED, SENSORS, AUTOMATION, CHECKS, CHECKED, CONFTEST, TESTS = blocks(PAGE)
+TOP, FAILURES, LEASED, YIELDED, SENSORS, AUTOMATION, DISPATCH, CHECKS, CHECKED, CONFTEST, TESTS = blocks(PAGE)
 QUEUE = {"orders_queue": SqsQueueResource(queue="orders")}
 
 
@@ -43,6 +44,8 @@ def evaluate(block: str, sensor: str, instance: dg.DagsterInstance) -> Any:
     definitions: dg.Definitions = names(block)["defs"]
     made = definitions.get_sensor_def(sensor)
     with dg.build_sensor_context(instance, definitions=definitions) as context:
+        # What the daemon's context has: one of a test knows no instance to look for partitions in.
+        context.__dict__["caching_dynamic_partitions_loader"] = instance
         return made.evaluate_tick(context)
 
 
@@ -111,6 +114,21 @@ def test_an_asset_behind_the_queue_runs_by_its_condition(
         instance.report_runless_asset_event(event)
     result = dg.evaluate_automation_conditions(definitions, instance, cursor=cursor)
     assert result.get_num_requested(dg.AssetKey("orders")) == 1
+
+
+def test_messages_go_to_the_job_and_partition_that_they_name_and_others_are_dead_letters(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    order, other = '{"kind": "orders", "customer": "ann"}', '{"kind": "invoices"}'
+    queue = leased_queues.create("orders", order, '{"kind": "returns"}', order, other)
+    page = DISPATCH.replace("/var/lib", str(tmp_path))
+    requests = evaluate(page.replace("max_messages=100", "max_messages=100, linger=0"), "shop", instance)
+    assert {request.job_name: request.tags.get("dagster/partition") for request in requests.run_requests} == {
+        "orders": "ann",
+        "returns": None,
+    }
+    assert [each.partition_keys for each in requests.dynamic_partitions_requests] == [["ann"]]
+    eventually(lambda: queue.dead_letters == [other], "the message that fits no job is a dead letter")
 
 
 def test_the_checks_pass_where_nothing_failed(leased_queues: LeasedQueues) -> None:

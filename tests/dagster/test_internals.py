@@ -469,6 +469,69 @@ def test_a_job_of_assets_is_told_by_what_makes_one() -> None:
     assert not _internals.is_asset_job(dg.AssetKey("orders"))
 
 
+@dg.asset(partitions_def=dg.DynamicPartitionsDefinition(name="customers"))
+def customer_orders() -> None: ...
+
+
+def job_of_orders() -> dg.JobDefinition:
+    return dg.Definitions(assets=[customer_orders]).resolve_implicit_global_asset_job_def()
+
+
+def test_what_refuses_arguments_is_dagsters_errors_alone_where_its_checks_have_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    error, of_arguments = _internals.refusals()
+    assert (error, of_arguments.__name__) == (dg.DagsterError, "CheckError")
+    monkeypatch.delattr("dagster._check.CheckError")
+    assert _internals.refusals() == (dg.DagsterError,)
+    assert "has no CheckError that sqs-lease knows" in said(caplog)
+
+
+def test_runs_of_functions_of_a_message_are_refused_where_jobs_do_not_tell_their_assets() -> None:
+    job = job_of_orders()
+    assert _internals.assets_of_job(job) == {customer_orders.key}
+    with pytest.raises(UnsupportedDagsterError, match="list of the assets of a job"):
+        _internals.assets_of_job(Without(job, "asset_layer"))  # type: ignore[arg-type]
+    assert _internals.assets_of_job(_internals.job_of_assets(job, [customer_orders.key])) == {customer_orders.key}
+    with pytest.raises(UnsupportedDagsterError, match="way to select assets of a job"):
+        _internals.job_of_assets(Without(job, "get_subset"), [customer_orders.key])  # type: ignore[arg-type]
+
+
+def test_dimensions_of_partitions_add_none_where_they_are_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    customers = dg.DynamicPartitionsDefinition(name="customers")
+    both = dg.MultiPartitionsDefinition({"customer": customers, "day": dg.StaticPartitionsDefinition(["monday"])})
+    assert _internals.dynamic_partitions(both, "ann|monday") == {"customers": "ann"}
+    changed: Any = Without(both, "partitions_defs")
+    assert _internals.dynamic_partitions(changed, "ann|monday") == {}
+    assert "has no partitions_defs that sqs-lease knows" in said(caplog)
+
+
+def test_a_request_stays_as_it_is_where_it_is_not_known_what_dagster_makes_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sensor: Any = Without(dg.SensorDefinition("any", evaluation_fn=lambda _: None), "resolve_run_requests")
+    request = dg.RunRequest(partition_key="ann")
+    with dg.build_sensor_context() as context:
+        assert _internals.with_partition(sensor, context, request, []) is request
+    assert "has no resolve_run_requests() that sqs-lease knows" in said(caplog)
+
+
+def test_of_a_wrong_configuration_the_class_is_told_where_its_errors_are_not_known() -> None:
+    @dg.op(config_schema={"table": str})
+    def load() -> None: ...
+
+    @dg.job
+    def loading() -> None:
+        load()
+
+    with pytest.raises(dg.DagsterInvalidConfigError) as raised:
+        dg.validate_run_config(loading, {"ops": {"load": {"config": {"table": ["secret"]}}}})
+    (wrong,) = _internals.wrong_config(raised.value)
+    assert wrong.startswith("ops:load:config:table: ")
+    assert "secret" not in wrong
+    assert _internals.wrong_config(SimpleNamespace()) == ["SimpleNamespace"]  # type: ignore[arg-type]
+
+
 def test_what_a_release_adds_to_the_data_of_pipes_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Any = _internals.pipes_context_data("r")
     assert plain["run_id"] == "r"

@@ -20,6 +20,8 @@ from sqs_lease.dagster.run_batch import lease_files
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, listed
 from sqs_lease.dagster.run_batch.ownership import OWNER
 from sqs_lease.dagster.run_batch.run_folders import workspace_path
+from sqs_lease.testing.faults import Fault, Operation, ScriptedFaults
+from sqs_lease.testing.service_errors import ACCESS_DENIED
 from tests.dagster.instances import stored_instance
 from tests.dagster.lease_ground import Ground, end_waiting_for_runs, eventually, kill, tags
 
@@ -68,7 +70,9 @@ def test_several_batches_are_held_where_that_is_allowed(ground: Ground) -> None:
     ground.queue.send("a", "b", "c")
     host = ground.host(max_batches=2, max_messages=1)
     counts = [len(ground.tick(host).requests) for _ in range(3)]
-    assert counts == [1, 2, 2]
+    # The second tick asks for the first run again, which nobody has made, and each tick for one such run at most.
+    assert counts == [1, 2, 1]
+    assert len(ground.batches()) == 2
     assert ground.queue.visible == ["c"]
 
 
@@ -295,3 +299,28 @@ def test_a_batch_is_held_until_its_last_retry_ended(retrying_instance: dg.Dagste
     finally:
         for each in ground.hosts:
             each.end()
+
+
+# What an evaluation is to fail by
+
+
+def failures(ground: Ground, host: lease_host.LeaseHost) -> list[str]:
+    found: list[str] = []
+
+    def told() -> bool:
+        found.extend(ground.tick(host).failures)
+        return bool(found)
+
+    eventually(told, "a failure is told")
+    return found
+
+
+def test_messages_that_sqs_refuses_to_settle_are_told_with_the_reason(ground: Ground) -> None:
+    ground.queue.send("a")
+    ground.faults = ScriptedFaults(*[Fault(error=ACCESS_DENIED)] * 5, operation=Operation.DELETE)
+    host = ground.host()
+    request = ground.request(host)
+    assert ground.work(request).success
+    (told,) = failures(ground, host)
+    assert f"1 messages of batch {request.batch_id} could not be settled" in told
+    assert "sqs:DeleteMessage" in told

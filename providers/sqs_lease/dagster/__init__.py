@@ -10,7 +10,8 @@ from sqs_lease.dagster.backlog_state import Backlog
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check, sqs_lease_check_result
 from sqs_lease.dagster.component import SqsIngestionComponent
 from sqs_lease.dagster.executor import sqs_lease_executor
-from sqs_lease.dagster.lease_sensor.sensor import build_sqs_lease_sensor
+from sqs_lease.dagster.lease_sensor.dispatch import DispatchError
+from sqs_lease.dagster.lease_sensor.sensor import LeaseSensorError, build_sqs_lease_sensor
 from sqs_lease.dagster.leased import leased
 from sqs_lease.dagster.metadata import lease_metadata
 from sqs_lease.dagster.reexecution import ResumedRunError
@@ -22,7 +23,9 @@ from sqs_lease.ingestion.job import JobError, job_arguments
 __all__ = [
     "BATCH_TAG",
     "Backlog",
+    "DispatchError",
     "JobError",
+    "LeaseSensorError",
     "LeasedBatch",
     "MessageFailed",
     "ResumedRunError",

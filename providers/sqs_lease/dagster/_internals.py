@@ -19,7 +19,7 @@ import multiprocessing
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -871,6 +871,130 @@ def is_asset_job(target: object) -> bool:
         target: Anything.
     """
     return isinstance(target, type(dg.define_asset_job("any")))
+
+
+# Runs that sensors ask for
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """Return the exceptions by which Dagster refuses what it is given: its errors, and those of its argument checks.
+
+    The latter are not public. Without them, an evaluation fails where one message has a partition that cannot be.
+    """
+    try:
+        return dg.DagsterError, importlib.import_module("dagster._check").CheckError
+    except (ImportError, AttributeError):
+        _warn("CheckError", "a message with a partition that cannot be fails the whole evaluation")
+        return (dg.DagsterError,)
+
+
+def assets_of_job(job: dg.JobDefinition) -> frozenset[dg.AssetKey]:
+    """Return the assets that a job makes.
+
+    The documented interface does not tell. Without it, no sensor asks for runs that are functions of a message.
+
+    Args:
+        job: The job, or what :func:`job_of_assets` returned.
+
+    Raises:
+        UnsupportedDagsterError: Dagster does not tell.
+    """
+    try:
+        return frozenset(job.asset_layer.selected_asset_keys)
+    except AttributeError as error:
+        raise UnsupportedDagsterError(
+            "list of the assets of a job", "it is not known which runs there can be"
+        ) from error
+
+
+def job_of_assets(job: dg.JobDefinition, assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
+    """Return a job with some of its assets only, as a run of them has it.
+
+    It is not documented. Without it, no sensor asks for runs whose assets are a function of a message.
+
+    Args:
+        job: The job.
+        assets: Assets of it.
+
+    Raises:
+        dagster.DagsterError: They cannot be made without others.
+        UnsupportedDagsterError: Dagster has no such jobs.
+    """
+    try:
+        return job.get_subset(asset_selection=set(assets))
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedDagsterError(
+            "way to select assets of a job", "it is not known which runs there can be"
+        ) from error
+
+
+def dynamic_partitions(partitions: dg.PartitionsDefinition[str], key: str) -> dict[str, str]:
+    """Return the dynamic partitions that a key stands for: keys by the names of partitions definitions.
+
+    The dimensions of partitions are not documented. Without them, no dynamic partition is added for a dimension:
+    Dagster says so itself where it is not there.
+
+    Args:
+        partitions: The partitions definition.
+        key: The partition key.
+
+    Raises:
+        Exception: One of :func:`refusals`: it cannot be a key.
+    """
+    if isinstance(partitions, dg.DynamicPartitionsDefinition):
+        return {} if partitions.name is None else {partitions.name: key}
+    if not isinstance(partitions, dg.MultiPartitionsDefinition):
+        return {}
+    try:
+        keys = partitions.get_partition_key_from_str(key).keys_by_dimension
+        dimensions = [dynamic_partitions(each.partitions_def, keys[each.name]) for each in partitions.partitions_defs]
+    except AttributeError:
+        _warn("partitions_defs", "no dynamic partition is added for a dimension of others")
+        return {}
+    return {name: value for found in dimensions for name, value in found.items()}
+
+
+def with_partition(
+    sensor: dg.SensorDefinition,
+    context: dg.SensorEvaluationContext,
+    request: dg.RunRequest,
+    added: Sequence[dg.AddDynamicPartitionsRequest],
+) -> dg.RunRequest:
+    """Return the request of a run of a partition with the tags and the configuration that Dagster gives to it.
+
+    It is done when an evaluation has ended, in a way that is not documented, for all of its runs or for none. Without
+    it, a message with a partition that does not exist fails the whole evaluation.
+
+    Args:
+        sensor: The sensor.
+        context: The context of its evaluation, with definitions.
+        request: The request.
+        added: Partitions that are added before.
+
+    Raises:
+        Exception: One of :func:`refusals`: there is no such partition.
+    """
+    try:
+        (resolved,) = sensor.resolve_run_requests([request], context, None, list(added))
+    except (AttributeError, TypeError):
+        _warn("resolve_run_requests()", "a message with an unknown partition fails the whole evaluation")
+        return request
+    return resolved
+
+
+def wrong_config(error: dg.DagsterInvalidConfigError) -> list[str]:
+    """Return what is wrong with a run configuration, without its values, which the exception's text may quote.
+
+    It is not documented. Without it, the exception's class is all that is told.
+
+    Args:
+        error: What :func:`dagster.validate_run_config` raised.
+    """
+    try:
+        wrong = {f"{':'.join(each.stack.levels) or 'the top'}: {each.reason.value.lower()}" for each in error.errors}
+    except AttributeError:
+        return [type(error).__name__]
+    return sorted(wrong)
 
 
 # Pipes

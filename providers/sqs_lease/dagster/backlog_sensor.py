@@ -15,16 +15,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar
+from typing import Final, TypeVar
 
 import dagster as dg
 
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.dagster._internals import is_asset_job, location_name
+from sqs_lease.dagster._internals import location_name
 from sqs_lease.dagster.backlog_state import (
     SENSOR_TAG,
+    UNREADABLE_SECONDS,
     Backlog,
     Memory,
     SensorRuns,
@@ -34,35 +35,17 @@ from sqs_lease.dagster.backlog_state import (
     report_backlog,
     runs_of_sensor,
 )
+from sqs_lease.dagster.partitions import PartitionKeyError, add_requests, dynamic_keys
 from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.dagster.targets import RunConfig, Target, jobs_of_a_list, target_argument
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
-
-if TYPE_CHECKING:
-    from sqs_lease.dagster._internals import AssetJob
-
-RunConfig: TypeAlias = dg.RunConfig | Mapping[str, Any]
-Job: TypeAlias = "dg.JobDefinition | AssetJob"
-Assets: TypeAlias = (
-    dg.AssetSelection
-    | dg.AssetsDefinition
-    | dg.AssetKey
-    | str
-    | Sequence[str]
-    | Sequence[dg.AssetKey]
-    | Sequence[dg.AssetsDefinition]
-)
-Target: TypeAlias = "Job | Sequence[Job] | Assets"
-"""What a sensor may run."""
 
 MOST_RUNS_AT_ONCE: Final = 4
 """Most runs that one evaluation asks for: Dagster launches them one after the other, each in about 3 s."""
 
 _READ_SECONDS: Final = 20.0
 """How long reading the queue may take; an evaluation is cut off after 60 s."""
-
-_UNREADABLE_SECONDS: Final = 600.0
-"""For how long a queue may be out of reach before that is an error."""
 
 _T = TypeVar("_T")
 
@@ -102,6 +85,9 @@ def build_sqs_backlog_sensor(
     to 15 minutes, until one succeeds; one run at a time is tried meanwhile. Canceled runs do not count. A retry that
     succeeds does not end the pause, since it may have received other messages.
 
+    No message is received, so nothing can depend on what a message says: for that there is
+    :func:`build_sqs_lease_sensor <sqs_lease.dagster.lease_sensor.sensor.build_sqs_lease_sensor>`.
+
     A run that has not ended 12 hours after its start does not count as in progress any more.
 
     Args:
@@ -119,8 +105,8 @@ def build_sqs_backlog_sensor(
         messages_per_run: How many messages one run takes, its ``lease(max_messages=...)``; needed with more than
             one concurrent run, of which as many are started as the backlog is worth, at most four an evaluation.
         pause_after_failure: The pause after a first failed run; 30 s by default, 0 for none.
-        partition_key: The partition to run, or a function that tells it from what was seen. With
-            ``queue_asset``, the partition that is reported.
+        partition_key: The partition to run, or a function that tells it from what was seen. A partition of a dynamic
+            partitions definition is added. With ``queue_asset``, the partition that is reported.
         run_config: The runs' configuration, or a function that makes it.
         run_tags: Tags of the runs, or a function that makes them.
         minimum_interval_seconds: Least time between two evaluations; Dagster's own minimum is about 5 s.
@@ -146,25 +132,26 @@ def build_sqs_backlog_sensor(
             "max_concurrent_runs are not for it. Set them on the assets behind it, or give a target"
         )
     sensor = _BacklogSensor(name, queue, rules, partition_key, run_config, run_tags)
-    jobs = _jobs_of_a_list(target)
+    jobs = jobs_of_a_list(target)
     key = _asset_key(queue_asset)
-    # A list of jobs has another name there than all else.
-    what: dict[str, Any] = {"jobs": target} if jobs else {"target": target}
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if key is not None:
             return sensor.evaluate(context, lambda seen: sensor.report(context, key, seen))
-        return sensor.evaluate(context, lambda seen: sensor.request(context, jobs, seen))
+        return sensor.evaluate(
+            context, lambda seen: sensor.request(context, jobs, seen, "" if jobs else str(made.job_name))
+        )
 
-    return dg.SensorDefinition(
+    made = dg.SensorDefinition(
         name,
         evaluation_fn=evaluate,
-        **what,
+        **target_argument(target),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description=description or f"Starts work when messages wait in the queue {_shown(queue)}; it receives none.",
         tags=tags,
     )
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +242,7 @@ class _BacklogSensor:
         except SqsError as error:
             memory = memory.unread(now)
             lasted = now - (memory.unreadable_since or now)
-            if error.verdict is Verdict.REFUSED or lasted >= _UNREADABLE_SECONDS:
+            if error.verdict is Verdict.REFUSED or lasted >= UNREADABLE_SECONDS:
                 raise
             return dg.SensorResult(skip_reason=str(error), cursor=memory.cursor())
         memory = memory.seen(queue.visible, now)
@@ -264,8 +251,10 @@ class _BacklogSensor:
             return dg.SensorResult(skip_reason=_sentence(reason), cursor=memory.cursor())
         return act(_Seen(backlog, memory, now))
 
-    def request(self, context: dg.SensorEvaluationContext, jobs: Sequence[str], seen: _Seen) -> dg.SensorResult:
-        """Ask for runs of each job; of the only target if there are no names."""
+    def request(
+        self, context: dg.SensorEvaluationContext, jobs: Sequence[str], seen: _Seen, only_job: str
+    ) -> dg.SensorResult:
+        """Ask for runs of each job; of the only target, which is a job of this name, if there are no names."""
         tag = _tag(self.name, context)
         requests: list[dg.RunRequest] = []
         reasons: list[str] = []
@@ -278,7 +267,11 @@ class _BacklogSensor:
         if not requests:
             said = f"{_count(seen.backlog.visible, 'message')} can be received, but {'; '.join(reasons)}"
             return dg.SensorResult(skip_reason=_sentence(said), cursor=seen.memory.cursor())
-        return dg.SensorResult(run_requests=requests, cursor=seen.memory.started(len(requests)).cursor())
+        return dg.SensorResult(
+            run_requests=requests,
+            cursor=seen.memory.started(len(requests)).cursor(),
+            dynamic_partitions_requests=self._added_partitions(context, requests, only_job),
+        )
 
     def report(self, context: dg.SensorEvaluationContext, key: dg.AssetKey, seen: _Seen) -> dg.SensorResult:
         """Report the queue's asset, for the assets behind it."""
@@ -298,6 +291,23 @@ class _BacklogSensor:
             job_name=job,
             partition_key=_given(self.partition_key, seen.backlog),
         )
+
+    def _added_partitions(
+        self, context: dg.SensorEvaluationContext, requests: Sequence[dg.RunRequest], only_job: str
+    ) -> list[dg.AddDynamicPartitionsRequest]:
+        definitions = context.repository_def
+        added: list[Mapping[str, str]] = []
+        for request in requests:
+            # Without definitions Dagster says itself what a partition needs.
+            if definitions is not None and request.partition_key is not None:
+                job = definitions.get_job(request.job_name or only_job)
+                try:
+                    added.append(dynamic_keys(definitions, job, request.partition_key))
+                except PartitionKeyError as error:
+                    raise ValueError(
+                        f"sensor {self.name}: partition_key is {request.partition_key!r}, but its target {error}"
+                    ) from None
+        return add_requests(added)
 
     def _memory(self, context: dg.SensorEvaluationContext) -> Memory:
         if not context.cursor:
@@ -320,21 +330,6 @@ def _tag(name: str, context: dg.SensorEvaluationContext) -> str:
     """What the runs of this sensor are tagged with; sensors of other code locations may have its name."""
     location = location_name(context)
     return name if location is None else f"{name}@{location}"
-
-
-def _jobs_of_a_list(target: Target | None) -> list[str]:
-    """The names of the jobs of a list; none if it is something else."""
-    # Asset jobs and asset keys are tuples of a kind, too.
-    if type(target) not in (list, tuple) or not isinstance(target, Sequence):
-        return []
-    names = [str(each.name) for each in target if _is_job(each)]
-    if names and len(names) < len(target):
-        raise ValueError("a sensor has jobs or assets for its target, not both: make an asset job of the assets")
-    return names
-
-
-def _is_job(target: object) -> TypeGuard[Job]:
-    return isinstance(target, dg.JobDefinition) or is_asset_job(target)
 
 
 def _asset_key(asset: dg.AssetSpec | dg.AssetKey | str | None) -> dg.AssetKey | None:

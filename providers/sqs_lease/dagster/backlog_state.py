@@ -20,6 +20,9 @@ from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 
 _VERSION: Final = 1
 
+UNREADABLE_SECONDS: Final = 600.0
+"""For how long a queue may be out of reach before a sensor's evaluations fail by that, so that Dagster can alert."""
+
 
 @dataclass(frozen=True, slots=True)
 class Backlog:

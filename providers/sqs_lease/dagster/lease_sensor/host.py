@@ -30,30 +30,45 @@ import re
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 from uuid import uuid4
 
 import dagster as dg
 
 from sqs_lease.clock import Clock, SystemClock
-from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.messages import Lease, Message
+from sqs_lease.core.events import LeaseEvent, Outcome
+from sqs_lease.core.failure_rules import Delete, Settlement
+from sqs_lease.core.group_order import hold_back
+from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy, with_visibility
 from sqs_lease.dagster._internals import dispose
+from sqs_lease.dagster.lease_sensor.dispatch import (
+    Destination,
+    Dispatcher,
+    Part,
+    Undispatched,
+    divided,
+    undispatched_text,
+)
+from sqs_lease.dagster.lease_sensor.run_files import RecordedRun, read_run, write_run
 from sqs_lease.dagster.lease_sensor.runs import Decision, Fate
-from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request, Tick
+from sqs_lease.dagster.lease_sensor.settings import MOST_RUNS_AT_ONCE, HostSettings, Request, Tick
 from sqs_lease.dagster.lease_sensor.settler import BatchSettler, KeptBatch
 from sqs_lease.dagster.metadata import lease_summary
 from sqs_lease.dagster.run_batch.folder import BatchFolder, listed
 from sqs_lease.dagster.run_batch.lease_files import RecordedLeases, read_leases, write_held_until, write_leases
 from sqs_lease.dagster.run_batch.ownership import Ownership
+from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.loop_thread import LoopThread
 from sqs_lease.keeper.plain_leases import from_wall_time, to_wall_time
 from sqs_lease.keeper.receiver import Receiver
+from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.validation import FIFO_SUFFIX
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +90,9 @@ LAST_SECONDS: Final = 8.0
 
 TICK_SECONDS: Final = 50.0
 """How long an evaluation may take: the daemon gives it up after 60 s, and what it received would be nobody's."""
+
+_Question = TypeVar("_Question")
+_Answer = TypeVar("_Answer")
 
 OpenTransport: TypeAlias = Callable[[], Transport]
 
@@ -123,6 +141,10 @@ class LeaseHost:
         )
         self._batches: dict[str, KeptBatch] = {}
         self._news: deque[str] = deque(maxlen=_MOST_NEWS)
+        self._failures: deque[str] = deque(maxlen=_MOST_NEWS)
+        self._settling: set[asyncio.Task[None]] = set()
+        self._unreachable_since: float | None = None
+        self._asking = ThreadPoolExecutor(1, f"sqs-lease dispatch {settings.sensor}")
         self._gate = threading.Lock()
         self._queue: tuple[str, RenewalPolicy] | None = None
         self._thread = LoopThread(f"sqs-lease sensor {settings.sensor}")
@@ -130,8 +152,12 @@ class LeaseHost:
         whose = "" if former is None else f", taken over from process {former.pid} on {former.host}"
         self._say(f"The keeper of sensor {settings.sensor} began in process {os.getpid()}{whose}")
 
-    def tick(self) -> Tick | None:
+    def tick(self, dispatcher: Dispatcher | None = None) -> Tick | None:
         """Take in what is to be taken in: batches that nobody holds, and new messages. It blocks.
+
+        Args:
+            dispatcher: Says which runs messages go to, and whether there can be such runs; None where all that is
+                received together goes to one run. It is called in a thread of its own.
 
         Returns:
             What was found; None where another evaluation is under way still.
@@ -140,15 +166,24 @@ class LeaseHost:
             HostIsOverError: It has ended.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
             OSError: The directory cannot be read or written.
+            RunConfigError: The configuration that all runs have does not fit; what was received is visible again.
+            TimeoutError: It took too long; what was received is visible again.
         """
         if not self._gate.acquire(blocking=False):
             return None
         try:
             if self.is_over:
                 raise HostIsOverError
-            return self._thread.run(self._tick())
+            return self._thread.run(self._tick(dispatcher))
+        except SqsError:
+            self._unreachable_since = self._unreachable_since or self._clock.now()
+            raise
         finally:
             self._gate.release()
+
+    def unreachable_seconds(self) -> float:
+        """For how long each evaluation has failed by an error of SQS."""
+        return 0.0 if self._unreachable_since is None else self._clock.now() - self._unreachable_since
 
     def end(self) -> None:
         """Hold nothing any more, without a call, and end the thread. It blocks."""
@@ -186,6 +221,7 @@ class LeaseHost:
             async with asyncio.timeout(LAST_SECONDS):
                 await self._look_at_runs()
                 settling = [batch.settling for batch in self._batches.values() if batch.settling is not None]
+                settling += self._settling
                 if settling:
                     await asyncio.wait(settling)
                 await asyncio.gather(*(batch.held.extend_now() for batch in self._batches.values()))
@@ -201,44 +237,100 @@ class LeaseHost:
         self._watchers = [loop.create_task(self._watch_owner()), loop.create_task(self._watch_runs())]
 
     async def _close(self) -> None:
-        for task in [*self._watchers, *(batch.settling for batch in self._batches.values() if batch.settling)]:
+        for task in [
+            *self._watchers,
+            *self._settling,
+            *(batch.settling for batch in self._batches.values() if batch.settling),
+        ]:
             task.cancel()
         await self._keeper.close(Leaving.NOTHING)
         await self._transport.aclose()
+        self._asking.shutdown(wait=False, cancel_futures=True)
 
     # An evaluation of the sensor
 
-    async def _tick(self) -> Tick:
+    async def _tick(self, dispatcher: Dispatcher | None) -> Tick:
         self._ticked_at = self._clock.now()
-        async with asyncio.timeout(TICK_SECONDS):
-            await self._adopt_what_nobody_holds()
-            await self._look_at_runs()
-            received = 0
-            if len(self._batches) < self._settings.max_batches:
-                received = await self._receive()
+        try:
+            async with asyncio.timeout(TICK_SECONDS) as limit:
+                await self._adopt_what_nobody_holds()
+                await self._refuse_what_cannot_run(dispatcher)
+                await self._look_at_runs()
+                received = 0
+                if len(self._batches) < self._settings.max_batches:
+                    received = await self._receive(dispatcher)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(
+                f"the evaluation of sensor {self._settings.sensor} on {self._settings.queue} took longer than "
+                f"{TICK_SECONDS:g} s, so it was given up, and what it received is visible again. Check that the "
+                "sensor's functions, its workspace and SQS answer in time"
+            ) from None
+        self._unreachable_since = None
         batches = [batch for batch in self._batches.values() if batch.settling is None]
-        requested = [batch for batch in batches if batch.decision.fate is Fate.REQUESTED]
-        news = list(self._news)
+        requested = self._to_be_asked_for(batches)
+        for batch in requested:
+            batch.asked += 1
+        news, failures = list(self._news), list(self._failures)
         self._news.clear()
+        if not requested:
+            self._failures.clear()
         return Tick(
-            [Request(batch.batch_id, batch.uri, batch.held.count_held()) for batch in requested],
+            [Request(batch.batch_id, batch.uri, batch.held.count_held(), batch.destination) for batch in requested],
             [f"batch {batch.batch_id}: {batch.decision.reason}" for batch in batches if batch not in requested],
             received,
             news,
+            failures,
         )
+
+    def _to_be_asked_for(self, batches: Sequence[KeptBatch]) -> list[KeptBatch]:
+        """The batches to ask for runs for; one at most that has been asked for in vain, and last.
+
+        Dagster gives up an evaluation at the first run that it cannot make: that one must not hold up the others.
+        """
+        ready = [
+            batch for batch in batches if batch.decision.fate is Fate.REQUESTED and not (batch.waits or batch.refused)
+        ]
+        fresh = [batch for batch in ready if not batch.asked]
+        in_vain = sorted((batch for batch in ready if batch.asked), key=lambda batch: batch.asked)
+        return [*fresh[: MOST_RUNS_AT_ONCE - bool(in_vain)], *in_vain[:1]]
+
+    async def _refuse_what_cannot_run(self, dispatcher: Dispatcher | None) -> None:
+        """Give back what there can be no run for: definitions or sensor have changed since it was received."""
+        for batch in list(self._batches.values()):
+            if dispatcher is None or batch.settling is not None or batch.decision.fate is not Fate.REQUESTED:
+                continue
+            batch.refused = ""
+            if batch.destination is not None:
+                batch.refused = await self._asked(dispatcher, dispatcher.why_not, batch.destination)
+            elif dispatcher.dispatch.is_by_message:
+                batch.refused = "the sensor had no functions of a message when it was received"
+
+    async def _asked(
+        self, dispatcher: Dispatcher, function: Callable[[_Question], _Answer], question: _Question
+    ) -> _Answer:
+        """Call what calls a user's functions: in a thread of its own, so that one that hangs holds up nothing else."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._asking, partial(dispatcher.variables.run, function, question))
+
+    def _fail(self, text: str) -> None:
+        """Say what went wrong, and have an evaluation fail by it that asks for no run: Dagster can alert of that."""
+        self._say(text)
+        self._failures.append(text)
 
     def _say(self, text: str) -> None:
         """Say something in this process's log, and in that of the next evaluation, where people look for it."""
         logger.info(text)
         self._news.append(text)
 
-    async def _receive(self) -> int:
-        """Receive a batch and write it down."""
+    async def _receive(self, dispatcher: Dispatcher | None) -> int:
+        """Receive messages, and write them down as a batch for each run that they go to."""
         queue_url, policy = await self._resolved_queue()
         receiver = Receiver(self._transport, queue_url, visibility_seconds=policy.visibility_seconds, clock=self._clock)
-        batch_id = uuid4().hex
-        batch = self._new_batch(batch_id, queue_url, policy)
-        held = batch.held
+        first = self._new_batch(uuid4().hex, queue_url, policy)
+        held = first.held
+        batches: list[KeptBatch] = []
         try:
             collected = await receiver.collect(
                 self._settings.max_messages,
@@ -254,18 +346,83 @@ class LeaseHost:
             if not messages:
                 self._keeper.drop(held)
                 return 0
-            await asyncio.to_thread(self._write, batch, messages, to_wall_time(held.leases(), self._clock))
+            failed: dict[Receipt, Settlement] = {}
+            if dispatcher is None or not dispatcher.dispatch.is_by_message:
+                batches = [first]
+                await asyncio.to_thread(self._write, first, messages, to_wall_time(held.leases(), self._clock))
+            else:
+                answers = await self._asked(dispatcher, dispatcher.ask, messages)
+                failed = self._failed(held, messages, answers)
+                chosen = [
+                    (message, answer)
+                    for message, answer in zip(messages, answers, strict=True)
+                    if isinstance(answer, Destination) and message.receipt not in failed
+                ]
+                parts = divided(chosen, is_fifo=queue_url.endswith(FIFO_SUFFIX))
+                # The first one has the leases already. Others take them over, which costs a call to extend them.
+                alone = len(parts) == 1 and not failed
+                batches = [first] if alone else [self._new_batch(uuid4().hex, queue_url, policy) for _ in parts]
+                await self._write_parts(batches, parts, held)
             if self.is_over or not await asyncio.to_thread(self._ownership.is_ours):
                 raise HostIsOverError  # noqa: TRY301 - what was received is given back below
         except BaseException:
             # Nobody was told of them, so nobody else could.
             await held.release_all()
-            self._keeper.drop(held)
-            await asyncio.to_thread(self._remove, batch)
+            for batch in {id(batch): batch for batch in (first, *batches)}.values():
+                self._keeper.drop(batch.held)
+                await asyncio.to_thread(self._remove, batch)
             raise
-        held.drop_contents()
-        self._batches[batch_id] = batch
+        self._hold(first, batches)
+        if first not in batches:
+            task = asyncio.get_running_loop().create_task(self._settle_failed(held, failed))
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
         return len(messages)
+
+    async def _settle_failed(self, held: Batch, failed: Mapping[Receipt, Settlement]) -> None:
+        try:
+            await held.settle(failed)
+        finally:
+            self._keeper.drop(held)
+
+    def _hold(self, first: KeptBatch, batches: Sequence[KeptBatch]) -> None:
+        """Have batches from now on; others than the one that has received take their leases over from it."""
+        leases = {lease.receipt.message_id: lease for lease in first.held.leases()}
+        for batch in batches:
+            if batch is not first:
+                batch.held.adopt([leases[each] for each in batch.received if each in leases])
+            batch.received = ()
+            batch.held.drop_contents()
+            self._batches[batch.batch_id] = batch
+        for batch in batches:
+            self._waits(batch)
+
+    def _failed(
+        self, held: Batch, messages: Sequence[Message], answers: Sequence[Destination | Undispatched]
+    ) -> dict[Receipt, Settlement]:
+        """What becomes of messages that cannot be given to a run, and of what is behind them in their groups."""
+        alike: dict[Undispatched, list[Receipt]] = {}
+        for message, answer in zip(messages, answers, strict=True):
+            if isinstance(answer, Undispatched):
+                alike.setdefault(answer, []).append(message.receipt)
+        failed: dict[Receipt, Settlement] = {}
+        for why, receipts in alike.items():
+            failed |= held.failing(why.reason, receipts, errors=why.errors)
+            self._fail(undispatched_text(why, receipts, failed))
+        if failed and held.queue_url.endswith(FIFO_SUFFIX):
+            whole = {message.receipt: failed.get(message.receipt, Delete()) for message in messages}
+            carried_out = hold_back(whole, held.leases(), lambda _: None)
+            failed |= {receipt: one for receipt, one in carried_out.items() if one != whole[receipt]}
+        return failed
+
+    async def _write_parts(self, batches: Sequence[KeptBatch], parts: Sequence[Part], held: Batch) -> None:
+        leases = {lease.receipt.message_id: lease for lease in to_wall_time(held.leases(), self._clock)}
+        for batch, part in zip(batches, parts, strict=True):
+            batch.destination = part.destination
+            batch.after = frozenset(batches[place].batch_id for place in part.after)
+            batch.received = tuple(message.message_id for message in part.messages)
+            mine = [leases[each] for each in batch.received if each in leases]
+            await asyncio.to_thread(self._write, batch, part.messages, mine)
 
     async def _resolved_queue(self) -> tuple[str, RenewalPolicy]:
         """The queue's URL, and the policy with its visibility timeout; asked for once."""
@@ -281,6 +438,8 @@ class LeaseHost:
     def _write(self, batch: KeptBatch, messages: Sequence[Message], leases: Sequence[Lease]) -> None:
         queue_url = batch.held.queue_url
         batch.folder.create(batch_id=batch.batch_id, queue_url=queue_url, messages=messages)
+        if batch.destination is not None:
+            write_run(batch.folder, batch.destination, batch.after)
         write_leases(batch.folder, batch.batch_id, queue_url, leases)
 
     def _remove(self, batch: KeptBatch) -> None:
@@ -314,14 +473,16 @@ class LeaseHost:
     # Batches of a process that is gone
 
     async def _adopt_what_nobody_holds(self) -> None:
-        for folder in await asyncio.to_thread(self._found):
-            if self.is_over:
-                return
-            kept = await asyncio.to_thread(read_leases, folder)
-            if kept is None:
-                await asyncio.to_thread(folder.remove)
-            else:
-                await self._adopt(kept)
+        # Nobody looks at some of them while others, for which they wait, are yet to be found.
+        async with self._looking:
+            for folder in await asyncio.to_thread(self._found):
+                if self.is_over:
+                    return
+                kept = await asyncio.to_thread(read_leases, folder)
+                if kept is None:
+                    await asyncio.to_thread(folder.remove)
+                else:
+                    await self._adopt(kept, await asyncio.to_thread(read_run, folder))
 
     def _found(self) -> list[BatchFolder]:
         """The directories of batches that are not held here."""
@@ -331,7 +492,7 @@ class LeaseHost:
             if path.name not in self._batches and _BATCH_ID.fullmatch(path.name)
         ]
 
-    async def _adopt(self, kept: RecordedLeases) -> None:
+    async def _adopt(self, kept: RecordedLeases, run: RecordedRun | None) -> None:
         _, policy = await self._resolved_queue()
         leases = from_wall_time(kept.leases, self._clock)
         if kept.deleting is None:
@@ -344,7 +505,10 @@ class LeaseHost:
             # Most of them are deleted already; that the service says so is no loss.
             batch = self._new_batch(kept.batch_id, kept.queue_url, policy, on_event=_unheard)
             batch.held.adopt([lease for lease in leases if lease.receipt.message_id in kept.deleting])
+            batch.is_partial = len(kept.deleting) < len(leases)
             batch.settling = asyncio.get_running_loop().create_task(self._delete_again(batch))
+        if run is not None:
+            batch.destination, batch.after = run.destination, frozenset(run.after)
         self._batches[kept.batch_id] = batch
 
     async def _delete_again(self, batch: KeptBatch) -> None:
@@ -392,11 +556,22 @@ class LeaseHost:
         """Look up the runs of all batches, and begin to settle those that are decided."""
         async with self._looking:
             for batch in list(self._batches.values()):
-                if batch.settling is not None:
+                if batch.settling is not None or self._waits(batch):
                     continue
                 batch.decision = await self._settler.decision(batch)
                 if batch.decision.is_final and self._clock.now() >= self._settles_from and not self.is_over:
                     batch.settling = asyncio.get_running_loop().create_task(self._settle(batch, batch.decision))
+
+    def _waits(self, batch: KeptBatch) -> bool:
+        """Whether a batch waits for others that have earlier messages of its message groups."""
+        batch.waits = bool(batch.after & self._batches.keys())
+        if batch.waits:
+            batch.decision = Decision(Fate.REQUESTED, "waits until earlier messages of its message groups are done")
+            batch.changed_at = self._clock.now()
+        elif batch.after:
+            # One that was done would have been taken out.
+            batch.refused = "earlier messages of its message groups came back"
+        return batch.waits
 
     async def _save_deadlines(self) -> None:
         for batch in list(self._batches.values()):
@@ -409,9 +584,9 @@ class LeaseHost:
         for batch in self._batches.values():
             lost = batch.held.report().lost
             if lost > batch.lost and batch.settling is None:
-                self._say(
+                self._fail(
                     f"{lost - batch.lost} messages of batch {batch.batch_id} were lost while it was held: they were "
-                    "deleted, or others have received them"
+                    "deleted, others have received them, or SQS refuses to extend them"
                 )
                 batch.lost = lost
 
@@ -422,6 +597,7 @@ class LeaseHost:
             if await self._settler.settle(batch, decision):
                 await self._finish(batch)
                 self._say(f"Batch {batch.batch_id} is over, because {decision.reason}. {lease_summary(batch.held)}")
+                self._tell_of_unsettled(batch)
                 return
         except Exception:
             if self.is_over:
@@ -430,7 +606,22 @@ class LeaseHost:
             logger.exception("Batch %s cannot be settled; trying again", batch.batch_id)
         batch.settling = None
 
+    def _tell_of_unsettled(self, batch: KeptBatch) -> None:
+        ends = batch.held.outcomes().values()
+        if details := [end.detail for end in ends if end.outcome is Outcome.FAILED]:
+            why = "; ".join(dict.fromkeys(details))
+            self._fail(
+                f"{len(details)} messages of batch {batch.batch_id} could not be settled, so they are received again "
+                f"when their visibility timeout ends: {why}"
+            )
+
     async def _finish(self, batch: KeptBatch) -> None:
+        if batch.is_done():
+            for later in [each for each in self._batches.values() if batch.batch_id in each.after]:
+                after = later.after - {batch.batch_id}
+                if later.destination is not None:
+                    await asyncio.to_thread(write_run, later.folder, later.destination, after)
+                later.after = after
         await asyncio.to_thread(self._remove, batch)
         self._keeper.drop(batch.held)
         self._batches.pop(batch.batch_id, None)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import dagster as dg
 
@@ -26,6 +26,7 @@ from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
+from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_policy
 from sqs_lease.dagster._internals import (
@@ -39,12 +40,15 @@ from sqs_lease.dagster._internals import (
 )
 from sqs_lease.dagster.access_errors import access_to
 from sqs_lease.dagster.attempts import failure_rule
-from sqs_lease.dagster.backlog_sensor import MOST_RUNS_AT_ONCE
+from sqs_lease.dagster.backlog_state import UNREADABLE_SECONDS
+from sqs_lease.dagster.lease_sensor.dispatch import AssetKeys, Dispatch, Dispatcher
 from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
+from sqs_lease.dagster.partitions import add_requests
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.run_folders import check_workspace, workspace_path
+from sqs_lease.dagster.targets import Job, RunConfig, Target, jobs_of_a_list, target_argument
 from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
@@ -53,7 +57,10 @@ from sqs_lease.sqs.validation import check_whole_number
 LONGEST_RECEIVE_SECONDS: Final = 30.0
 """How long an evaluation may receive: the daemon gives it up after 60 s, and the launch of a run comes after it."""
 
-RunConfig: TypeAlias = dg.RunConfig | Mapping[str, Any]
+
+class LeaseSensorError(RuntimeError):
+    """Something went wrong with messages that no run tells of; the text names the queue, and says what."""
+
 
 _hosts: dict[str, LeaseHost] = {}
 """The hosts of this process by the directory of their sensor. The one module state of this package: evaluations of a
@@ -66,7 +73,7 @@ _hosts_lock = threading.Lock()
 def build_sqs_lease_sensor(
     name: str,
     queue: SqsQueueResource,
-    target: Any,
+    target: Target,
     *,
     workspace: str,
     max_messages: int = 10,
@@ -77,8 +84,11 @@ def build_sqs_lease_sensor(
     on_failure: OnFailure | None = None,
     max_batches: int = 1,
     run_deadline: Duration = 600.0,
-    run_config: RunConfig | None = None,
-    run_tags: Mapping[str, str] | None = None,
+    job: Callable[[Message], str | Job] | None = None,
+    partition_key: str | Callable[[Message], str | None] | None = None,
+    asset_selection: Callable[[Message], AssetKeys | None] | None = None,
+    run_config: RunConfig | Callable[[Message], RunConfig | None] | None = None,
+    run_tags: Mapping[str, str] | Callable[[Message], Mapping[str, str] | None] | None = None,
     minimum_interval_seconds: int = 10,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     description: str | None = None,
@@ -90,6 +100,12 @@ def build_sqs_lease_sensor(
     failed. When it failed for good they are settled by ``on_failure``; when it was canceled, or does not appear, they
     are visible again at once. Runs may be repeated from their failure: the batch is the same.
 
+    With functions of a message, messages with the same answers go to the same run, each batch to one of its own. A
+    message on which a function raises an exception, or with an answer that there can be no run for, is settled by
+    ``on_failure`` by itself, and an evaluation fails by it. Other exceptions than the function's own are a
+    :class:`DispatchError <sqs_lease.dagster.lease_sensor.dispatch.DispatchError>` for ``by_exception``. On a FIFO
+    queue, messages of one group that go to different runs are worked on in their order.
+
     The leases are extended in the process of the code server, not in that of the run. While no code server runs they
     are not extended, and if that takes longer than what is left of the visibility timeout, others receive the messages
     although the run goes on. Prefer :meth:`SqsQueueResource.lease` or ``sqs_lease_executor`` unless retries of runs
@@ -98,7 +114,8 @@ def build_sqs_lease_sensor(
     Args:
         name: The sensor's name; also the name of its directory in the workspace.
         queue: The queue.
-        target: What the runs execute: a job or assets, as ``target`` of :class:`dagster.SensorDefinition`.
+        target: What the runs execute: a job, a list of jobs of which ``job`` chooses, or assets, as ``target`` of
+            :class:`dagster.SensorDefinition`.
         workspace: A directory that the code server and all runs reach, as an absolute path or a URI. Its files have
             receipt handles in them: keep it as private as the queue. The extra ``manifest`` is needed.
         max_messages: Most messages of a batch; 10 by default.
@@ -110,18 +127,23 @@ def build_sqs_lease_sensor(
             that is longer: what is left when a lease is due for renewal must outlast a restart of the code server.
         on_failure: What becomes of failed messages: a rule such as ``dead_letter()``, its name, or a mapping such as
             ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
-        max_batches: Most batches that are held at once, each with a run of its own; 1 by default.
+        max_batches: Most batches that are held at once, each with a run of its own; 1 by default. With functions of a
+            message, an evaluation that receives because there are fewer may make several of what it receives.
         run_deadline: How long to wait for a run, or a retry, that does not appear, before its messages are given back;
             10 minutes by default. A run that is queued has appeared.
-        run_config: The runs' configuration.
-        run_tags: Tags of the runs.
+        job: A function that tells which of the jobs a message is for, by its name or itself.
+        partition_key: The partition to run, or a function that tells it from a message; None for none. A partition of
+            a dynamic partitions definition is added.
+        asset_selection: A function that tells which assets of the target a message is for; None for all of them.
+        run_config: The runs' configuration, or a function that makes it from a message.
+        run_tags: Tags of the runs, or a function that makes them from a message.
         minimum_interval_seconds: Least time between two evaluations, 10 by default. A code server that is started again
             takes over at the first one.
         default_status: Whether the sensor runs without being switched on; it does not, by default.
         description: What the web UI says of it.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, or ``job`` does not fit the target.
         TypeError: An argument is of another type.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
@@ -136,6 +158,9 @@ def build_sqs_lease_sensor(
             f"{whose}: wait and linger are {wait_seconds + linger_seconds:g} s together, and may be at most "
             f"{LONGEST_RECEIVE_SECONDS:g} s, because Dagster gives up an evaluation after 60 s"
         )
+    jobs = jobs_of_a_list(target)
+    if (job is None and len(jobs) > 1) or (job is not None and not jobs):
+        raise ValueError(f"{whose}: give job= with a list of several jobs as target, and only then")
     uri = f"{workspace.rstrip('/')}/{name}"
     sensor = _LeaseSensor(
         name=name,
@@ -148,21 +173,21 @@ def build_sqs_lease_sensor(
         linger_seconds=linger_seconds,
         max_batches=max_batches,
         run_deadline_seconds=seconds_of(run_deadline, name="run_deadline", minimum=1, maximum=MAX_VISIBILITY_SECONDS),
-        run_config=run_config,
-        run_tags=dict(run_tags or {}),
+        dispatch=Dispatch(job, partition_key, asset_selection, run_config, run_tags, jobs),
     )
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return sensor.evaluate(context)
+        return sensor.evaluate(context, made)
 
-    return dg.SensorDefinition(
+    made = dg.SensorDefinition(
         name,
         evaluation_fn=evaluate,
-        target=target,
+        **target_argument(target),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description=description or "Receives messages, starts runs that work on them, and holds them meanwhile.",
     )
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,33 +202,49 @@ class _LeaseSensor:
     linger_seconds: float
     max_batches: int
     run_deadline_seconds: float
-    run_config: RunConfig | None
-    run_tags: Mapping[str, str]
+    dispatch: Dispatch
 
-    def evaluate(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
+    def evaluate(self, context: dg.SensorEvaluationContext, made: dg.SensorDefinition) -> dg.SensorResult:
         queue = self.queue.process_config_and_initialize()
         if not is_tick_of_the_daemon(context) and not _is_in_memory(queue):
             return self._tried_out(queue)
+        dispatcher = Dispatcher(made, self.dispatch, context)
+        dispatcher.check()
+        host: LeaseHost | None = None
         try:
             with access_to(queue):
-                tick = _host(self.uri, partial(self._new_host, context, queue)).tick()
+                host = _host(self.uri, partial(self._new_host, context, queue))
+                tick = host.tick(dispatcher)
         except HostIsOverError:
             # Another process has taken over, or was faster. To begin anew at once would take it away from there.
             return dg.SensorResult(skip_reason="The keeper of this process has just ended")
         except SqsError as error:
-            if error.verdict is Verdict.REFUSED:
+            lasted = 0.0 if host is None else host.unreachable_seconds()
+            if error.verdict is Verdict.REFUSED or lasted >= UNREADABLE_SECONDS:
                 raise
             return dg.SensorResult(skip_reason=f"Nothing was received: {error}")
         if tick is None:
             return dg.SensorResult(skip_reason="The evaluation before this one is under way still")
         for news in tick.news:
             context.log.info(news)
-        requests = tick.requests[:MOST_RUNS_AT_ONCE]
+        if tick.requests:
+            return self._asking_for(tick.requests, dispatcher, context)
+        if tick.failures:
+            raise LeaseSensorError(f"sensor {self.name} on {queue.queue}: {'; '.join(tick.failures)}")
+        return dg.SensorResult(skip_reason="; ".join(tick.waiting) or f"No message came from {queue.queue}")
+
+    def _asking_for(
+        self, requests: Sequence[Request], dispatcher: Dispatcher, context: dg.SensorEvaluationContext
+    ) -> dg.SensorResult:
+        asked: list[dg.RunRequest] = []
+        partitions: list[Mapping[str, str]] = []
         for request in requests:
             context.log.info("Asking for a run on batch %s with %d messages", request.batch_id, request.messages)
-        if not requests:
-            return dg.SensorResult(skip_reason="; ".join(tick.waiting) or f"No message came from {queue.queue}")
-        return dg.SensorResult(run_requests=[self._run_request(request) for request in requests])
+            destination = request.destination or self.dispatch.destination()
+            run, added = dispatcher.run_request(destination, run_key=request.batch_id, tags={BATCH_TAG: request.uri})
+            asked.append(run)
+            partitions.append(added)
+        return dg.SensorResult(run_requests=asked, dynamic_partitions_requests=add_requests(partitions))
 
     def _new_host(self, context: dg.SensorEvaluationContext, queue: SqsQueueResource) -> LeaseHost:
         instance, disposes = lasting_instance(context)
@@ -227,10 +268,6 @@ class _LeaseSensor:
             if disposes:
                 dispose(instance)
             raise
-
-    def _run_request(self, request: Request) -> dg.RunRequest:
-        tags = {**self.run_tags, BATCH_TAG: request.uri}
-        return dg.RunRequest(run_key=request.batch_id, run_config=self.run_config, tags=tags)
 
     def _tried_out(self, queue: SqsQueueResource) -> dg.SensorResult:
         attributes = queue.attributes()

@@ -8,6 +8,10 @@ from typing import Any, Final
 
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.dagster.lease_sensor.dispatch import Destination
+
+MOST_RUNS_AT_ONCE: Final = 3
+"""Most runs that one evaluation asks for: Dagster launches them one after the other, each in about 3 s."""
 
 FENCE_SECONDS: Final = 5.0
 """How long a host that took over settles nothing: until the former owner has looked, and its last calls are over."""
@@ -52,11 +56,19 @@ class HostSettings:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A run that is to be started."""
+    """A run that is to be started.
+
+    Attributes:
+        batch_id: The batch; also the run key.
+        uri: The batch's directory.
+        messages: How many messages it has.
+        destination: Which run it is to be; None for what the sensor says of all runs.
+    """
 
     batch_id: str
     uri: str
     messages: int
+    destination: Destination | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +80,11 @@ class Tick:
         waiting: What each other batch waits for, for people.
         received: How many messages were received now.
         news: What happened since the last one, for people.
+        failures: What went wrong since the last one that asked for no run, for people.
     """
 
     requests: Sequence[Request]
     waiting: Sequence[str]
     received: int
     news: Sequence[str] = ()
+    failures: Sequence[str] = ()

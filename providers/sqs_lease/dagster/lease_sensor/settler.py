@@ -17,6 +17,7 @@ from typing import Final
 import dagster as dg
 
 from sqs_lease.clock import Clock
+from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import Delete, Release, Settlement
 from sqs_lease.core.group_order import hold_back
 from sqs_lease.core.messages import Lease, Receipt
@@ -27,6 +28,7 @@ from sqs_lease.dagster._internals import (
     run_retries_enabled,
     upstream_steps,
 )
+from sqs_lease.dagster.lease_sensor.dispatch import Destination
 from sqs_lease.dagster.lease_sensor.runs import Decision, Fate, decide
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary
 from sqs_lease.dagster.run_batch.folder import BatchFolder
@@ -56,6 +58,14 @@ class KeptBatch:
         saved_until: Until when its directory says that the leases last.
         lost: How many of its messages were lost, as far as was told.
         settling: What settles it; None while it is held.
+        destination: The run that it goes to; None for what the sensor says of all runs.
+        after: The batches that have earlier messages of the same message groups: no run is asked for before they are
+            done.
+        waits: Whether one of those is held still.
+        received: The ids of its messages, until it has their leases.
+        refused: Why no run can be asked for; empty where one can.
+        asked: How often a run was asked for.
+        is_partial: Whether some of its messages came back although the rest is deleted.
     """
 
     batch_id: str
@@ -68,6 +78,18 @@ class KeptBatch:
     saved_until: float = 0.0
     lost: int = 0
     settling: asyncio.Task[None] | None = None
+    destination: Destination | None = None
+    after: frozenset[str] = frozenset()
+    waits: bool = False
+    received: Sequence[str] = ()
+    refused: str = ""
+    asked: int = 0
+    is_partial: bool = False
+
+    def is_done(self) -> bool:
+        """Whether all of its messages are out of the queue, once it is settled."""
+        ends = {end.outcome for end in self.held.outcomes().values()}
+        return not self.is_partial and not self.held.count_held() and ends <= {Outcome.DELETED, Outcome.DEAD_LETTERED}
 
 
 class BatchSettler:
@@ -97,6 +119,8 @@ class BatchSettler:
             batch.states, batch.changed_at = states, now
         if not runs and not batch.held.count_held():
             return Decision(Fate.GIVEN_BACK, "none of its messages is held any more, and no run was made")
+        if not runs and batch.refused:
+            return Decision(Fate.GIVEN_BACK, batch.refused)
         decision = await asyncio.to_thread(
             decide,
             batch.batch_id,

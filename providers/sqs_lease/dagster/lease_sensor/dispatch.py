@@ -1,0 +1,401 @@
+"""Which run each received message goes to: the sensor's functions are asked, and their answers checked.
+
+Dagster refuses *all* runs of an evaluation where one of them has a job that the sensor does not have, or a partition
+that does not exist; and a run configuration that does not fit is found when the run is made, after the evaluation. So
+each answer is checked here, against the definitions of the evaluation, before a run is asked for. A message with an
+answer that cannot be used fails alone.
+
+On a FIFO queue the messages of a message group may go to different runs. Those of a later run are held until the
+earlier ones are done, so that the order of the group is that of the work.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import dagster as dg
+import msgspec
+
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement, exception_names
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.dagster._internals import assets_of_job, job_of_assets, refusals, with_partition, wrong_config
+from sqs_lease.dagster.partitions import PartitionKeyError, dynamic_keys
+from sqs_lease.dagster.targets import Job, RunConfig, is_job
+
+_SHOWN_CHARACTERS: Final = 60
+_SHOWN_MESSAGES: Final = 5
+_ENDS: Final[Mapping[type[Settlement], str]] = {
+    Release: "given back",
+    DeadLetter: "dead-lettered",
+    Expire: "left to expire",
+    Delete: "deleted",
+}
+
+AssetKeys: TypeAlias = Sequence[dg.AssetKey | str]
+
+
+class DispatchError(ValueError):
+    """Messages cannot be given to a run; the text says which function's answer cannot be used, and why."""
+
+
+class RunConfigError(ValueError):
+    """The configuration of a sensor's runs does not fit its target; the text says where."""
+
+
+class Destination(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The run that messages go to, as plain values.
+
+    Attributes:
+        job: The job's name; None for the sensor's only target.
+        partition_key: The partition; None for none.
+        assets: The keys of the assets to materialize, as ``shop/orders``; None for all of the target.
+        run_config: The configuration of the run.
+        run_tags: Its tags.
+    """
+
+    job: str | None = None
+    partition_key: str | None = None
+    assets: tuple[str, ...] | None = None
+    run_config: dict[str, Any] = {}
+    run_tags: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Undispatched:
+    """Why a message cannot be given to a run.
+
+    Attributes:
+        reason: For people; without the message's content.
+        errors: The qualified names of the exception's class and those it derives from.
+    """
+
+    reason: str
+    errors: tuple[str, ...]
+
+    @classmethod
+    def by(cls, error: DispatchError) -> Undispatched:
+        """Describe an exception; where a function raised another one, that one's classes count."""
+        return cls(str(error), exception_names(error.__cause__ or error))
+
+
+def undispatched_text(why: Undispatched, receipts: Sequence[Receipt], settlements: Mapping[Receipt, Settlement]) -> str:
+    """Say in one line which messages cannot be given to a run, and what becomes of them."""
+    ends = sorted({_ENDS[type(settlements[receipt])] for receipt in receipts})
+    ids = ", ".join(receipt.message_id for receipt in receipts[:_SHOWN_MESSAGES])
+    more = f" and {len(receipts) - _SHOWN_MESSAGES} more" if len(receipts) > _SHOWN_MESSAGES else ""
+    return f"{why.reason}: {len(receipts)} messages {' or '.join(ends)} ({ids}{more})"
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What a sensor's runs are: values, or functions of a message. See ``build_sqs_lease_sensor``.
+
+    Attributes:
+        jobs: The names of the jobs that ``job`` chooses from; none for a sensor with one target.
+    """
+
+    job: Callable[[Message], str | Job] | None = None
+    partition_key: str | Callable[[Message], str | None] | None = None
+    asset_selection: Callable[[Message], AssetKeys | None] | None = None
+    run_config: RunConfig | Callable[[Message], RunConfig | None] | None = None
+    run_tags: Mapping[str, str] | Callable[[Message], Mapping[str, str] | None] | None = None
+    jobs: Sequence[str] = ()
+
+    @property
+    def is_by_message(self) -> bool:
+        """Whether messages may go to different runs."""
+        return any(map(callable, (self.job, self.partition_key, self.asset_selection, self.run_config, self.run_tags)))
+
+    def destination(self, message: Message | None = None) -> Destination:
+        """Ask the functions where a message goes; without a message, only where there are none.
+
+        Raises:
+            DispatchError: A function raised an exception, or returned something of another type.
+        """
+        key = self._answer("partition_key", message)
+        if key is not None and not (isinstance(key, str) and key):
+            raise DispatchError(f"{self.said('partition_key')} {_kind(key)}, which is no text with a partition's key")
+        assets = self._answer("asset_selection", message)
+        return Destination(
+            job=self._job(self._answer("job", message)),
+            partition_key=None if key is None else str(key),
+            assets=None if assets is None else self._assets(assets),
+            run_config=self._run_config(self._answer("run_config", message)),
+            run_tags=self._run_tags(self._answer("run_tags", message)),
+        )
+
+    def said(self, name: str) -> str:
+        """How to begin a sentence about an argument's value."""
+        return f"{name} returned" if callable(getattr(self, name)) else f"{name} is"
+
+    def _answer(self, name: str, message: Message | None) -> Any:
+        value = getattr(self, name)
+        if not callable(value) or message is None:
+            return value
+        try:
+            return value(message)
+        except (Exception, SystemExit) as error:
+            # Not its text, which may quote the message.
+            raise DispatchError(f"{name} raised {type(error).__name__} at {_place(error)}") from error
+
+    def _job(self, job: Any) -> str | None:
+        if job is None and self.job is None:
+            return None
+        name = job.name if is_job(job) else job
+        if not isinstance(name, str):
+            raise DispatchError(f"{self.said('job')} {_kind(job)}, which is neither a job nor the name of one")
+        return name
+
+    def _assets(self, assets: Any) -> tuple[str, ...]:
+        try:
+            if isinstance(assets, str | dg.AssetKey):
+                raise TypeError  # noqa: TRY301 - told as any other type
+            keys = {dg.AssetKey.from_coercible(each).to_user_string() for each in assets}
+        except (dg.DagsterError, TypeError, ValueError):
+            raise DispatchError(
+                f"{self.said('asset_selection')} {_kind(assets)}, which is no list of asset keys"
+            ) from None
+        if not keys:
+            raise DispatchError(f"{self.said('asset_selection')} no asset")
+        return tuple(sorted(keys))
+
+    def _run_config(self, config: Any) -> dict[str, Any]:
+        if isinstance(config, dg.RunConfig):
+            config = dg.RunRequest(run_config=config).run_config
+        if config is not None and not isinstance(config, Mapping):
+            raise DispatchError(
+                f"{self.said('run_config')} {_kind(config)}, which is neither a mapping nor a RunConfig"
+            )
+        try:
+            plain: dict[str, Any] = json.loads(json.dumps(dict(config or {})))
+        except (TypeError, ValueError) as error:
+            raise DispatchError(
+                f"{self.said('run_config')} values that are not JSON ({type(error).__name__})"
+            ) from None
+        return plain
+
+    def _run_tags(self, tags: Any) -> dict[str, str]:
+        if tags is None:
+            return {}
+        if not isinstance(tags, Mapping) or not all(isinstance(each, str) for pair in tags.items() for each in pair):
+            raise DispatchError(f"{self.said('run_tags')} {_kind(tags)}, which is no mapping of texts to texts")
+        return dict(tags)
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    """Gives messages to runs during one evaluation, by its definitions.
+
+    Args:
+        sensor: The sensor; its target says which jobs and assets there are.
+        dispatch: What its runs are.
+        context: The evaluation's context.
+        variables: The context variables of the evaluation's thread, of which Dagster keeps some: other threads call
+            within them. By default those of the thread that makes this.
+    """
+
+    sensor: dg.SensorDefinition
+    dispatch: Dispatch
+    context: dg.SensorEvaluationContext
+    variables: Context = field(default_factory=copy_context)
+    _checked: dict[bytes, str] = field(default_factory=dict)
+    _jobs: dict[tuple[str, frozenset[dg.AssetKey]], dg.JobDefinition] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Check what is said of all runs, before anything is received.
+
+        Raises:
+            DispatchError: There can be no such run with the definitions as they are.
+            RunConfigError: The configuration that all runs have does not fit.
+            ValueError: There are functions of a message, and the context has no definitions.
+        """
+        if self.dispatch.is_by_message:
+            self._definitions()
+        elif self.dispatch.run_config is not None or self.dispatch.partition_key is not None:
+            self.run_request(self.dispatch.destination())
+
+    def ask(self, messages: Sequence[Message]) -> list[Destination | Undispatched]:
+        """Return where each message goes, or why it cannot go anywhere."""
+        return [self._asked(message) for message in messages]
+
+    def _asked(self, message: Message) -> Destination | Undispatched:
+        try:
+            destination = self.dispatch.destination(message)
+            if reason := self.why_not(destination):
+                raise DispatchError(reason)  # noqa: TRY301 - one way for all that is wrong
+        except DispatchError as error:
+            return Undispatched.by(error)
+        return destination
+
+    def why_not(self, destination: Destination) -> str:
+        """Why there can be no such run with the definitions as they are; empty where there can."""
+        key = msgspec.json.encode(destination, order="deterministic")
+        if key not in self._checked:
+            try:
+                self.run_request(destination)
+            except DispatchError as error:
+                self._checked[key] = str(error)
+            else:
+                self._checked[key] = ""
+        return self._checked[key]
+
+    def run_request(
+        self, destination: Destination, *, run_key: str | None = None, tags: Mapping[str, str] | None = None
+    ) -> tuple[dg.RunRequest, Mapping[str, str]]:
+        """Return the request of a run, and the dynamic partitions to add for it: keys by the definition's name.
+
+        Args:
+            destination: The run.
+            run_key: Its key.
+            tags: More tags of it.
+
+        Raises:
+            DispatchError: There can be no such run with the definitions as they are.
+            RunConfigError: The configuration that all runs have does not fit.
+        """
+        wanted = dg.RunRequest(
+            run_key=run_key,
+            run_config=destination.run_config,
+            tags={**destination.run_tags, **(tags or {})},
+            job_name=destination.job,
+            asset_selection=None
+            if destination.assets is None
+            else [dg.AssetKey.from_user_string(each) for each in destination.assets],
+            partition_key=destination.partition_key,
+        )
+        if self.context.repository_def is None:
+            # Only where a test gives no definitions, and there is no function of a message.
+            return wanted, {}
+        job = self._job(wanted)
+        added: dict[str, str] = {}
+        resolved = wanted
+        if destination.partition_key is not None:
+            added = self._added_partitions(job, wanted, destination.partition_key)
+            resolved = self._with_partition(wanted, added)
+        self._check_run_config(job, resolved)
+        return wanted, added
+
+    def _job(self, wanted: dg.RunRequest) -> dg.JobDefinition:
+        """The job of a request, of its assets only."""
+        names = self.dispatch.jobs or [str(self.sensor.job_name)]
+        name = wanted.job_name or names[0]
+        if name not in names:
+            said = f"{self.dispatch.said('job')} {_shown(name)}"
+            raise DispatchError(f"{said}, which is not one of the sensor's jobs: {', '.join(names)}")
+        selected = frozenset(wanted.asset_selection or ())
+        if (name, selected) not in self._jobs:
+            self._jobs[name, selected] = self._part_of(self._definitions().get_job(name), selected)
+        return self._jobs[name, selected]
+
+    def _part_of(self, job: dg.JobDefinition, selected: frozenset[dg.AssetKey]) -> dg.JobDefinition:
+        if not selected:
+            return job
+        said = self.dispatch.said("asset_selection")
+        if unknown := selected - assets_of_job(job):
+            shown = ", ".join(sorted(_shown(key.to_user_string()) for key in unknown))
+            raise DispatchError(f"{said} {shown}, which the sensor's target does not have")
+        try:
+            return job_of_assets(job, selected)
+        except dg.DagsterError as error:
+            shown = ", ".join(sorted(_shown(key.to_user_string()) for key in selected))
+            raise DispatchError(f"{said} {shown}, which cannot run alone ({type(error).__name__})") from None
+
+    def _added_partitions(self, job: dg.JobDefinition, wanted: dg.RunRequest, key: str) -> dict[str, str]:
+        try:
+            return dynamic_keys(self._definitions(), job, key)
+        except PartitionKeyError as error:
+            said = f"{self.dispatch.said('partition_key')} {_shown(key)}"
+            raise DispatchError(f"{said}, but {_named(job, wanted)} {error}") from None
+
+    def _with_partition(self, wanted: dg.RunRequest, added: Mapping[str, str]) -> dg.RunRequest:
+        requests = [dg.AddDynamicPartitionsRequest(name, [key]) for name, key in added.items()]
+        try:
+            return with_partition(self.sensor, self.context, wanted, requests)
+        except refusals() as error:
+            said = f"{self.dispatch.said('partition_key')} {_shown(wanted.partition_key or '')}"
+            raise DispatchError(f"{said}, which is not a partition of the target ({type(error).__name__})") from None
+
+    def _check_run_config(self, job: dg.JobDefinition, resolved: dg.RunRequest) -> None:
+        try:
+            dg.validate_run_config(job, resolved.run_config)
+        except dg.DagsterInvalidConfigError as error:
+            # Not its text, which quotes values.
+            wrong = "; ".join(wrong_config(error))
+            said = f"the run configuration does not fit {_named(job, resolved)} ({wrong})"
+            # Without a function the message is not at fault.
+            raise (DispatchError if callable(self.dispatch.run_config) else RunConfigError)(said) from None
+
+    def _definitions(self) -> dg.RepositoryDefinition:
+        definitions: dg.RepositoryDefinition | None = self.context.repository_def
+        if definitions is None:
+            raise ValueError("the sensor's context has no definitions: build_sensor_context(definitions=...)")
+        return definitions
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The messages of one run.
+
+    Attributes:
+        destination: The run.
+        messages: Its messages, in the order they were received.
+        after: The parts, by their places, that have earlier messages of the same message groups.
+    """
+
+    destination: Destination
+    messages: list[Message] = field(default_factory=list)
+    after: set[int] = field(default_factory=set)
+
+
+def divided(messages: Sequence[tuple[Message, Destination]], *, is_fifo: bool) -> list[Part]:
+    """Put messages together that go to the same run.
+
+    Args:
+        messages: The messages with where they go, in the order they were received.
+        is_fifo: Whether the order within message groups counts: then no message is in a part before that of an earlier
+            one of its group, and there may be several parts for a run.
+
+    Returns:
+        The parts; each comes after those that it waits for.
+    """
+    parts: list[Part] = []
+    places: dict[bytes, int] = {}
+    last: dict[str, int] = {}
+    for message, destination in messages:
+        key = msgspec.json.encode(destination, order="deterministic")
+        group = message.message_group_id if is_fifo else None
+        before = -1 if group is None else last.get(group, -1)
+        place = places.get(key, -1)
+        if place < max(before, 0):
+            place = places[key] = len(parts)
+            parts.append(Part(destination))
+        parts[place].messages.append(message)
+        if group is not None:
+            if 0 <= before < place:
+                parts[place].after.add(before)
+            last[group] = place
+    return parts
+
+
+def _named(job: dg.JobDefinition, request: dg.RunRequest) -> str:
+    return f"job {request.job_name}" if request.job_name else "the sensor's target"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _place(error: BaseException) -> str:
+    """Where an exception was raised, as file and line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
