@@ -14,7 +14,7 @@ import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from sqs_lease.batch_files.manifest import read_manifest
-from sqs_lease.dagster import SqsQueueResource, ingest_by_job, reported_result, spark, stored_batch
+from sqs_lease.dagster import SqsQueueResource, ingest_with_spark, reported_result, spark, stored_batch
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.ingestion import lost_watch
@@ -66,7 +66,7 @@ def materialize(
     @dg.asset
     def orders(context: dg.AssetExecutionContext) -> None:
         with QUEUE.lease(context, wait=0) as batch:
-            check(ingest_by_job(context, batch, **{"spec": SPEC, "python": str(program.path), **options}))
+            check(ingest_with_spark(context, batch, **{"spec": SPEC, "python": str(program.path), **options}))
 
     return dg.materialize([orders], raise_on_error=True)
 
@@ -238,7 +238,7 @@ def test_a_job_whose_messages_are_all_lost_is_ended(
             thread = Thread(target=settle)
             thread.start()
             try:
-                ingest_by_job(context, batch, spec=SPEC, python=str(program.path))
+                ingest_with_spark(context, batch, spec=SPEC, python=str(program.path))
             finally:
                 over.set()
                 thread.join()
@@ -261,7 +261,7 @@ def test_a_batch_that_an_executor_or_a_sensor_holds_can_be_ingested_too(
     @dg.op
     def load(context: dg.OpExecutionContext) -> None:
         with QUEUE.lease(context) as batch:
-            ingest_by_job(context, batch, spec=SPEC, python=str(program.path))
+            ingest_with_spark(context, batch, spec=SPEC, python=str(program.path))
 
     load(dg.build_op_context(run_tags={BATCH_TAG: str(folder)}))
     (work,) = folder.pieces().values()

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from demo.processes import ROOT
-from sqs_lease.dagster import SqsIngestionComponent, ingest_by_job
+from sqs_lease.dagster import SqsIngestionComponent, ingest_with_spark
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.test_spark_ingestion import reporting
 from tests.ingestion.job_program import JobProgram
@@ -85,8 +85,8 @@ def run_block(containing: str, directory: Path, **changes: str) -> dict[str, Any
 def test_an_asset_ingests_by_a_job(orders: LeasedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = JobProgram(tmp_path)
     reporting(orders, program)
-    monkeypatch.setitem(ingest_by_job.__kwdefaults__ or {}, "python", str(program.path))
-    names = run_block("ingest_by_job(\n", tmp_path)
+    monkeypatch.setitem(ingest_with_spark.__kwdefaults__ or {}, "python", str(program.path))
+    names = run_block("ingest_with_spark(\n", tmp_path)
     assert names["defs"].resolve_implicit_global_asset_job_def().execute_in_process().success
     assert program.spec()["workspace"] == f"{tmp_path}/batches"
     assert orders.dead_letters == [BAD]

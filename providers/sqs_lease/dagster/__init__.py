@@ -17,7 +17,7 @@ from sqs_lease.dagster.metadata import lease_metadata
 from sqs_lease.dagster.reexecution import ResumedRunError
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
-from sqs_lease.dagster.spark import ingest_by_job, reported_result, settle_ingestion, stored_batch
+from sqs_lease.dagster.spark import ingest_with_spark, reported_result, settle_ingestion, stored_batch
 from sqs_lease.ingestion.job import JobError, job_arguments
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "build_sqs_backlog_sensor",
     "build_sqs_lease_check",
     "build_sqs_lease_sensor",
-    "ingest_by_job",
+    "ingest_with_spark",
     "job_arguments",
     "lease_metadata",
     "leased",

@@ -19,7 +19,7 @@ from sqs_lease.core.specs import POLICIES, resolve_failure_rule, resolve_policy
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check
 from sqs_lease.dagster.resource import SqsQueueResource
-from sqs_lease.dagster.spark import ingest_by_job
+from sqs_lease.dagster.spark import ingest_with_spark
 from sqs_lease.dagster.table_metadata import storage_kind, table_metadata
 from sqs_lease.ingestion.spec import SINKS, SOURCES, VERSION, IngestionSpec, Kind
 from sqs_lease.sqs.validation import queue_reference
@@ -315,7 +315,9 @@ class SqsIngestionComponent(dg.Component, dg.Model, dg.Resolvable):
                 policy=options.renewal_policy(),
                 on_failure=options.failure_rule(),
             ) as batch:
-                ingest_by_job(context, batch, spec=self.spec(), spark=self.spark, python=self.python or sys.executable)
+                ingest_with_spark(
+                    context, batch, spec=self.spec(), spark=self.spark, python=self.python or sys.executable
+                )
             return dg.MaterializeResult(asset_key=spec.key)
 
         return ingest

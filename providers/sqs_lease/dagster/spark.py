@@ -1,7 +1,7 @@
 """Brings a batch into a table by Spark, in a process of its own that reports through Dagster Pipes.
 
 The job is ``python -m sqs_lease.spark.job``; this module does not import Spark, which may be in another environment or
-on a cluster. :func:`ingest_by_job` starts it beside the step. Where a Pipes client starts it elsewhere (EMR,
+on a cluster. :func:`ingest_with_spark` starts it beside the step. Where a Pipes client starts it elsewhere (EMR,
 Databricks), the parts are used one by one: :func:`stored_batch`, ``job_arguments``, :func:`reported_result` and
 :func:`settle_ingestion`.
 """
@@ -54,7 +54,7 @@ _NOTHING: Final = StoredResult(
 )
 
 
-def ingest_by_job(
+def ingest_with_spark(
     context: Context,
     batch: LeasedBatch,
     *,
@@ -70,7 +70,7 @@ def ingest_by_job(
         @dg.asset
         def orders(context: dg.AssetExecutionContext, orders_queue: SqsQueueResource) -> None:
             with orders_queue.lease(context, max_messages=2000) as batch:
-                ingest_by_job(
+                ingest_with_spark(
                     context,
                     batch,
                     spec={
@@ -113,7 +113,7 @@ def ingest_by_job(
         context.log.info("No messages, so no Spark job is started")
         result = _NOTHING
     else:
-        require_manifests("ingest_by_job()", "dagster,manifest")
+        require_manifests("ingest_with_spark()", "dagster,manifest")
         result = _run(context, batch, spec, spark, python, environment or {})
     settle_ingestion(context, batch, result)
     add_metadata(context, table_metadata(spec))

@@ -23,7 +23,7 @@ def program(tmp_path: Path) -> JobProgram:
 STEP = """
 import sys
 import dagster as dg
-from sqs_lease.dagster.spark import ingest_by_job
+from sqs_lease.dagster.spark import ingest_with_spark
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import BATCH_TAG, SqsQueueResource
 from sqs_lease.dagster.run_batch.folder import BatchFolder
@@ -32,7 +32,7 @@ folder = BatchFolder(Path({folder!r}))
 folder.create(batch_id="b", queue_url="orders", messages=[Message(Receipt("m", ""), "body")])
 context = dg.build_op_context(run_tags={{BATCH_TAG: {folder!r}}})
 with SqsQueueResource(queue="orders").lease(context) as batch:
-    ingest_by_job(context, batch, spec={spec!r}, python={python!r})
+    ingest_with_spark(context, batch, spec={spec!r}, python={python!r})
 """
 
 

@@ -96,7 +96,7 @@ def environment_of_a_step(server: SqsServer, queue: str, directory: Path) -> dic
 
 def test_the_job_of_a_step_that_is_killed_ends_by_itself_and_stores_nothing(server: SqsServer, tmp_path: Path) -> None:
     queue = queue_with_orders(server, visibility_seconds=12)
-    block = in_directory(code("ingest_by_job(\n"), tmp_path)
+    block = in_directory(code("ingest_with_spark(\n"), tmp_path)
     json_source = '{"kind": "json", "schema": "order_id BIGINT NOT NULL, total DOUBLE"}'
     assert json_source in block
     script = block.replace(json_source, json.dumps(WAITING_SOURCE))
