@@ -55,6 +55,8 @@ class Launcher(StepHandler):
             "PYTHONPATH": str(ROOT),
             "DAGSTER_DISABLE_TELEMETRY": "yes",
             DIRECTORY_VARIABLE: os.environ[DIRECTORY_VARIABLE],
+            # The name of the queue, as every process of a code location knows it.
+            "ORDERS_QUEUE": os.environ["ORDERS_QUEUE"],
             "LOG": f"{os.environ[DIRECTORY_VARIABLE]}/{key}.log",
         }
         # The shell ends at once, so that the process has another parent.
