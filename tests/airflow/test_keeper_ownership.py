@@ -13,7 +13,7 @@ from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
 from sqs_lease.core.policies import Threshold
-from sqs_lease.testing import AuditKind, MessageState
+from sqs_lease.testing import AuditKind, MemoryTransport, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID, USER_ACTION
@@ -142,6 +142,34 @@ def test_a_triggerer_that_hears_nothing_for_minutes_holds_all_and_then_counts_on
     report = world.report()
     counts = {name: report[name] for name in ("received", "deleted", "released", "lost", "failed", "uncertain", "late")}
     assert counts == {"received": 3, "deleted": 2, "released": 1, "lost": 0, "failed": 0, "uncertain": 0, "late": 0}
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "queued"])
+def test_a_user_who_acts_before_it_is_known_what_was_settled_takes_no_message_from_another_consumer(
+    world: LeasedMessages, state: str
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        world.keep(first, CHECK)
+        del world.states["load"]
+        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
+        await asyncio.sleep(5)
+        await first.kill()
+        world.supervisor.silent = True
+        other = MemoryTransport(world.sqs, name="other")
+        (theirs,) = await other.receive(world.url, max_messages=1, wait_seconds=0, visibility_seconds=600)
+        assert theirs.body == "b"
+        waiting = world.keep(world.triggerer("second"), CHECK)
+        await asyncio.sleep(70)
+        world.supervisor.silent = False
+        world.states[KEEP.task_id] = state
+        await waiting.cancel(USER_ACTION)
+        await asyncio.sleep(5)
+        assert world.message_states()["b"] is MessageState.IN_FLIGHT
+
+    world.run(scenario)
+    assert [entry.caller for entry in world.events(AuditKind.RELEASED)] == ["first"]
 
 
 def test_a_triggerer_that_stops_before_it_heard_what_was_settled_leaves_the_leases_to_the_next(

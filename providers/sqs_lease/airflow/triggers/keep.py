@@ -84,8 +84,9 @@ PROGRESS_SECONDS: Final = 20.0
 
 On a busy machine the first answer of a new triggerer takes 15 s: its supervisor loads the API server's code for it.
 Waiting costs little of what a lease has left when it is taken over at the default visibility timeout, a minute less
-Airflow's threshold; not knowing means extending messages that were given back. It goes on asking for as long as there
-is no answer, and settles nothing before.
+Airflow's threshold; not knowing means extending messages that were given back, and on a standard queue that may cut
+short the time that another consumer has asked for them. It goes on asking for as long as there is no answer, and
+settles nothing before.
 """
 
 
@@ -137,6 +138,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
         self._batch: SharedBatch | None = None
+        self._knows_progress = True
         self._holder = uuid.uuid4().hex
         self._lease_log = LeaseLog(lease["queue_url"])
         self._log_context = contextvars.copy_context()
@@ -280,10 +282,16 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         The keeper was marked (success, failed, ...), or the sensor was cleared too, so that it receives again: nobody
         will keep these leases, so they are released. The keeper alone was cleared: they are held for its next try.
         The keeper is deferred: another triggerer has the leases, so they are left alone; and likewise when another
-        trigger took them over, or when Airflow gives no answer.
+        trigger took them over, when Airflow gives no answer, or before it is known what was settled: some of the
+        messages may be other consumers' by then.
         """
         keepers, batch = self._keepers, self._batch
         if keepers is None or batch is None or batch.owner is not self:
+            return
+        if not self._knows_progress:
+            logger.warning("Leaving the leases alone, because it is not known yet what was settled before")
+            keepers.remove(self.lease["batch_id"], batch)
+            self._batch = None
             return
         task = run_of(self.task_instance)
         receiving = self._receiving(task)
@@ -353,6 +361,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             source = PublishedMessages(self._receiving(task))
             meanwhile = _HeldMeanwhile(keepers, partial(shared_keeper.open_batch, source=source), handed, self)
             if is_elsewhere:
+                self._knows_progress = False
                 progress = await self._progress(task, handed, keepers, meanwhile)
             leases = from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock)
             parts = await gather_parts(keepers, handed.part_ids, self)
@@ -368,6 +377,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 await self._tell_of_takeover(task, handed)
                 settle_after = keepers.clock.now() + TAKEOVER_SECONDS
         self._batch = batch
+        self._knows_progress = True
         return Settler(
             task,
             batch.batch,
