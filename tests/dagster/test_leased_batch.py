@@ -2,6 +2,7 @@
 
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import dagster as dg
@@ -159,6 +160,55 @@ def test_after_the_block_nothing_can_be_settled(folder: BatchFolder) -> None:
     with pytest.raises(RuntimeError, match="settle them within it"):
         batch.fail("m0", "torn")
     assert not batch.still_held("m0")
+
+
+def job_of(step: Callable[[dg.OpExecutionContext], None]) -> dg.JobDefinition:
+    @dg.op
+    def load(context: dg.OpExecutionContext) -> None:
+        step(context)
+
+    @dg.job
+    def loading() -> None:
+        load()
+
+    return loading
+
+
+def test_a_block_within_a_block_is_refused_and_what_the_first_one_failed_stays(folder: BatchFolder) -> None:
+    def step(context: dg.OpExecutionContext) -> None:
+        with QUEUE.lease(context) as batch:
+            batch.fail(["m0"], "it is bad")
+            with pytest.raises(BatchFolderError, match="that it has not left"), QUEUE.lease(context):
+                pass
+            batch.fail(["m1"], "so is this")
+
+    assert job_of(step).execute_in_process(tags={BATCH_TAG: str(folder)}).success
+    assert piece(folder).failed == {"m0": "it is bad", "m1": "so is this"}
+
+
+def test_a_block_after_one_that_raised_does_what_was_left(folder: BatchFolder) -> None:
+    def step(context: dg.OpExecutionContext) -> None:
+        with suppress(OSError), QUEUE.lease(context) as batch:
+            batch.succeed(["m0"])
+            raise OSError("the database is away")
+        with QUEUE.lease(context) as batch:
+            assert [message.message_id for message in batch] == ["m1"]
+
+    assert job_of(step).execute_in_process(tags={BATCH_TAG: str(folder)}).success
+    assert piece(folder).raised is None
+
+
+def test_a_block_after_one_that_named_messages_leaves_them_failed(folder: BatchFolder) -> None:
+    def step(context: dg.OpExecutionContext) -> None:
+        with pytest.raises(MessageFailed), QUEUE.lease(context):
+            raise MessageFailed("m0")
+        with QUEUE.lease(context):
+            pass
+
+    assert job_of(step).execute_in_process(tags={BATCH_TAG: str(folder)}).success
+    raised = piece(folder).raised
+    assert raised is not None
+    assert raised.message_ids == ("m0",)
 
 
 def test_a_step_that_leases_again_has_nothing_left_to_work_on(folder: BatchFolder) -> None:

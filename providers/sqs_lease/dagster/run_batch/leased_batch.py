@@ -331,7 +331,11 @@ def _account(queue: str) -> str | None:
 
 
 def _begun(context: Context, folder: BatchFolder) -> tuple[PieceOfWork, bool]:
-    """The step's piece of work, and whether an earlier block of the attempt was done with its messages."""
+    """The step's piece of work, and whether an earlier block of the attempt was done with its messages.
+
+    Raises:
+        BatchFolderError: Another block of the attempt is open: each would write over what the other one says.
+    """
     key = step_key(context)
     op_context = context.op_execution_context
     retry_number = 0 if key is None else op_context.retry_number
@@ -341,5 +345,13 @@ def _begun(context: Context, folder: BatchFolder) -> tuple[PieceOfWork, bool]:
         return work, False
     if before.attempt != work.attempt:
         return replace(work, done=before.done), False
-    # A second block: what the first one failed has failed. One that ended well has left nothing to receive.
-    return replace(before, is_over=False), before.is_over and before.raised is None
+    if not before.is_over:
+        raise BatchFolderError(
+            f"step {work.name} works on the batch of run {op_context.run_id} already, in a block of lease() that it "
+            "has not left: use that block's batch, in other threads too, or leave the block first"
+        )
+    # A second block: what the first one failed has failed. One that ended well has left nothing to receive. After one
+    # that raised, without naming messages, this one does what was left.
+    raised = before.raised
+    is_repeated = raised is not None and raised.message_ids is None
+    return replace(before, is_over=False, raised=None if is_repeated else raised), raised is None
