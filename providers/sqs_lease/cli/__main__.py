@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Final
 
@@ -20,6 +21,9 @@ def main() -> None:
             f'Error: the command sqs-lease needs {missing}, which is not installed: pip install "sqs-lease[cli]"\n'
         )
         sys.exit(2)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the terminal cannot show must not end a command that has moved messages.
+        sys.stdout.reconfigure(errors="backslashreplace")
     app(prog_name="sqs-lease")
 
 

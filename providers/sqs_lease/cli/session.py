@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from sqs_lease import blocking
+from sqs_lease.cli.output import CommandError
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.move_tasks import RedriveTransport
@@ -21,20 +24,24 @@ class Session:
 
     Args:
         access: How to reach AWS.
-        queue: The queue's name, URL or ARN: it may name the region, and errors name it.
-        others: More queues; those of other regions get transports of their own.
+        queue: The queue's name, URL or ARN: it may name the region and the endpoint, and errors name it.
+        others: More queues; those of other regions and endpoints get transports of their own.
 
     Raises:
+        CommandError: A URL is not of the endpoint that was given or configured.
         sqs_lease.sqs.errors.SqsError: No client can be made.
     """
 
     def __init__(self, access: AwsAccess, queue: str, *others: str) -> None:
-        self._transports: dict[str | None, RedriveTransport] = {}
+        self._transports: dict[tuple[str | None, str | None], RedriveTransport] = {}
+        self._of_queue: dict[str, RedriveTransport] = {}
         for each in (queue, *others):
-            region = queue_reference(each).region
-            if region not in self._transports:
-                client = boto3_client.make_client(access, queue=each)
-                self._transports[region] = blocking.open_transport(client, each)
+            own = _own_access(access, each)
+            place = queue_reference(each).region, own.endpoint_url
+            if place not in self._transports:
+                client = boto3_client.make_client(own, queue=each)
+                self._transports[place] = blocking.open_transport(client, each)
+            self._of_queue[each] = self._transports[place]
         self.transport: RedriveTransport = self.transport_of(queue)
         self._runner = asyncio.Runner()
 
@@ -52,7 +59,7 @@ class Session:
 
     def transport_of(self, queue: str) -> RedriveTransport:
         """What reaches one of the queues that were given."""
-        return self._transports[queue_reference(queue).region]
+        return self._of_queue[queue]
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to its end. The first Ctrl-C cancels it, and its end is awaited; a second one does not wait.
@@ -61,3 +68,21 @@ class Session:
             KeyboardInterrupt: The user pressed Ctrl-C, and the coroutine did not return in spite of it.
         """
         return self._runner.run(work)
+
+
+def _own_access(access: AwsAccess, queue: str) -> AwsAccess:
+    """How to reach a queue. A URL off AWS names its endpoint: SQS itself is never told the host of a queue's URL."""
+    if "://" not in queue or _is_aws(queue):
+        return access
+    endpoint = boto3_client.make_client(access, queue=queue).meta.endpoint_url
+    if _is_aws(endpoint):
+        parts = urlsplit(queue)
+        return replace(access, endpoint_url=f"{parts.scheme}://{parts.netloc}")
+    # Emulators go by several names of a host, so the port tells.
+    if urlsplit(endpoint).port != urlsplit(queue).port:
+        raise CommandError(f"{queue} is not at {endpoint}: give the queue's name, or another --endpoint-url")
+    return access
+
+
+def _is_aws(url: str) -> bool:
+    return (urlsplit(url).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws"))
