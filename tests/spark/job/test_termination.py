@@ -70,10 +70,8 @@ def test_the_end_of_its_standard_input_tells_a_job_to_end() -> None:
 
 @pytest.mark.parametrize("asked", ["before", "between"])
 def test_a_job_that_has_nothing_to_cancel_ends_at_once(asked: str) -> None:
-    script = (
-        "with job.cancelling(cancelled.set): pass\nEvent().wait(600)" if asked == "between" else "Event().wait(600)"
-    )
-    with started(f"print('waiting', flush=True)\n{script}", "waiting") as process:
+    before = "with job.cancelling(cancelled.set): pass" if asked == "between" else ""
+    with started(f"{before}\nprint('waiting', flush=True)\nEvent().wait(600)", "waiting") as process:
         process.send_signal(signal.SIGTERM)
         assert ended(process) == (143, "")
 
