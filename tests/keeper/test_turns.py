@@ -134,6 +134,18 @@ class TestDropped:
         extended = {message_id for call in setting.transport.asked for message_id, _ in call.entries}
         assert extended == {"m0", "m1"}
 
+    def test_what_another_batch_takes_meanwhile_is_as_that_batch_knows_it(self, setting: Setting) -> None:
+        async def scenario(keeper: Keeper) -> None:
+            late = keeper.open_batch(QUEUE, policy=POLICY)
+            held = [Lease(Receipt(f"m{number}", "handle"), -100.0, -70.0) for number in range(MANY)]
+            late.adopt([lease.in_doubt() for lease in held])
+            keeper.drop(late)
+            batch = keeper.open_batch(QUEUE, policy=POLICY)
+            batch.adopt([lease.lasting_until(20.0) for lease in held])
+            assert {(lease.deadline, lease.doubtful) for lease in batch.leases()} == {(20.0, False)}
+
+        setting.run(scenario)
+
 
 class TestWaitingForATurn:
     def test_whoever_is_cancelled_leaves_the_rest_undecided(self, setting: Setting, rounds: Rounds) -> None:

@@ -43,7 +43,6 @@ from sqs_lease.airflow.triggers.receive import FAILED, TIMED_OUT, SqsLeaseReceiv
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.failure_rules import expire
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import encode_policy, resolve_policy
@@ -202,7 +201,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             raise ValueError(
                 f"unmatched of {self.task_id!r} says what becomes of messages that message_filtering keeps out"
             )
-        self.unmatched = encode_unmatched(check_unmatched(expire() if unmatched is None else unmatched))
+        self.unmatched = None if unmatched is None else encode_unmatched(check_unmatched(unmatched))
         self.deferrable = deferrable
         self._holding: WorkerLease | None = None
         self._is_killed = False

@@ -127,7 +127,11 @@ class QueueDriver:
         A lease that another owner holds here is its new owner's from now on.
         """
         former = self._owners.get(lease.receipt)
-        if former is not None and former is not owner and former not in self._leaving and not at_once:
+        if former in self._leaving:
+            # Its owner gave it up, so what was confirmed or doubted of it there counts no more.
+            self.forget(lease.receipt, former)
+            former = None
+        if former is not None and former is not owner and not at_once:
             return  # it is held already, and nobody gave it up
         self._owners[lease.receipt] = owner
         if former is not None and former is not owner:

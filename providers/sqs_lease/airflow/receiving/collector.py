@@ -28,7 +28,6 @@ from sqs_lease.airflow.receiving.filters import (
     MessageFilter,
     UnmatchedRule,
     decode_unmatched,
-    encode_unmatched,
 )
 from sqs_lease.airflow.transfer.payload import INLINE_BYTES, published_bytes, why_unpublishable
 from sqs_lease.clock import Clock
@@ -67,7 +66,8 @@ class CollectOptions:
         max_messages: Most messages to receive at once, those that do not match included.
         linger_seconds: How long to wait for more after the first.
         filter: The arguments of :class:`~sqs_lease.airflow.receiving.filters.MessageFilter`; None lets all through.
-        unmatched: The rule for the others, as :func:`~sqs_lease.airflow.receiving.filters.encode_unmatched` gives it.
+        unmatched: The rule for the others, as :func:`~sqs_lease.airflow.receiving.filters.encode_unmatched` gives it;
+            None leaves them alone until their visibility timeout ends.
         stored: Whether the batch is stored in files, which take messages that Airflow itself does not.
         on_failure: The rule for unusable messages, as :func:`~sqs_lease.core.specs.encode_failure_rule` gives it.
     """
@@ -77,7 +77,7 @@ class CollectOptions:
     max_messages: int
     linger_seconds: float
     filter: dict[str, Any] | None
-    unmatched: dict[str, Any]
+    unmatched: dict[str, Any] | None
     stored: bool
     on_failure: dict[str, Any]
 
@@ -104,7 +104,9 @@ class Collector:
         self._options = options
         self._open_receiver = open_receiver
         self._matches = matches
-        self._unmatched_rule: UnmatchedRule = decode_unmatched(options.unmatched)
+        self._unmatched_rule: UnmatchedRule = (
+            expire() if options.unmatched is None else decode_unmatched(options.unmatched)
+        )
         self._failure_rule = decode_failure_rule(options.on_failure)
         self._clock = clock
         self._random = Random()
@@ -434,7 +436,7 @@ class ReceiveOptions:
         mapped_over: Whether a task is expanded over the messages.
         payload: Where messages and leases are stored; None publishes them as XComs.
         filter: The arguments of a ``MessageFilter``; None lets every message through.
-        unmatched: What becomes of the others, as ``encode_unmatched()`` gives it.
+        unmatched: What becomes of the others, as ``encode_unmatched()`` gives it; None leaves them alone.
         on_failure: The keeper's rule for failed messages, as ``encode_failure_rule()`` gives it: what Airflow cannot
             publish is settled by it.
     """
@@ -453,7 +455,7 @@ class ReceiveOptions:
     mapped_over: bool
     payload: str | None = None
     filter: dict[str, Any] | None = None
-    unmatched: dict[str, Any] = field(default_factory=lambda: encode_unmatched(expire()))
+    unmatched: dict[str, Any] | None = None
     on_failure: dict[str, Any] = field(default_factory=lambda: encode_failure_rule(release()))
 
     @property

@@ -1,8 +1,8 @@
 """What a user wants to happen when leases are lost, lapse or near their end: as a value, and the callback's calls.
 
-An ``AsyncCallback`` is called in the triggerer, within about a second, once for each kind of event however many
-leases it befell at that time. It is called with its own ``kwargs``, and, as Airflow calls such callbacks, with
-``context`` if it takes that (or ``**kwargs``):
+An ``AsyncCallback`` is called in the triggerer, within about a second. Leases that are lost together make one call. It
+is called with its own ``kwargs``, and, as Airflow calls such callbacks, with ``context`` if it takes that (or
+``**kwargs``):
 
     {"dag_id": ..., "run_id": ..., "task_id": ...,        the keeper's task
      "queue_url": ...,
@@ -69,16 +69,16 @@ def encode_on_lost(on_lost: object) -> str | dict[str, Any]:
 
 
 class LostLeases:
-    """Calls the callback, if there is one.
+    """Calls the callback.
 
     Args:
-        on_lost: What :func:`encode_on_lost` returned.
+        callback: What :func:`encode_on_lost` returned for it.
         task: The keeper's task.
         queue_url: The queue.
     """
 
-    def __init__(self, on_lost: str | Mapping[str, Any], task: RunOfTask, queue_url: str) -> None:
-        self._callback = None if isinstance(on_lost, str) else on_lost
+    def __init__(self, callback: Mapping[str, Any], task: RunOfTask, queue_url: str) -> None:
+        self._callback = callback
         self._task = task
         self._queue_url = queue_url
         self._gathered: dict[str, list[str]] = {}
@@ -86,24 +86,21 @@ class LostLeases:
 
     def begin(self) -> None:
         """Say now whether this triggerer cannot import the callback, and not only when a lease is lost."""
-        if self._callback is not None:
-            self._start(self._import(self._callback["path"]))
+        self._start(self._import(self._callback["path"]))
 
     def happened(self, event: LeaseEvent) -> None:
         """Take in what happened to one of the leases."""
         lost = isinstance(event, Settled) and event.outcome is Outcome.LOST
         kind = _KINDS[Lost] if lost else _KINDS.get(type(event))
-        if kind is None or self._callback is None:
+        if kind is None:
             return
         if kind not in self._gathered:
             self._gathered[kind] = []
-            self._start(self._call(self._callback, kind))
+            self._start(self._call(kind))
         self._gathered[kind].append(event.receipt.message_id)
 
     def learn(self, batch: Batch) -> None:
         """Take in what happened to a batch while nobody listened: between the sensor's trigger and the keeper's."""
-        if self._callback is None:
-            return
         for settled in batch.outcomes().values():
             self.happened(settled)
         for lease in batch.leases():
@@ -133,7 +130,8 @@ class LostLeases:
                 error,
             )
 
-    async def _call(self, callback: Mapping[str, Any], kind: str) -> None:
+    async def _call(self, kind: str) -> None:
+        callback = self._callback
         await asyncio.sleep(GATHERING_SECONDS)
         context = {
             "dag_id": self._task.dag_id,

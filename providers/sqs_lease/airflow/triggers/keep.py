@@ -167,7 +167,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         began_at = keepers.clock.now()
         await keepers.ready()
         signals = self._signals(task)
-        self._losses = losses = LostLeases(self.on_lost, task, self.lease["queue_url"])
+        if not isinstance(self.on_lost, str):
+            self._losses = LostLeases(self.on_lost, task, self.lease["queue_url"])
         try:
             # Not kept in a variable: with many keepers, leases held twice are twice as much for the garbage collector.
             self._settler = settler = await self._take(task, await load_lease(self.lease), keepers, signals)
@@ -179,7 +180,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
             yield TriggerEvent({"error": str(error), "give_back": self.lease["batch_id"]})  # type: ignore[no-untyped-call]
             return
-        losses.begin()
+        if self._losses is not None:
+            self._losses.begin()
         listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
         longest = LONGEST_UNSIGNALLED_SECONDS if listen_to is None else LONGEST_POLL_SECONDS
         with keepers.poller.watch(
@@ -192,7 +194,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if not await self._settled_before_it_was_cleared(settler.run(watch), task, keepers):
                 # Airflow ends this trigger when the task is scheduled again, which may be days later.
                 await asyncio.Event().wait()
-        await losses.told()
+        if self._losses is not None:
+            await self._losses.told()
         self._lease_log.flush()
         report = settler.report()
         logger.info("All leases ended: %s", {name: count for name, count in report.items() if name != "messages"})

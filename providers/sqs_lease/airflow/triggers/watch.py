@@ -49,7 +49,7 @@ from sqs_lease.airflow.transfer.payload import PayloadError, check_payload, defa
 from sqs_lease.clock import Clock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.failure_rules import expire, release
+from sqs_lease.core.failure_rules import release
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_failure_rule, encode_policy, resolve_policy
@@ -313,7 +313,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
             max_messages=self.max_messages,
             linger_seconds=self.linger_seconds,
             filter=None if self._filter is None else asdict(self._filter),
-            unmatched=encode_unmatched(expire()) if self.unmatched is None else self.unmatched,
+            unmatched=self.unmatched,
             stored=self.payload is not None,
             # Which run would have got it, and what its keeper makes of failures, is not known.
             on_failure=encode_failure_rule(release()),
