@@ -144,6 +144,32 @@ def test_a_triggerer_that_hears_nothing_for_minutes_holds_all_and_then_counts_on
     assert counts == {"received": 3, "deleted": 2, "released": 1, "lost": 0, "failed": 0, "uncertain": 0, "late": 0}
 
 
+def test_a_triggerer_that_hears_nothing_calls_nothing_while_the_leases_last_as_they_were_handed_over(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first, Threshold(visibility=300.0))
+        world.keep(first, CHECK)
+        del world.states["load"]
+        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
+        await asyncio.sleep(5)
+        await first.kill()
+        world.supervisor.silent = True
+        resumed = world.keep(world.triggerer("second"), CHECK)
+        await asyncio.sleep(200)
+        assert not [entry for entry in world.events(AuditKind.CHANGED) if entry.caller == "second"]
+        await asyncio.sleep(200)
+        assert world.message_states()["c"] is MessageState.IN_FLIGHT
+        world.supervisor.silent = False
+        await asyncio.sleep(60)
+        world.states["check_2"] = "success"
+        await resumed.ended()
+        assert world.message_states() == {"b": MessageState.VISIBLE}
+
+    world.run(scenario)
+
+
 @pytest.mark.parametrize("state", ["failed", "success", "queued"])
 def test_a_user_who_acts_before_it_is_known_what_was_settled_takes_no_message_from_another_consumer(
     world: LeasedMessages, state: str

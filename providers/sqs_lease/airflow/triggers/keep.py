@@ -85,9 +85,13 @@ PROGRESS_SECONDS: Final = 20.0
 On a busy machine the first answer of a new triggerer takes 15 s: its supervisor loads the API server's code for it.
 Waiting costs little of what a lease has left when it is taken over at the default visibility timeout, a minute less
 Airflow's threshold; not knowing means extending messages that were given back, and on a standard queue that may cut
-short the time that another consumer has asked for them. It goes on asking for as long as there is no answer, and
-settles nothing before.
+short the time that another consumer has asked for them. So it waits longer while the leases last as they were handed
+over, until :data:`HOLDING_MARGIN_SECONDS` before the first of them ends. It goes on asking for as long as there is no
+answer, and settles nothing before.
 """
+
+HOLDING_MARGIN_SECONDS: Final = 30.0
+"""Time for the first extensions of a takeover, three attempts of 10 s each, before a lease ends."""
 
 
 class _Kept(Enum):
@@ -362,7 +366,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         else:
             is_elsewhere = not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id])
             source = PublishedMessages(self._receiving(task))
-            meanwhile = _HeldMeanwhile(keepers, partial(shared_keeper.open_batch, source=source), handed, self)
+            meanwhile = _HeldMeanwhile(keepers, partial(shared_keeper.open_batch, source=source), handed, leases, self)
             if is_elsewhere:
                 self._knows_progress = False
                 progress = await self._progress(task, handed, keepers, meanwhile)
@@ -410,13 +414,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, meanwhile: _HeldMeanwhile
     ) -> Progress:
         """What was settled before, and how long the leases last; nothing where Airflow refuses to say."""
-        holds_at = keepers.clock.now() + PROGRESS_SECONDS
         while True:
             try:
                 progress = await self._read_progress(task, handed, keepers)
                 return replace(progress, batch_id=handed.batch_id)
             except NoAnswerError as error:
-                if keepers.clock.now() >= holds_at and self._batch is None:
+                if keepers.clock.now() >= meanwhile.begins_at and self._batch is None:
                     logger.warning("Holding all messages until Airflow says which were settled before: %s", error)
                     self._batch = meanwhile.open()
                     await meanwhile.hold()
@@ -475,7 +478,11 @@ class _HeldMeanwhile:
         keepers: What the triggers of this process share.
         open_batch: Opens a batch by its queue, policy and listener.
         handed: The batch.
+        leases: Its leases as they were handed over, in times of the keepers' clock.
         owner: The trigger.
+
+    Attributes:
+        begins_at: When to begin to hold them, by the keepers' clock.
     """
 
     def __init__(
@@ -483,11 +490,15 @@ class _HeldMeanwhile:
         keepers: TriggererKeepers,
         open_batch: Callable[[str, RenewalPolicy, EventListener], SharedBatch],
         handed: HandedLease,
+        leases: Sequence[Lease],
         owner: object,
     ) -> None:
+        first_end = min((0.0 if lease.doubtful else lease.deadline for lease in leases), default=0.0)
+        self.begins_at = max(keepers.clock.now() + PROGRESS_SECONDS, first_end - HOLDING_MARGIN_SECONDS)
         self._keepers = keepers
         self._open_batch = open_batch
         self._handed = handed
+        self._leases = leases
         self._owner = owner
         self._shared: SharedBatch | None = None
         self._extended_by = 0.0
@@ -504,8 +515,7 @@ class _HeldMeanwhile:
         if shared is None:
             return
         parts = [keepers.batches[part_id].batch for part_id in handed.part_ids if part_id in keepers.batches]
-        leases = from_wall_time(handed.leases, keepers.clock)
-        to_hold = [lease for lease in leases if not any(part.holds(lease.receipt) for part in parts)]
+        to_hold = [lease for lease in self._leases if not any(part.holds(lease.receipt) for part in parts)]
         await adopt(shared.batch, to_hold, [], keepers.slices)
         await shared.batch.extend_now()
         self._extended_by = keepers.clock.now()
