@@ -149,6 +149,8 @@ def test_a_spark_job_needs_no_queue() -> None:
     [
         (["orders", "--spark"], "Error: There is nothing to allow. Nothing on S3 is allowed for files"),
         (["orders", "--spark", "--files", "/data"], "Error: --files: '/data' is not an address on S3"),
+        (["orders", "--spark", "--files", "s3://[x"], "Error: --files: 's3://[x' is not an address on S3"),
+        (["orders", "--spark", "--files", "s3://batch*/x"], "Error: --files: 's3://batch*/x' is not an address on S3"),
         (["orders", "--objects", "s3://landing"], "Error: --objects is for --spark"),
         (["orders", "--redrive", "--files", "s3://b"], "Error: --files is for --airflow or --dagster or --spark"),
     ],
@@ -207,6 +209,20 @@ def test_lists_are_of_the_place_alone() -> None:
     assert made["ListFiles"]["Resource"] == ["arn:aws:s3:::leases"]
     assert made["ListFiles"]["Condition"] == {"StringLike": {"s3:prefix": ["a/b", "a/b/*"]}}
     assert made["ListFiles1"]["Condition"] == {"StringLike": {"s3:prefix": ["*"]}}
+
+
+def test_a_key_of_odd_characters_is_meant_as_it_is_written() -> None:
+    place = S3Place.of("s3://leases/a#b/c?d*/${aws:username}/", "--files")
+
+    made = {
+        statement["Sid"]: statement
+        for statement in policy_statements(frozenset({"dagster"}), [], {Place.FILES: [place]})
+    }
+
+    # By IAM's way to write the characters that mean something in a policy.
+    prefix = "a#b/c${?}d${*}/${$}{aws:username}"
+    assert made["Files"]["Resource"] == [f"arn:aws:s3:::leases/{prefix}/*"]
+    assert made["ListFiles"]["Condition"] == {"StringLike": {"s3:prefix": [prefix, f"{prefix}/*"]}}
 
 
 def test_every_statement_has_a_name_of_its_own_as_iam_asks() -> None:

@@ -186,6 +186,12 @@ def redrive(
             if as_json:
                 print_json(_as_json(survey, order, None))
             return
+        if survey.sample.not_given_back and (most is not None or reason is not None):
+            raise CommandError(
+                f"{survey.sample.not_given_back} Nothing was moved: a message must be held while it is moved, which "
+                "takes sqs:ChangeMessageVisibility",
+                ExitCode.TROUBLE,
+            )
         if not yes and sys.stdin.isatty():
             typer.confirm(_question(survey, order, most), default=False, abort=True, err=True)
         try:
