@@ -43,7 +43,7 @@ FetchStates: TypeAlias = Callable[[str, Sequence[str], Collection[str]], Awaitab
 POLL_SECONDS: Final = 1.0
 """Shortest pause between two questions for a DAG."""
 
-LONGEST_POLL_SECONDS: Final = 6.0
+LONGEST_POLL_SECONDS: Final = 7.0
 """Longest pause of this kind. The messages of a run that is cleared are held that much longer, at most."""
 
 LONGEST_UNSIGNALLED_SECONDS: Final = 2.0
@@ -170,7 +170,7 @@ class StatePoller:
             task_ids: The tasks.
             signals: With what the keys of signals begin that are to be watched as well; None: there are none.
             longest_pause_seconds: Longest pause between two questions, where no state changed for long and answers
-                are quick. 6 s by default.
+                are quick. 7 s by default.
         """
         watch = StateWatch(
             frozenset(task_ids), longest_pause_seconds, self._turn, self._stalls, self._signal_poller, signals
@@ -378,7 +378,7 @@ class FailureSignals:
 SIGNAL_SECONDS: Final = 0.4
 """Pause between two requests while tasks fail: with it a failure is known here after 0.2 s on average."""
 
-QUIET_SIGNAL_SECONDS: Final = 0.8
+QUIET_SIGNAL_SECONDS: Final = 1.0
 """The same while none fails: each request costs Airflow's database two statements, also where nothing ever fails."""
 
 FAILURES_END_SECONDS: Final = 60.0
