@@ -27,7 +27,7 @@ from sqs_lease.sqs.validation import queue_reference
 # Dagster reads the annotation of an asset's context, so this module has no postponed ones.
 
 
-_TEMPLATE: Final = Path(__file__).with_name("component.yaml")
+_TEMPLATE: Final = Path(__file__).with_name("ingestion.yaml")
 
 
 KIND: Final = "kind"
