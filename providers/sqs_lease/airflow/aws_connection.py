@@ -117,7 +117,7 @@ async def open_transport(connection: AwsConnection) -> RedriveTransport:
 
 
 @contextmanager
-def telling_of_aws(queue: str) -> Iterator[None]:
+def translate_aws_errors(queue: str) -> Iterator[None]:
     """Turn what AWS's library raises while a client is made into errors that name the queue and the remedy.
 
     Args:
@@ -151,7 +151,7 @@ def make_transport(connection: AwsConnection) -> RedriveTransport:
 
     Raises:
         NoRegionError: Nothing names a region.
-        Exception: What else botocore raises; :func:`telling_of_aws` translates it.
+        Exception: What else botocore raises; :func:`translate_aws_errors` translates it.
     """
     load_client_code()
     hook = _hook_with_region(connection)
@@ -173,7 +173,7 @@ def make_blocking_client(connection: AwsConnection) -> SQSClient:
 
     Raises:
         NoRegionError: Nothing names a region.
-        Exception: What else botocore raises; :func:`telling_of_aws` translates it.
+        Exception: What else botocore raises; :func:`translate_aws_errors` translates it.
     """
     hook = _hook_with_region(connection)
     made: Any = hook.get_client_type(region_name=hook.region_name, config=client_config().merge(hook.config))

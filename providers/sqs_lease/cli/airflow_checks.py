@@ -61,9 +61,9 @@ def connection_client(connection: str, queue: str, region: str | None) -> SQSCli
     Raises:
         sqs_lease.sqs.errors.SqsError: The client cannot be made.
     """
-    from sqs_lease.airflow.aws_connection import AwsConnection, make_blocking_client, telling_of_aws
+    from sqs_lease.airflow.aws_connection import AwsConnection, make_blocking_client, translate_aws_errors
 
-    with telling_of_aws(queue):
+    with translate_aws_errors(queue):
         return make_blocking_client(AwsConnection.of(connection, region, None, None, queue=queue))
 
 

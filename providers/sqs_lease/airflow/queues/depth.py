@@ -317,7 +317,7 @@ class SqsQueueDepthTrigger(QueueTrigger):
         if not self.bounds.need_age:
             return _depth(attributes, None)
         try:
-            with _telling_of_cloudwatch(attributes.arn):
+            with _translate_cloudwatch_errors(attributes.arn):
                 if self._cloudwatch is None:
                     # Importing the hook, reading the connection and loading the service's model all block.
                     making = await asyncio.to_thread(cloudwatch_client, self.connection, attributes.arn)
@@ -358,7 +358,7 @@ async def _attributes(transport: Transport, queue: str) -> QueueAttributes:
 
 
 async def _oldest_age(making: Any, arn: str, clock: Clock) -> float | None:
-    with _telling_of_cloudwatch(arn):
+    with _translate_cloudwatch_errors(arn):
         async with making as client:
             return await _newest_age(client, arn, clock)
 
@@ -369,7 +369,7 @@ async def _newest_age(client: Any, arn: str, clock: Clock) -> float | None:
 
 
 @contextmanager
-def _telling_of_cloudwatch(arn: str) -> Iterator[None]:
+def _translate_cloudwatch_errors(arn: str) -> Iterator[None]:
     """Turn what a client of CloudWatch raises into errors that name the queue, and a missing permission."""
     try:
         yield

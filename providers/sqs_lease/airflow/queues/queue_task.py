@@ -13,7 +13,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
+from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.runtime import DEFERRAL_SECONDS, SharedKeeper, TriggererKeepers, carried_out, triggerer_keepers
 from sqs_lease.keeper.outcome import FAILED, TIMED_OUT, OutcomeError
@@ -159,7 +159,7 @@ class QueueTrigger(BaseTrigger):
 
     async def _acquire(self, keepers: TriggererKeepers) -> SharedKeeper:
         if self._shared is None:
-            with telling_of_aws(self.queue):
+            with translate_aws_errors(self.queue):
                 self._shared = await keepers.acquire(self.connection)
         return self._shared
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, telling_of_aws
+from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
 from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.transfer.lease import HandedLease
 from sqs_lease.airflow.transfer.payload import (
@@ -76,7 +76,7 @@ class WorkerLease:
         self.listener: EventListener | None = None
         self._lease_log = LeaseLog(options.queue)
         self._collector: Collector | None = None
-        with telling_of_aws(options.queue):
+        with translate_aws_errors(options.queue):
             # In this thread: Airflow's connections are read through the task's own channel.
             self._transport: Transport = make_transport(AwsConnection.decode(options.connection))
         self.thread = LoopThread(f"sqs-lease {options.queue}")
@@ -247,7 +247,7 @@ def give_back_handed(lease: Mapping[str, Any]) -> str:
     """
     try:
         handed = read_leases(lease)
-        with telling_of_aws(handed.queue_url):
+        with translate_aws_errors(handed.queue_url):
             transport = make_transport(handed.connection)
         thread = LoopThread(f"sqs-lease {handed.queue_url}")
         try:

@@ -28,7 +28,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     publish,
     run_of,
 )
-from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
+from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
 from sqs_lease.airflow.links import LINK_KEY, console_link
 from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.runtime import (
@@ -154,7 +154,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     async def _receive(self, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
         """Receive until there is a batch; without one when the time is up."""
-        with telling_of_aws(self.options.queue):
+        with translate_aws_errors(self.options.queue):
             self._shared_keeper = await keepers.acquire(AwsConnection.decode(self.options.connection))
         shared_keeper = self._shared_keeper
         self._collector = collector = await Collector.open(

@@ -25,7 +25,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from botocore.exceptions import BotoCoreError
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, NoAnswerError, watched_assets
-from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
+from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
 from sqs_lease.airflow.batches.open_batches import OpenBatches, ReplacedError
 from sqs_lease.airflow.batches.protocol import BatchEvent, Place
 from sqs_lease.airflow.dag_file import warn_author
@@ -300,7 +300,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         while True:
             try:
                 if self._shared_keeper is None:
-                    with telling_of_aws(self.queue_url):
+                    with translate_aws_errors(self.queue_url):
                         self._shared_keeper = await keepers.acquire(self.connection)
                 return await self._open_with(keepers, self._shared_keeper, asset)
             except (SqsError, BotoCoreError, CommsError, PayloadError, OSError, ValueError) as error:
