@@ -3,7 +3,7 @@
 It is the triggerer's one place for state of its own. A keeper is opened by its first user and closed after its last,
 so an Airflow connection that was changed is read again as soon as nothing uses the old client any more.
 
-And how triggers end (:func:`carried_out`). A trigger whose task a user acted on, or whose deferral timed out, is
+And how triggers end (:func:`shielded`). A trigger whose task a user acted on, or whose deferral timed out, is
 cancelled again with every round of the triggerer, once a second, until it has ended. What takes it longer (waiting for
 a long poll to come back, calls about thousands of messages, an answer of a busy supervisor) would be cut off in the
 middle.
@@ -244,16 +244,16 @@ Trigger = TypeVar("Trigger")
 Ending: TypeAlias = Callable[[Trigger], Coroutine[Any, Any, None]]
 
 
-def carried_out(method: Ending[Trigger]) -> Ending[Trigger]:
+def shielded(method: Ending[Trigger]) -> Ending[Trigger]:
     """Carry a method of a trigger out to its end, however often who waits for it is cancelled.
 
     An event loop that ends cancels the method itself as well, but only once.
     """
 
     @wraps(method)
-    async def carried_out_method(trigger: Trigger) -> None:
+    async def shielded_method(trigger: Trigger) -> None:
         await end_of(task := asyncio.get_running_loop().create_task(method(trigger)))
         if not task.cancelled():
             task.result()
 
-    return carried_out_method
+    return shielded_method

@@ -15,7 +15,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
 from sqs_lease.airflow.links import SqsQueueLink
-from sqs_lease.airflow.runtime import DEFERRAL_SECONDS, SharedKeeper, TriggererKeepers, carried_out, triggerer_keepers
+from sqs_lease.airflow.runtime import DEFERRAL_SECONDS, SharedKeeper, TriggererKeepers, shielded, triggerer_keepers
 from sqs_lease.keeper.outcome import FAILED, TIMED_OUT, OutcomeError
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import queue_reference
@@ -150,7 +150,7 @@ class QueueTrigger(BaseTrigger):
         await asyncio.sleep(max(0.0, self.deferred_at + DEFERRAL_SECONDS - keepers.clock.wall()))
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
-    @carried_out
+    @shielded
     async def cleanup(self) -> None:
         """Give the triggerer's client back."""
         if self._keepers is not None and self._shared is not None:

@@ -25,7 +25,7 @@ from sqs_lease.airflow.airflow_api.requests import CommsError, run_of, state_key
 from sqs_lease.airflow.queues.queue_task import TRIGGERER_MARGIN, QueueTask, QueueTrigger, is_final
 from sqs_lease.airflow.queues.worker_calls import WorkerCalls
 from sqs_lease.airflow.receiving.collector import takeover_seconds
-from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, carried_out
+from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, shielded
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.keeper.endings import cancelled_once
@@ -235,7 +235,7 @@ class SqsMoveTaskTrigger(QueueTrigger):
         super().__init__(**common)
         self.started = StartedMove(source_arn, started_after, handle)
 
-    @carried_out
+    @shielded
     async def on_kill(self) -> None:
         """Cancel the move task, unless its Airflow task is deferred still: then another triggerer follows it."""
         keepers = self._keepers

@@ -48,7 +48,7 @@ from sqs_lease.airflow.runtime import (
     SharedBatch,
     SharedKeeper,
     TriggererKeepers,
-    carried_out,
+    shielded,
     triggerer_keepers,
 )
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
@@ -262,7 +262,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 begins_again = was_cleared(receiving, states) or states.get(receiving.task_id) == "deferred"
                 seen = seen + 1 if begins_again else 0
 
-    @carried_out
+    @shielded
     async def cleanup(self) -> None:
         """Leave what is still held to whoever resumes the keeper: one last extension, nothing is released."""
         keepers, batch = self._keepers, self._batch
@@ -278,7 +278,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         finally:
             self._batch = self._shared_keeper = None
 
-    @carried_out
+    @shielded
     async def on_kill(self) -> None:
         """A user acted on the task, or a triggerer that stood still came back; the states tell which.
 

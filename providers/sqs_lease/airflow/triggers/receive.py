@@ -36,7 +36,7 @@ from sqs_lease.airflow.runtime import (
     SharedBatch,
     SharedKeeper,
     TriggererKeepers,
-    carried_out,
+    shielded,
     triggerer_keepers,
 )
 from sqs_lease.airflow.transfer.handoff import HandOff, held_by
@@ -127,7 +127,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         ).start()
         yield TaskSuccessEvent()
 
-    @carried_out
+    @shielded
     async def cleanup(self) -> None:
         """Release what was received but not handed on."""
         keepers, batch = self._keepers, self._batch

@@ -44,7 +44,7 @@ from sqs_lease.airflow.receiving.filters import (
     decode_unmatched,
     encode_unmatched,
 )
-from sqs_lease.airflow.runtime import SharedBatch, SharedKeeper, TriggererKeepers, carried_out, triggerer_keepers
+from sqs_lease.airflow.runtime import SharedBatch, SharedKeeper, TriggererKeepers, shielded, triggerer_keepers
 from sqs_lease.airflow.transfer.payload import PayloadError, check_payload, default_payload
 from sqs_lease.clock import Clock
 from sqs_lease.core.durations import Duration, seconds_of
@@ -243,7 +243,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 event.cancel()
         await serving
 
-    @carried_out
+    @shielded
     async def cleanup(self) -> None:
         """Leave what waits to whoever resumes the trigger; what nobody knows of yet is released."""
         keepers, batches = self._keepers, self._batches
@@ -266,7 +266,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         finally:
             self._shared_keeper = self._batches = self._collecting = None
 
-    @carried_out
+    @shielded
     async def on_kill(self) -> None:
         """The watcher is gone, or a triggerer that stood still came back: the registry tells which."""
         if self._batches is None:
