@@ -44,7 +44,7 @@ from sqs_lease.airflow.settlement.rules import (
     tasks_one_by_one,
 )
 from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Certainty, Progress, counts_of
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.core.failure_rules import (
@@ -148,7 +148,7 @@ class Settler:
         self._held_back: frozenset[int] = frozenset()  # decided, but behind others of their group
         self._progress = dict(inherited.settled)
         self._noted = Progress(self._progress, batch_id=inherited.batch_id, counts=inherited.counts)
-        self._certainty = Certainty(batch, clock)
+        self._deadline_note = DeadlineNote(batch, clock)
         self._unwritten = False
         self._reports = WorkReports(task, work, self._message_ids)
         self._errors_matter = isinstance(on_failure, ByExceptionRule | DeadLetterRule)
@@ -177,7 +177,7 @@ class Settler:
                 states = await watch.next()
                 if self._may_settle(states, watch):
                     await self._look(states, watch)
-                    await self._note_certainty()
+                    await self._note_deadlines()
             if self._settling:
                 await asyncio.gather(*self._settling)
             if self._unwritten:
@@ -439,9 +439,9 @@ class Settler:
         except CommsError as error:
             logger.warning("The keeper's progress cannot be written down; settling all the same: %s", error)
 
-    async def _note_certainty(self) -> None:
+    async def _note_deadlines(self) -> None:
         """After extensions, write down how long the leases last now: who takes over may then release them."""
-        if not self._certainty.is_news() and not self._unwritten:
+        if not self._deadline_note.is_due() and not self._unwritten:
             return
         try:
             self.progress()
@@ -452,7 +452,7 @@ class Settler:
     def progress(self) -> Progress:
         """What was settled, how long the leases last and what was counted, as it is now."""
         counts = counts_of(self._batch, self._inherited.counts)
-        self._noted = Progress(self._progress, self._certainty.until(), self._inherited.batch_id, counts)
+        self._noted = Progress(self._progress, self._deadline_note.until(), self._inherited.batch_id, counts)
         return self._noted
 
     async def _publish_progress(self) -> None:

@@ -35,7 +35,7 @@ from typing import Final
 from sqs_lease.airflow.airflow_api.polling import POLL_SECONDS, StateWatch
 from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, TaskStates, publish
 from sqs_lease.airflow.runtime import SharedBatch, TriggererKeepers
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Certainty, Progress, counts_of, read_takeover
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of, read_takeover
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message, Receipt
@@ -110,7 +110,7 @@ class HandOff:
         self._timeout_seconds = timeout_seconds
         self._released = released
         self._receive_task = receive_task
-        self._certainty = Certainty(shared.batch, keepers.clock)
+        self._deadline_note = DeadlineNote(shared.batch, keepers.clock)
         self._progress = self._nothing_settled if progress is None else progress
         self._first_notes_go_to = receive_task if progress is None else None
         self._lease_log = LeaseLog(shared.batch.queue_url)
@@ -161,7 +161,7 @@ class HandOff:
                 if self._state == "deferred" or self._ended_at is not None:
                     await self._wait_for_trigger(watch, now, ends_at)
                 elif now < ends_at:
-                    if self._certainty.is_news():
+                    if self._deadline_note.is_due():
                         await self._note(self._first_notes_go_to)
                 elif self._state == "running" or self._deferred_at is not None:
                     self._forget("its keeper took it over, or is about to")
@@ -209,7 +209,7 @@ class HandOff:
         if takeover is not None:
             self._forget("its keeper's trigger runs in another triggerer")
         elif self._ended_at is None:
-            if self._certainty.is_news() or not self._noted_for_trigger:
+            if self._deadline_note.is_due() or not self._noted_for_trigger:
                 self._noted_for_trigger = True
                 await self._note(None if self._receive_task is None else self._keeper_task)
             if now >= ends_at and not self._warned:
@@ -237,7 +237,7 @@ class HandOff:
     def _nothing_settled(self) -> Progress:
         batch = self._shared.batch
         return Progress(
-            certain_until=self._certainty.until(), batch_id=self._batch_id, counts=counts_of(batch, before={})
+            certain_until=self._deadline_note.until(), batch_id=self._batch_id, counts=counts_of(batch, before={})
         )
 
     def _is_ours(self) -> bool:

@@ -34,7 +34,7 @@ PROGRESS_KEY: Final = "settled"
 TAKEOVER_KEY: Final = "taken_over"
 """The XCom key of a takeover."""
 
-CERTAINTY_SECONDS: Final = 15.0
+DEADLINE_NOTE_SECONDS: Final = 15.0
 """Shortest time between two notes of how long the leases last: a takeover needs one that is newer than the lease."""
 
 
@@ -77,7 +77,7 @@ class Progress:
         settled = {position: OUTCOME_LETTERS[letter] for position, letter in letters if letter != _HELD}
         return cls(settled, plain.get("certain_until"), plain.get("batch_id"), plain.get("counts", {}))
 
-    def brought_up_to_date(self, leases: Iterable[Lease]) -> list[Lease]:
+    def with_known_deadlines(self, leases: Iterable[Lease]) -> list[Lease]:
         """The leases as they were handed over, with the deadlines that are known since; times since the epoch."""
         until = self.certain_until
         return [lease if until is None else replace(lease, deadline=max(lease.deadline, until)) for lease in leases]
@@ -140,7 +140,7 @@ def _letters(settled: Mapping[int, Outcome]) -> str:
     return "".join(letters)
 
 
-class Certainty:
+class DeadlineNote:
     """Says when it is time for another note of how long the leases of a batch last.
 
     Args:
@@ -154,10 +154,10 @@ class Certainty:
         self._noted_extensions = 0
         self._noted_at = -math.inf
 
-    def is_news(self) -> bool:
+    def is_due(self) -> bool:
         """Whether leases were extended since the last note, and that is some time ago; it counts as noted then."""
         extensions, now = self._batch.extensions, self._clock.now()
-        if extensions == self._noted_extensions or now - self._noted_at < CERTAINTY_SECONDS:
+        if extensions == self._noted_extensions or now - self._noted_at < DEADLINE_NOTE_SECONDS:
             return False
         self._noted_extensions, self._noted_at = extensions, now
         return True

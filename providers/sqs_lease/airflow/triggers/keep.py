@@ -366,7 +366,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if is_elsewhere:
                 self._knows_progress = False
                 progress = await self._progress(task, handed, keepers, meanwhile)
-            leases = from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock)
+            leases = from_wall_time(progress.with_known_deadlines(handed.leases), keepers.clock)
             parts = await gather_parts(keepers, handed.part_ids, self)
             leases = parts.newest(meanwhile.end(leases))
             logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
