@@ -25,7 +25,7 @@ from sqs_lease.cli.queue_access import (
     permission_of,
     probe,
 )
-from sqs_lease.cli.queue_checks import QueueState, Surroundings, clock_finding, queue_findings
+from sqs_lease.cli.queue_checks import QueueContext, QueueState, clock_finding, queue_findings
 from sqs_lease.cli.versions import base_versions
 from sqs_lease.sqs.client import AwsAccess, make_client
 from sqs_lease.sqs.errors import CredentialsError, QueueNotFoundError, SqsError
@@ -107,7 +107,7 @@ def _examined(queues: Sequence[str], access: AwsAccess, hosts: _Hosts) -> Iterat
     if hosts.dagster:
         dagster_checks.require_dagster()
     attempts = dagster_checks.run_attempts() if hosts.dagster else {}
-    around = Surroundings(waits_for_queue=hosts.dagster or not hosts.airflow, attempts=attempts)
+    around = QueueContext(waits_for_queue=hosts.dagster or not hosts.airflow, attempts=attempts)
     for queue in queues:
         yield _examine(queue, access, hosts, around)
     yield Examined(subject="This installation", detail="", findings=tuple(_installation(hosts)))
@@ -134,7 +134,7 @@ def _client(queue: str, access: AwsAccess, hosts: _Hosts) -> SQSClient:
     return make_client(access, queue=queue)
 
 
-def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: Surroundings) -> Examined:
+def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: QueueContext) -> Examined:
     try:
         client = _client(queue, access, hosts)
     except SqsError as error:
@@ -142,7 +142,7 @@ def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: Surroundings)
     with_client: Any = client
     try:
         examination = _Examination(queue, client, access, hosts)
-        return Examined(subject=queue, detail=examination.url_or_nothing, findings=tuple(examination.findings(around)))
+        return Examined(subject=queue, detail=examination.url, findings=tuple(examination.findings(around)))
     finally:
         with_client.close()
 
@@ -153,7 +153,7 @@ def _unreachable(error: SqsError, queue: str) -> Finding:
 
 
 @dataclass(slots=True)
-class _Known:
+class _QueueAnswers:
     """What the calls on a queue brought."""
 
     state: QueueState | None = None
@@ -178,11 +178,11 @@ class _Examination:
         )
 
     @property
-    def url_or_nothing(self) -> str:
+    def url(self) -> str:
         """The queue's URL; empty where it could not be found out."""
         return self._url or ""
 
-    def findings(self, around: Surroundings) -> Iterator[Finding]:
+    def findings(self, around: QueueContext) -> Iterator[Finding]:
         """All findings."""
         if self._url is None:
             if self._first is not None and self._first.error is not None:
@@ -194,7 +194,7 @@ class _Examination:
         yield from self._clock(answer)
         if answer.error is not None and not _is_denial(answer.error):
             return
-        known = self._known(answer, self._url)
+        known = self._ask_queue(answer, self._url)
         yield from _permission_findings(self._queue, known.permissions)
         if known.state is None:
             return
@@ -235,8 +235,8 @@ class _Examination:
         if answer.clock_seconds is not None:
             yield clock_finding(answer.clock_seconds)
 
-    def _known(self, attributes: Answer, url: str) -> _Known:
-        known = _Known()
+    def _ask_queue(self, attributes: Answer, url: str) -> _QueueAnswers:
+        known = _QueueAnswers()
         if self._first is not None:
             known.permissions.append(permission_of("GetQueueUrl", self._first))
         known.permissions.append(permission_of("GetQueueAttributes", attributes))
@@ -245,7 +245,7 @@ class _Examination:
         known.permissions += probe(self._caller, RECEIVING, url=url, arn="")
         return known
 
-    def _around(self, queue: QueueState, around: Surroundings) -> tuple[Surroundings, list[Finding]]:
+    def _around(self, queue: QueueState, around: QueueContext) -> tuple[QueueContext, list[Finding]]:
         """What is around a queue, and what was found out on the way there."""
         arn = queue.redrive.get("deadLetterTargetArn")
         if arn is None:

@@ -89,7 +89,7 @@ class QueueState:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class QueueContext:
     """What is known around a queue.
 
     Attributes:
@@ -105,7 +105,7 @@ class Surroundings:
     attempts: Mapping[str, int] = field(default_factory=dict)
 
 
-def queue_findings(queue: QueueState, around: Surroundings) -> Iterator[Finding]:
+def queue_findings(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
     """All findings about a queue's settings, in the order in which people read them."""
     yield from _visibility(queue, around)
     yield from _dead_letters(queue, around)
@@ -136,7 +136,7 @@ def clock_finding(ahead_seconds: float) -> Finding:
     )
 
 
-def _visibility(queue: QueueState, around: Surroundings) -> Iterator[Finding]:
+def _visibility(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
     check, seconds = "visibility_timeout", queue.number("VisibilityTimeout")
     shortest = default_visibility_seconds(Growing(), ANSWER_SECONDS)
     left = 0.0 if seconds < 1 else seconds_left_at_worst(Growing(visibility=seconds)) or 0.0
@@ -173,7 +173,7 @@ def _visibility(queue: QueueState, around: Surroundings) -> Iterator[Finding]:
         yield Finding(check=check, level=Level.FINE, what=f"its visibility timeout is {shown_duration(seconds)}")
 
 
-def _dead_letters(queue: QueueState, around: Surroundings) -> Iterator[Finding]:
+def _dead_letters(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
     if not queue.redrive:
         yield _without_dead_letters(queue, around)
         return
@@ -211,7 +211,7 @@ def _dead_letters(queue: QueueState, around: Surroundings) -> Iterator[Finding]:
         yield from _of_dead_letters(queue, around.dead_letters)
 
 
-def _without_dead_letters(queue: QueueState, around: Surroundings) -> Finding:
+def _without_dead_letters(queue: QueueState, around: QueueContext) -> Finding:
     if around.sources:
         names = ", ".join(queue_reference(url).name for url in around.sources)
         return Finding(check="dead_letter_queue", level=Level.FINE, what=f"it is the dead-letter queue of {names}")

@@ -327,10 +327,10 @@ class Ledger:
             self._move_to_batch(held, batch)
             if held.phase is Phase.WAITING and not held.is_being_settled:
                 self._await_renewal(held)
-            self._hurry(held)
+            self._make_due_now(held)
         elif (entry := self._admit(lease, policy, batch)) is not None:
             self._await_renewal(entry)
-            self._hurry(entry)
+            self._make_due_now(entry)
 
     def extend_now(self, receipt: Receipt) -> bool:
         """Make an extension due at once, whatever the policy says.
@@ -342,7 +342,7 @@ class Ledger:
         entry = self._entries.get(receipt)
         if entry is None:
             return False
-        self._hurry(entry)
+        self._make_due_now(entry)
         return entry.phase in (Phase.DUE, Phase.EXTENDING) and not entry.is_being_settled
 
     def settle(self, receipt: Receipt, settlement: Settlement, now: float, *, in_order: bool = True) -> bool:
@@ -415,10 +415,10 @@ class Ledger:
             limit: Most calls to return; what is left over is due still. None: no limit.
         """
         calls: list[Call] = []
-        self._note_what_time_brought(now)
+        self._process_timers(now)
         while limit is None or len(calls) < limit:
             if (call := self._next_call(now)) is None:
-                if not self._note_what_time_brought(now):
+                if not self._process_timers(now):
                     break
                 continue
             self._under_way[id(call)] = call
@@ -574,7 +574,7 @@ class Ledger:
             self._events.append(Ending(entry.receipt, entry.deadline))
         self._waiting.push(entry.deadline, entry)
 
-    def _hurry(self, entry: Entry) -> None:
+    def _make_due_now(self, entry: Entry) -> None:
         if entry.phase is Phase.WAITING and not entry.final:
             self._fall_due(entry)
 
@@ -626,7 +626,7 @@ class Ledger:
 
     # Choosing calls
 
-    def _note_what_time_brought(self, now: float) -> bool:
+    def _process_timers(self, now: float) -> bool:
         """Move on what fell due; return whether anything did."""
         moved = False
         for entry in self._waiting.pop_until(now, MOVED_AT_ONCE):

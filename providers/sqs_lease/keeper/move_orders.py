@@ -191,7 +191,7 @@ async def start(transport: RedriveTransport, order: MoveOrder, clock: Clock) -> 
     queue_url = await transport.queue_url(order.queue)
     source_arn = (await transport.queue_attributes(queue_url)).arn
     destination_arn = await _destination_arn(transport, order, queue_url, source_arn)
-    with _telling_of_move_tasks(queue_url):
+    with _translate_move_task_errors(queue_url):
         tasks = await transport.move_tasks(source_arn)
         unknown = StartedMove(source_arn, max((task.started_at for task in tasks), default=0.0))
         is_lost = False
@@ -504,7 +504,7 @@ def _runs_already(queue_url: str, tasks: Sequence[MoveTask]) -> OutcomeError:
 
 
 @contextmanager
-def _telling_of_move_tasks(queue_url: str) -> Iterator[None]:
+def _translate_move_task_errors(queue_url: str) -> Iterator[None]:
     """Add what move tasks need to the errors of their calls."""
     try:
         yield

@@ -56,12 +56,12 @@ def _report(task_instance: Any, error: object) -> None:
     if not keepers:
         return
     # A thread, because a request of a task process cannot be given a time limit.
-    telling = Thread(
+    reporting = Thread(
         target=_tell, args=(task_instance, keepers, FailureReport.of(error)), name="sqs-lease failure", daemon=True
     )
-    telling.start()
-    telling.join(REPORT_SECONDS)
-    if telling.is_alive():
+    reporting.start()
+    reporting.join(REPORT_SECONDS)
+    if reporting.is_alive():
         logger.warning("Airflow did not take the report of this failure within %g s", REPORT_SECONDS)
 
 

@@ -73,8 +73,8 @@ Messages are released after the last poll was answered, or it would receive them
 after 10 s. Polls of 20 s would be 3 instead of 12 requests a minute.
 """
 
-FIRST_TROUBLE_SECONDS: Final = 5.0
-LONGEST_TROUBLE_SECONDS: Final = 300.0
+FIRST_WAIT_SECONDS: Final = 5.0
+LONGEST_WAIT_SECONDS: Final = 300.0
 """Pauses after an error: the first, doubled each time up to the longest."""
 
 LONGEST_MISSING_SECONDS: Final = 30.0
@@ -296,7 +296,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
 
     async def _open(self, keepers: TriggererKeepers, asset: str) -> _OpenQueue:
         """Reach the queue and take over the registry; what fails is tried again, for as long as it takes."""
-        trouble = _Trouble(self.queue_url, keepers.clock)
+        outage = _Outage(self.queue_url, keepers.clock)
         while True:
             try:
                 if self._shared_keeper is None:
@@ -304,7 +304,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
                         self._shared_keeper = await keepers.acquire(self.connection)
                 return await self._open_with(keepers, self._shared_keeper, asset)
             except (SqsError, BotoCoreError, CommsError, PayloadError, OSError, ValueError) as error:
-                await trouble.wait(error)
+                await outage.wait(error)
 
     async def _open_with(self, keepers: TriggererKeepers, shared_keeper: SharedKeeper, asset: str) -> _OpenQueue:
         options = CollectOptions(
@@ -339,18 +339,18 @@ class SqsLeaseTrigger(BaseEventTrigger):
 
     async def _receive(self, keepers: TriggererKeepers, queue: _OpenQueue, poll_age: PollAge) -> None:
         """Receive one batch after the other; what fails is tried again, for as long as it takes."""
-        trouble = _Trouble(self.queue_url, keepers.clock)
+        outage = _Outage(self.queue_url, keepers.clock)
         while True:
             with poll_age.resting():
                 await queue.batches.room()
             try:
-                if trouble.said:
+                if outage.logged:
                     # What Airflow does not take is given back, and each receive counts for the redrive policy: nothing
                     # is received until Airflow answers.
                     await queue.batches.is_served()
                 await self._receive_one(keepers, queue)
                 poll_age.answered()
-                trouble.is_over()
+                outage.is_over()
             except Exception as error:
                 # Whatever it is: a trigger that ends is started again at once, and would receive the same messages.
                 if not isinstance(error, SqsError | CommsError | PayloadError):
@@ -358,7 +358,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 if self._collecting is not None:
                     await keepers.leave(*self._collecting, Leaving.RELEASE)
                     self._collecting = None
-                await trouble.wait(error)
+                await outage.wait(error)
 
     async def _receive_one(self, keepers: TriggererKeepers, queue: _OpenQueue) -> None:
         batch_id, shared = uuid.uuid4().hex, queue.batches.open_batch(queue.collector.policy)
@@ -412,28 +412,28 @@ class _OpenQueue:
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Outage:
     """Waits after errors, longer each time, and logs them: another error at once, the same one more and more rarely."""
 
     queue_url: str
     clock: Clock
-    seconds: float = FIRST_TROUBLE_SECONDS
-    said: str = ""
+    seconds: float = FIRST_WAIT_SECONDS
+    logged: str = ""
     silence_seconds: float = 0.0
     silent_until: float = 0.0
 
     async def wait(self, error: Exception) -> None:
         """Say what happened, and wait."""
-        longest = LONGEST_MISSING_SECONDS if isinstance(error, QueueNotFoundError) else LONGEST_TROUBLE_SECONDS
+        longest = LONGEST_MISSING_SECONDS if isinstance(error, QueueNotFoundError) else LONGEST_WAIT_SECONDS
         seconds = min(self.seconds, longest)
-        self.seconds = min(self.seconds * 2, LONGEST_TROUBLE_SECONDS)
+        self.seconds = min(self.seconds * 2, LONGEST_WAIT_SECONDS)
         self._say(str(error), seconds)
         await asyncio.sleep(seconds)
 
     def _say(self, text: str, seconds: float) -> None:
         now = self.clock.now()
-        if text != self.said:
-            self.said, self.silence_seconds = text, FIRST_TROUBLE_SECONDS
+        if text != self.logged:
+            self.logged, self.silence_seconds = text, FIRST_WAIT_SECONDS
         elif now < self.silent_until:
             return
         self.silent_until = now + self.silence_seconds
@@ -442,7 +442,7 @@ class _Trouble:
 
     def is_over(self) -> None:
         """Something succeeded."""
-        self.seconds, self.said = FIRST_TROUBLE_SECONDS, ""
+        self.seconds, self.logged = FIRST_WAIT_SECONDS, ""
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
