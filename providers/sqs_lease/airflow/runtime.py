@@ -28,8 +28,8 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
 from sqs_lease.keeper.endings import end_of
+from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
-from sqs_lease.keeper.turns import Turns
 from sqs_lease.sqs.move_tasks import RedriveTransport
 
 logger = logging.getLogger(__name__)
@@ -110,8 +110,8 @@ class TriggererKeepers:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.poller = StatePoller(clock=self.clock) if poller is None else poller
         self.batches: dict[str, SharedBatch] = {}
-        self.slices = Turns()
-        """Where triggers take their turns in looking through large batches."""
+        self.rounds = RoundLimiter()
+        """Shares the rounds of the event loop among triggers that look through large batches."""
         self._open_transport = open_transport
         self._get_ready = get_ready
         self._beginning = asyncio.Lock()

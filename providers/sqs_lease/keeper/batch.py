@@ -15,8 +15,8 @@ from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, FailureRule
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.driver import QueueDriver
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, Countdown, RoundLimiter
 from sqs_lease.keeper.plug_ins import PlugIns, guarded
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Countdown, Turns
 
 
 class Meter(Protocol):
@@ -132,7 +132,7 @@ class Batch:
         random: Random,
         clock: Clock,
         meter: Meter,
-        turns: Turns,
+        rounds: RoundLimiter,
     ) -> None:
         self.queue_url = queue_url
         self.number = number
@@ -146,7 +146,7 @@ class Batch:
         self._random = random
         self._clock = clock
         self._meter = meter
-        self._turns = turns
+        self._rounds = rounds
         self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
         self._messages: dict[Receipt, Message] = {}
         # How leases ended. Those that ended alike share one value, as most of a batch do.
@@ -287,7 +287,7 @@ class Batch:
     async def extend_now(self) -> None:
         """Extend every lease still held, at once, whatever the policy says: the last act before another takes over."""
         async with asyncio.TaskGroup() as extending:
-            async for receipts in self._in_turns(self._receipts()):
+            async for receipts in self._in_slices(self._receipts()):
                 held = [receipt for receipt in receipts if self._is_held(receipt)]
                 extending.create_task(self._driver.extend_now(held))
 
@@ -307,11 +307,11 @@ class Batch:
     def _receipts(self) -> list[Receipt]:
         return [lease.receipt for lease in self._leases.values()]
 
-    async def _in_turns(self, receipts: Sequence[Receipt]) -> AsyncIterator[Sequence[Receipt]]:
+    async def _in_slices(self, receipts: Sequence[Receipt]) -> AsyncIterator[Sequence[Receipt]]:
         """Give out receipts a slice at a time, so that the event loop gets to do other things in between."""
         for start in range(0, len(receipts), LEASES_IN_A_ROUND):
             part = receipts[start : start + LEASES_IN_A_ROUND]
-            await self._turns.take(len(part))
+            await self._rounds.take(len(part))
             yield part
 
     # Settling
@@ -341,16 +341,16 @@ class Batch:
         """
         receipts = list(settlements)
         unknown: list[Receipt] = []
-        async for some in self._in_turns(receipts):
+        async for some in self._in_slices(receipts):
             unknown += [receipt for receipt in some if not self._is_ours(receipt)]
         if unknown:
             raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
         wait = _Wait(Countdown())
         try:
-            async for some in self._in_turns(receipts):
+            async for some in self._in_slices(receipts):
                 self._begin_settling(some, settlements, wait, in_order=in_order)
             if self._driver.is_fifo:
-                async for some in self._in_turns(receipts):
+                async for some in self._in_slices(receipts):
                     for receipt in some:
                         if receipt in self._waits and self._driver.waits_for_work(receipt):
                             self._stop_waiting(receipt, wait)
@@ -411,7 +411,7 @@ class Batch:
         """
         rule = self._rule_for(errors)
         failing: dict[Receipt, Settlement] = {}
-        async for some in self._in_turns(await self._chosen(receipts)):
+        async for some in self._in_slices(await self._chosen(receipts)):
             failing |= {receipt: self._failed_one(rule, reason, receipt) for receipt in some}
         return await self.settle(failing)
 
@@ -452,7 +452,7 @@ class Batch:
         if receipts is not None:
             return list(receipts)
         held: list[Receipt] = []
-        async for some in self._in_turns(self._receipts()):
+        async for some in self._in_slices(self._receipts()):
             held += [receipt for receipt in some if self._is_held(receipt)]
         return held
 

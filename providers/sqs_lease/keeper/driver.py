@@ -17,7 +17,7 @@ from sqs_lease.core.failure_rules import Settlement, printable
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Countdown
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, Countdown
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX

@@ -263,7 +263,7 @@ class OpenBatches:
             shared = self.open_batch(handed.policy)
             self.keepers.enter(entry.batch_id, shared, self)
             contents = [replace(messages[one.receipt.message_id], receipt=one.receipt) for one in lasting]
-            await adopt(shared.batch, from_wall_time(lasting, self.keepers.clock), contents, self.keepers.slices)
+            await adopt(shared.batch, from_wall_time(lasting, self.keepers.clock), contents, self.keepers.rounds)
         logger.info("Taking over batch %s of %s, which is %s", entry.batch_id, self.queue_url, entry.stage.value)
         held = _Held(shared, handed.policy)
         batch = _OpenBatch(entry, held, lease, Reminder.from_now(self.keepers.clock.now()))
@@ -528,7 +528,7 @@ class OpenBatches:
     async def _store(self, batch: _OpenBatch, held: _Held, *, patience_seconds: float = 0.0) -> None:
         """Store what is still held of a batch, in place of what was stored of it before."""
         batch_id = batch.entry.batch_id
-        leases, messages = await held_by(held.shared.batch, self.keepers.slices, self.keepers.clock)
+        leases, messages = await held_by(held.shared.batch, self.keepers.rounds, self.keepers.clock)
         handed = HandedLease(batch_id, self.queue_url, held.policy, self.connection, leases)
         batch.lease, published = await publishable(self.payload, handed, messages)
         if self.payload is None:

@@ -64,8 +64,8 @@ from sqs_lease.core.failure_rules import (
 from sqs_lease.core.group_order import hold_back, ready
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.keeper.gathered_log import GatheredLog
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND
 
 logger = logging.getLogger(__name__)
 

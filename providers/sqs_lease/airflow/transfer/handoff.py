@@ -40,10 +40,10 @@ from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.keeper.batch import Batch
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, RoundLimiter
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import to_wall_time
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -314,7 +314,7 @@ async def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner
         shared = keepers.claim(part_id, owner, _ignore)
         if shared is None:
             continue
-        await keepers.slices.take(shared.batch.count_held())
+        await keepers.rounds.take(shared.batch.count_held())
         leases.update((lease.receipt, lease) for lease in shared.batch.leases())
         messages += shared.batch.messages()
         ended.update(shared.batch.outcomes())
@@ -326,29 +326,29 @@ def _ignore(event: LeaseEvent) -> None:
     """A part that is being dissolved has nobody to tell."""
 
 
-async def held_by(batch: Batch, turns: Turns, clock: Clock) -> tuple[list[Lease], list[Message]]:
+async def held_by(batch: Batch, rounds: RoundLimiter, clock: Clock) -> tuple[list[Lease], list[Message]]:
     """Return the leases that a batch still holds, in times since the epoch, and their messages in the same order.
 
     Args:
         batch: The batch; what ends meanwhile may be left out or not, but both lists are of the same messages.
-        turns: Where slices take their turns.
+        rounds: Shares the rounds of the event loop among slices of work.
         clock: The batch's clock.
     """
     leases = batch.leases()
     await asyncio.sleep(0)
-    contents = await _by_receipt(batch.messages(), turns)
+    contents = await _by_receipt(batch.messages(), rounds)
     held: list[Lease] = []
     messages: list[Message] = []
     for start in range(0, len(leases), LEASES_IN_A_ROUND):
         some = leases[start : start + LEASES_IN_A_ROUND]
-        await turns.take(len(some))
+        await rounds.take(len(some))
         both = [(lease, contents[lease.receipt]) for lease in some if lease.receipt in contents]
         held += to_wall_time([lease for lease, _ in both], clock)
         messages += [message for _, message in both]
     return held, messages
 
 
-async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Message], turns: Turns) -> None:
+async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Message], rounds: RoundLimiter) -> None:
     """Let a batch hold leases that were held elsewhere, see :meth:`Batch.adopt`.
 
     Whoever is cancelled meanwhile finds all of them held.
@@ -357,7 +357,7 @@ async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Messag
         batch: The batch.
         leases: The leases, in times of the keeper's clock.
         messages: Their messages, as far as their content is known.
-        turns: Where slices take their turns.
+        rounds: Shares the rounds of the event loop among slices of work.
 
     Raises:
         KeeperClosedError: The keeper was closed, or the batch dropped: nobody would extend them.
@@ -369,10 +369,10 @@ async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Messag
 
     adopted = 0
     try:
-        contents = await _by_receipt(messages, turns)
+        contents = await _by_receipt(messages, rounds)
         while adopted < len(leases):
             some = leases[adopted : adopted + LEASES_IN_A_ROUND]
-            await turns.take(len(some))
+            await rounds.take(len(some))
             adopted += len(some)
             adopt_some(some)
     except BaseException:
@@ -380,10 +380,10 @@ async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Messag
         raise
 
 
-async def _by_receipt(messages: Sequence[Message], turns: Turns) -> dict[Receipt, Message]:
+async def _by_receipt(messages: Sequence[Message], rounds: RoundLimiter) -> dict[Receipt, Message]:
     contents: dict[Receipt, Message] = {}
     for start in range(0, len(messages), LEASES_IN_A_ROUND):
         some = messages[start : start + LEASES_IN_A_ROUND]
-        await turns.take(len(some))
+        await rounds.take(len(some))
         contents.update((message.receipt, message) for message in some)
     return contents

@@ -19,8 +19,8 @@ from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.keeper.plain_leases import decode_leases, encode_leases
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND
 
 LEASE_KEY: Final = "lease"
 """The sensor's XCom key for it; the messages themselves, without receipt handles, are the sensor's return value."""

@@ -375,7 +375,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             self._batch = batch
             to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
             held = [lease for lease in to_hold if lease.receipt not in parts.ended]
-            await adopt(batch.batch, held, parts.messages, keepers.slices)
+            await adopt(batch.batch, held, parts.messages, keepers.rounds)
             if is_elsewhere:
                 await self._tell_of_takeover(task, handed)
                 settle_after = keepers.clock.now() + TAKEOVER_SECONDS
@@ -506,7 +506,7 @@ class _HeldMeanwhile:
         parts = [keepers.batches[part_id].batch for part_id in handed.part_ids if part_id in keepers.batches]
         leases = from_wall_time(handed.leases, keepers.clock)
         to_hold = [lease for lease in leases if not any(part.holds(lease.receipt) for part in parts)]
-        await adopt(shared.batch, to_hold, [], keepers.slices)
+        await adopt(shared.batch, to_hold, [], keepers.rounds)
         await shared.batch.extend_now()
         self._extended_by = keepers.clock.now()
 

@@ -173,7 +173,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self, task: RunOfTask, shared: SharedBatch, policy: RenewalPolicy, keepers: TriggererKeepers
     ) -> None:
         # Both in the order of arrival, without what was lost meanwhile.
-        leases, messages = await held_by(shared.batch, keepers.slices, keepers.clock)
+        leases, messages = await held_by(shared.batch, keepers.rounds, keepers.clock)
         handed = HandedLease(
             self.options.batch_id,
             shared.batch.queue_url,

@@ -12,7 +12,7 @@ That takes it some milliseconds.
 """
 
 
-class Turns:
+class RoundLimiter:
     """Gives each round of the event loop to as many slices of work as fit in, in the order of their asking.
 
     Hundreds of batches may end at the same moment: each is small work, and all together they are long.
