@@ -207,7 +207,7 @@ class _OpenLease:
 
 
 def _give_back_dropped(loop: asyncio.AbstractEventLoop, session: LeaseSession) -> None:
-    """Give back a lease that nobody refers to any more; the garbage collector may call this in any thread."""
+    """Give back a lease that nothing refers to. The garbage collector may call this in any thread."""
     work: list[asyncio.Task[None]] = []
 
     def begin() -> None:
@@ -215,7 +215,7 @@ def _give_back_dropped(loop: asyncio.AbstractEventLoop, session: LeaseSession) -
         work[0].add_done_callback(lambda _: work.clear())
 
     session.end_listening(waits=False)
-    # A loop that is closed makes no more calls: the leases lapse.
+    # A closed loop cannot call: the leases lapse.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(begin, context=Context())
 

@@ -259,7 +259,7 @@ def test_a_move_task_that_sqs_does_not_list_is_given_up(ground: Ground, supervis
         arn = ground.sqs.attributes(ground.dead).arn
         trigger = task_trigger(ground, StartedMove(arn, 0.0, "handle"))
         (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
-        assert event.payload["error"].startswith(f"SQS does not list it any more, and the move task of {arn} may go on")
+        assert event.payload["error"].startswith(f"SQS no longer lists it, and the move task of {arn} may go on")
 
     ground.run(scenario)
 

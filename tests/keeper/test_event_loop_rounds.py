@@ -172,7 +172,7 @@ class TestWaitingForATurn:
             settling = asyncio.ensure_future(batch.succeed())
             await asyncio.sleep(0)
             keeper.drop(batch)
-            with pytest.raises(KeeperClosedError, match="not held here any more"):
+            with pytest.raises(KeeperClosedError, match="no longer held here"):
                 await settling
 
         setting.run(scenario)
@@ -185,7 +185,7 @@ class TestWaitingForATurn:
             settling = asyncio.ensure_future(batch.settle({lease.receipt: Delete() for lease in leases}))
             await asyncio.sleep(0)
             keeper.open_batch(QUEUE, policy=POLICY).adopt([last])
-            with pytest.raises(KeeperClosedError, match="not held here any more"):
+            with pytest.raises(KeeperClosedError, match="no longer held here"):
                 await settling
 
         setting.run(scenario)

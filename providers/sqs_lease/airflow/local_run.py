@@ -60,7 +60,7 @@ class ReceivedLocally:
 
 
 def receive_locally(options: ReceiveOptions, wait_seconds: float) -> ReceivedLocally | None:
-    """Receive a batch and hold it; None where no message came in time.
+    """Receive a batch and hold it; None if no message came in time.
 
     Raises:
         SqsError: The queue cannot be received from.

@@ -291,7 +291,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         return PokeReturnValue(is_done=True, xcom_value=messages)
 
     def on_kill(self) -> None:
-        """Give back what this process holds, and receive no more; where a trigger receives, it does so itself."""
+        """Give back what this process holds, and stop receiving. A trigger that receives does that itself."""
         # Airflow lets the task go on after this, and kills it some seconds later.
         self._is_killed = True
         if self._holding is not None:

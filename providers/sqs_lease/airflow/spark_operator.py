@@ -74,7 +74,7 @@ class SqsToSparkOperator(BaseOperator):
     the spec they go to that table instead, and are deleted like the others. A failed try may be repeated, and so may
     one that was killed: what is in the table already is not stored twice.
 
-    When the task is ended, its Spark jobs are cancelled. The same happens when none of its messages is held any more,
+    When the task is ended, its Spark jobs are cancelled. The same happens when all its messages were settled or lost,
     because the keeper ended or all leases were lost; the task then fails without a retry. As long as some are held it
     goes on: those that were lost are found in the table when they are received again.
 
@@ -262,7 +262,7 @@ def _aws_environment(conn_id: str) -> dict[str, str]:
 
 
 def manifests_of(messages: BatchValue) -> list[str] | None:
-    """Where the messages of a batch are stored; None where they are values.
+    """Where the messages of a batch are stored; None if they are values.
 
     Raises:
         TypeError: ``messages`` is not what a lease gives.

@@ -53,9 +53,9 @@ def connection_client(connection: str, queue: str, region: str | None) -> SQSCli
     """Make a client as Airflow's tasks and triggers make theirs: by a connection.
 
     Args:
-        connection: The connection's id; where there is no such connection, boto3's usual credentials are taken, as the
+        connection: The connection's id. If the connection does not exist, boto3's usual credentials are taken, as the
             amazon provider does.
-        queue: The queue's name, URL or ARN; its region is taken where nothing else names one.
+        queue: The queue's name, URL or ARN; its region is the last resort.
         region: The region; None takes the connection's.
 
     Raises:
@@ -68,7 +68,7 @@ def connection_client(connection: str, queue: str, region: str | None) -> SQSCli
 
 
 def connection_finding(connection: str) -> Iterator[Finding]:
-    """What is to be said of the connection itself: nothing where it is defined."""
+    """Report a connection that is not defined."""
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowException
 

@@ -154,7 +154,7 @@ def _unreachable(error: SqsError, queue: str) -> Finding:
 
 @dataclass(slots=True)
 class _QueueAnswers:
-    """What the calls on a queue brought."""
+    """What the calls on a queue returned."""
 
     state: QueueState | None = None
     permissions: list[Permission] = field(default_factory=list)
@@ -169,7 +169,7 @@ class _Examination:
         self._caller = QueueCaller(client, queue)
         self._hosts = hosts
         given_url = queue_reference(queue).url
-        # Nothing of the package asks for a URL that the user gave.
+        # The package never asks SQS for a URL that the user gave.
         self._first = self._caller.url() if given_url is None else None
         self._url: str | None = given_url or (None if self._first is None else self._first.content.get("QueueUrl"))
         words = [("--profile", access.profile_name), ("--endpoint-url", access.endpoint_url)]
@@ -179,7 +179,7 @@ class _Examination:
 
     @property
     def url(self) -> str:
-        """The queue's URL; empty where it could not be found out."""
+        """The queue's URL; empty if it is not known."""
         return self._url or ""
 
     def findings(self, around: QueueContext) -> Iterator[Finding]:
@@ -221,7 +221,7 @@ class _Examination:
                 level=Level.NOTE,
                 what="the credentials are temporary, and nothing renews them",
                 why="They stand in environment variables with a session token. When they expire, no lease is extended "
-                "or settled any more. That is no problem in a shell; a service needs a role.",
+                "or settled. That is no problem in a shell; a service needs a role.",
             )
 
     def _credentials(self) -> str:
@@ -246,7 +246,7 @@ class _Examination:
         return known
 
     def _around(self, queue: QueueState, around: QueueContext) -> tuple[QueueContext, list[Finding]]:
-        """What is around a queue, and what was found out on the way there."""
+        """Read the queue's context: its dead-letter queue or its sources. Return it with what these calls found."""
         arn = queue.redrive.get("deadLetterTargetArn")
         if arn is None:
             answer = self._caller.call(_SOURCES, QueueUrl=queue.url)
@@ -330,7 +330,7 @@ def _dead_letter_permissions(arn: str, permissions: Sequence[Permission]) -> Ite
 
 
 def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> list[Finding]:
-    """What a redrive may do; it is no harm to leases if it may not. ``named`` is the queue as the user named it."""
+    """Report a redrive that is denied, which does not hurt leases. ``named`` is the queue as the user named it."""
     permissions = probe(caller, MOVING, url=url, arn=arn)
     denied = [each.action for each in permissions if each.permit is Permit.DENIED]
     name = queue_reference(arn).name
@@ -341,7 +341,7 @@ def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> lis
             check="permission:redrive",
             level=Level.NOTE,
             what=f"redriving {name} is not allowed: {', '.join(denied)} denied",
-            why="Leases do not need that. Whoever moves messages out of the dead-letter queue does.",
+            why="Leases do not need that. Moving messages out of the dead-letter queue does.",
             command=f"sqs-lease policy {named} --redrive",
         )
     ]

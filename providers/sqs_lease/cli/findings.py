@@ -31,9 +31,9 @@ class Finding:
         check: What was looked at, as a word that does not change between versions.
         level: How much it matters.
         what: What is so, in one line.
-        why: What it will do; empty where that is plain.
+        why: What it will do; empty if that is obvious.
         change: What to do about it: a sentence, or a command to be copied (see :attr:`command`).
-        command: A command for a shell that makes the change; empty where there is none.
+        command: A command for a shell that makes the change; empty without one.
     """
 
     check: str
@@ -50,7 +50,7 @@ class Examined:
 
     Attributes:
         subject: What was examined, as the user named it.
-        detail: Its full name, such as the queue's URL; empty where there is none.
+        detail: Its full name, such as the queue's URL; empty without one.
         findings: In the order in which they were looked at.
     """
 

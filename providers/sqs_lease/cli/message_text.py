@@ -16,7 +16,7 @@ def size_bytes(message: Message) -> int:
 
 
 def age_seconds(message: Message, now: float) -> float | None:
-    """How long ago a message was sent; None where SQS does not say.
+    """How long ago a message was sent; None if SQS does not say.
 
     Args:
         message: The message.

@@ -90,11 +90,11 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class QueueContext:
-    """What is known around a queue.
+    """What is known about the queues around a queue, and about the work on its messages.
 
     Attributes:
         dead_letters: Its dead-letter queue; None without one, or where it cannot be read.
-        sources: The URLs of the queues whose dead-letter queue it is; None where that is not known.
+        sources: The URLs of the queues whose dead-letter queue it is; None if that is not known.
         waits_for_queue: Whether leases take the queue's own visibility timeout; the sensors of Airflow do not.
         attempts: How often a host tries the work again, each time with another receive.
     """
@@ -338,8 +338,8 @@ def _encryption(queue: QueueState) -> Iterator[Finding]:
         check="encryption",
         level=Level.NOTE,
         what=f"it is encrypted with the KMS key {key}",
-        why="Consumers need kms:Decrypt on it, and who sends needs kms:GenerateDataKey and kms:Decrypt. That is not "
-        "probed: only a message that is really received or sent uses the key.",
+        why="Consumers need kms:Decrypt on it, and senders need kms:GenerateDataKey and kms:Decrypt. That is not "
+        "probed: SQS uses the key only when a message is really received or sent.",
         change=f"`sqs-lease policy {queue.name}` prints a policy with it.",
     )
 

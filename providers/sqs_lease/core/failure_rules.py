@@ -238,8 +238,8 @@ def by_exception(
         by_exception({ValueError: dead_letter(), "shop.api.ApiError": backoff()}, otherwise=release())
 
     A rule also holds for the classes derived from its own; among several, the one nearest to the exception's class
-    counts. An ``ExceptionGroup`` is settled by the rule for a class that all exceptions in it have in common; where
-    they have none but ``Exception``, it counts as an ``Exception``. Causes (``raise ... from``) are not looked at.
+    counts. An ``ExceptionGroup`` is settled by the rule for a class that all exceptions in it have in common; if
+    that is only ``Exception``, it counts as an ``Exception``. Causes (``raise ... from``) are not looked at.
 
     Args:
         rules: Rules by the exception's class, or by the class's qualified name, so that the module need not be
@@ -250,8 +250,8 @@ def by_exception(
             not reported. ``release()`` by default.
 
     Raises:
-        TypeError: A key is neither an exception's class nor a name, or a rule is none.
-        ValueError: There are no rules, a rule is a choice by exception itself, or two are for one class.
+        TypeError: A key is neither an exception's class nor a name, or a value is not a failure rule.
+        ValueError: There are no rules, a rule is itself ``by_exception()``, or two rules are for one class.
     """
     by_name: dict[str, FailureRule] = {}
     for error, rule in rules.items():
@@ -402,7 +402,7 @@ def failed_by_exception(named: Collection[str] | None, message_ids: Collection[s
     """Return which messages a task failed that failed for good itself.
 
     Args:
-        named: What :func:`named_message_ids` made of its exception; None where no exception is known.
+        named: What :func:`named_message_ids` made of its exception; None if no exception is known.
         message_ids: The messages that the task concerned.
 
     Returns:

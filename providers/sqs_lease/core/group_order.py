@@ -42,7 +42,7 @@ class Member(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is not held any more."""
+        """Whether the lease has ended."""
 
 
 _Member = TypeVar("_Member", bound=Member)

@@ -200,12 +200,12 @@ class Entry(Struct, eq=False, gc=False):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is not held any more."""
+        """Whether the lease has ended."""
         return self.phase is Phase.ENDED
 
     @property
     def is_being_settled(self) -> bool:
-        """Whether nothing extends it any more."""
+        """Whether its settlement has begun, so that it is no longer extended."""
         return self.settlement is not None and not self.behind
 
     def enter(self, phase: Phase) -> None:
@@ -288,7 +288,7 @@ class Ledger:
         )
 
     def certain_until(self, receipts: Iterable[Receipt]) -> float | None:
-        """Until when each lease of these that is held lasts at least; None where none is, or where one is doubtful."""
+        """The time until which each held lease of these lasts; None if none is held, or one is doubtful."""
         entries = [entry for receipt in receipts if (entry := self._entries.get(receipt)) is not None]
         if any(entry.doubtful for entry in entries):
             return None
@@ -551,7 +551,7 @@ class Ledger:
                 self._stop_waiting_behind(first)
 
     def _await_renewal(self, entry: Entry) -> None:
-        """Put a lease to wait for its renewal, or for its end if there is none."""
+        """Let a lease wait for its renewal, or for its end if it cannot be renewed."""
         renew_at = entry.policy.renew_at(entry)
         if entry.phase is not Phase.WAITING:
             return  # a call of an earlier holder is under way, or the policy dropped the lease
@@ -568,7 +568,7 @@ class Ledger:
         self._waiting.push(renew_at, entry)
 
     def _await_end(self, entry: Entry, *, announced: bool) -> None:
-        """The lease cannot go on beyond its deadline: say so once, and wait for its settlement."""
+        """Wait for the end of a lease that cannot be extended beyond its deadline; announce that once."""
         entry.final = True
         if announced:
             self._events.append(Ending(entry.receipt, entry.deadline))
@@ -583,7 +583,7 @@ class Ledger:
         self._live.push(entry.deadline, entry)
 
     def _lose(self, entry: Entry, detail: str, *, took_place: bool = False) -> None:
-        """A lease is lost: one event says so, the one that is waited for.
+        """End a lost lease, with one event: ``Settled`` if a settlement waits for its outcome, ``Lost`` otherwise.
 
         Args:
             entry: The lease.
@@ -627,7 +627,7 @@ class Ledger:
     # Choosing calls
 
     def _process_timers(self, now: float) -> bool:
-        """Move on what fell due; return whether anything did."""
+        """Process the timers that are due; return whether any were."""
         moved = False
         for entry in self._waiting.pop_until(now, MOVED_AT_ONCE):
             moved = True

@@ -292,7 +292,7 @@ def with_visibility(policy: _Policy, takeover_seconds: float, queue_seconds: flo
 
 
 def seconds_left_at_worst(policy: RenewalPolicy) -> float | None:
-    """How much of a lease is left when it is about to be renewed; None where it is never extended.
+    """How much of a lease is left when it is about to be renewed; None if it is never extended.
 
     Args:
         policy: The policy, with its visibility timeout.

@@ -53,9 +53,9 @@ def resolve_policy(policy: RenewalPolicy | str | None, *, visibility: Duration |
         visibility: The visibility timeout, as a shortcut; seconds or a ``timedelta``.
 
     Raises:
-        ValueError: There is no such name, or ``policy`` has another visibility timeout already, or the
+        ValueError: No policy has that name, ``policy`` has another visibility timeout already, or the
             visibility timeout is out of range.
-        TypeError: The named policy cannot do without further arguments.
+        TypeError: The named policy needs more arguments.
     """
     if policy is None:
         return Growing(visibility=visibility)
@@ -109,7 +109,7 @@ def encode_policy(policy: RenewalPolicy) -> dict[str, Any]:
     """Return a policy as plain values: ``{"policy": name, **arguments}``, durations in seconds.
 
     Raises:
-        TypeError: It is none of the known policies.
+        TypeError: ``policy`` is not one of the known policies.
     """
     return {"policy": _name_of(policy, POLICIES), **_plain_fields(policy)}
 
@@ -128,7 +128,7 @@ def encode_failure_rule(rule: FailureRule) -> dict[str, Any]:
     """Return a failure rule as plain values: ``{"on_failure": name, **arguments}``, durations in seconds.
 
     Raises:
-        TypeError: It is none of the known rules.
+        TypeError: ``rule`` is not one of the known rules.
     """
     if isinstance(rule, ByExceptionRule):
         return {

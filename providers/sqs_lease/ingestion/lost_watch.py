@@ -11,21 +11,21 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 10.0
-"""How often it is asked; an answer may take requests to an orchestrator."""
+"""How often to ask: an answer may cost requests to an orchestrator."""
 
 
 @contextmanager
 def ending_when_lost(any_held: Callable[[], bool], end: Callable[[], object]) -> Iterator[Event]:
-    """In the block, end a job when the messages are held no longer.
+    """In the block, end a job when its messages are no longer held.
 
-    An answer that cannot be had is none: the job goes on.
+    While ``any_held`` fails, the job goes on.
 
     Args:
         any_held: Says whether any message is still held; it is called in a thread of its own.
         end: Ends the job; called again until the block ends.
 
     Yields:
-        An event that is set when the messages are held no longer.
+        An event that is set when the messages are no longer held.
     """
     lost, stop = Event(), Event()
 

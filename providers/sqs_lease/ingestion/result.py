@@ -1,4 +1,4 @@
-"""What an ingestion leaves for whoever started it in another process: one JSON file, written when it is done.
+"""The result of an ingestion for the process that started it: one JSON file, written at its end.
 
 The format, version 1: one JSON object with ``"format": "sqs-lease-ingestion-result"``, ``"version": 1`` and the fields
 of :class:`StoredResult`. ``batchItemFailures`` names the messages that must not be deleted from the queue, in the shape

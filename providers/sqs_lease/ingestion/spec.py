@@ -1,4 +1,4 @@
-"""Which source and sink an ingestion has, as plain JSON values: checked by whoever plans it, without Spark.
+"""The source and the sink of an ingestion as plain JSON values, which can be checked without Spark.
 
 An orchestrator checks a spec when a pipeline is defined, hands it to a process that has Spark
 (``python -m sqs_lease.spark.job``), and needs nothing of Spark itself. For example::
@@ -126,7 +126,7 @@ def with_environment(value: Any, environment: Mapping[str, str]) -> Any:
     """Put the values of environment variables in place of ``{"env": "NAME"}``, at any depth.
 
     Raises:
-        SpecError: There is no such variable.
+        SpecError: The variable is not set.
     """
     if _is_reference(value):
         name = value["env"]
@@ -151,7 +151,7 @@ class Kind:
     Attributes:
         required: Parameters that must be given.
         optional: Parameters that may be left out.
-        one_of: Optional parameters exactly one of which must be given; empty where there are none.
+        one_of: Optional parameters of which exactly one must be given; empty without such parameters.
     """
 
     required: Mapping[str, Check] = field(default_factory=dict)

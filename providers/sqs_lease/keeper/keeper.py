@@ -172,8 +172,8 @@ class Keeper:
     async def close(self, leaving: Leaving = Leaving.EXTEND) -> None:
         """Stop: treat what is still held as ``leaving`` says, give calls under way time to be answered, and end.
 
-        Stop receiving first: a message that is released is received at once by an open long poll of one's own.
-        Waits no longer than two call time-outs.
+        Stop receiving first: an open long poll of this process would receive a released message at once.
+        Waits at most two call time-outs.
         """
         self._closed = True
         if leaving is not Leaving.NOTHING:

@@ -53,7 +53,7 @@ class ListenerThread:
             try:
                 self._listener(event)
             except BaseException:
-                # SystemExit, too: it would end this thread, and nobody would be told any more.
+                # SystemExit, too: it would end this thread, and the listener would miss all later events.
                 if not self._failed:
                     self._failed = True
                     logger.exception(

@@ -386,7 +386,7 @@ def error_from_code(
         text: The service's text.
         operation: The API operation, e.g. ``ReceiveMessage``.
         queue: The queue's URL, or what the caller gave for it.
-        status: The HTTP status; decides only about codes that are not known. None where there was none.
+        status: The HTTP status; decides only about codes that are not known. None if there was none.
         secrets: See :func:`redacted`.
     """
     plain = plain_code(code)
@@ -402,7 +402,7 @@ def error_from_exception(
     Args:
         error: What the client raised.
         operation: The API operation that was called, e.g. ``ReceiveMessage``; None while the client was made.
-        queue: The queue's URL, or what the caller gave for it; empty where no queue is known yet.
+        queue: The queue's URL, or what the caller gave for it; empty if no queue is known yet.
         secrets: See :func:`redacted`.
 
     Returns:
@@ -439,7 +439,7 @@ def translate_client_errors(queue: str) -> Iterator[None]:
     """Turn what botocore raises while a client is made into errors that name the queue and the remedy.
 
     Args:
-        queue: The queue's URL, name or ARN; empty where no queue is known yet.
+        queue: The queue's URL, name or ARN; empty if no queue is known yet.
 
     Raises:
         SqsError: The client cannot be made: no region, an unknown profile, no credentials, an unusable setting.

@@ -120,7 +120,7 @@ class MoveTasks:
                 move.advance(move.source.catch_up())
 
     def next_move_at(self) -> float | None:
-        """When the next message is moved; None where no task runs."""
+        """When the next message is moved; None if no task runs."""
         return min((move.next_at() for move in self._moves if move.status == RUNNING), default=None)
 
     def of(self, source: MemoryQueue) -> Sequence[MoveTask]:

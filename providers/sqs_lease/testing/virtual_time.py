@@ -249,8 +249,8 @@ def run_virtual(
         What the coroutine returns. Tasks that it leaves behind are cancelled.
 
     Raises:
-        VirtualDeadlockError: The coroutine, or a task that does not end on cancellation, waits for what
-            cannot happen any more.
+        VirtualDeadlockError: The coroutine, or a task that does not end on cancellation, waits for something
+            that can no longer happen.
         VirtualLivelockError: Callbacks follow one another without end while time stands still.
         RuntimeError: An event loop runs already in this thread.
     """

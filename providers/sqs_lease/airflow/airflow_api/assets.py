@@ -36,7 +36,7 @@ class AssetState:
         self._store = AssetStateStoreAccessor(name=asset)
 
     async def get(self, key: str, *, patience_seconds: float = 0.0) -> Any:
-        """Return the value; None where there is none. With patience it is asked for again while no answer comes.
+        """Return the value; None if it does not exist. With patience the request is repeated while no answer comes.
 
         Raises:
             CommsError: There was no usable answer.
@@ -78,7 +78,7 @@ class TaskAssetState:
         self._store = AssetStateStoreAccessor(name=asset)
 
     def get(self, key: str) -> Any:
-        """Return the value; None where there is none.
+        """Return the value; None if it does not exist.
 
         Raises:
             CommsError: There was no usable answer.

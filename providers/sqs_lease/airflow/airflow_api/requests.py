@@ -224,7 +224,7 @@ async def publish(
         task: The trigger's own task: Airflow allows no other.
         key: The XCom's key.
         value: The value, before serialisation.
-        mapped_length: How many instances a task mapped over the value is expanded to; None where none is.
+        mapped_length: How many instances a task mapped over the value is expanded to; None without mapped tasks.
         patience_seconds: How long it is set again while no answer comes; 0 sets it once.
 
     Raises:
@@ -257,7 +257,7 @@ async def publish(
 
 
 async def pull(task: RunOfTask, key: str, *, map_index: int = UNMAPPED) -> Any:
-    """Read an XCom of any task of the DAG; None where there is none.
+    """Read an XCom of any task of the DAG; None if it does not exist.
 
     Raises:
         CommsError: There was no usable answer.
@@ -320,7 +320,7 @@ def mapped_over(expanded: Any) -> tuple[Any, str] | None:
         expanded: The mapped task or group.
 
     Returns:
-        The task and the key of its XCom; None where it is expanded over something else, or that cannot be told.
+        The task and the key of its XCom; None if it is expanded over something else, or over what is not known.
     """
     try:
         from airflow.sdk.definitions.xcom_arg import MapXComArg, PlainXComArg
@@ -388,7 +388,7 @@ class _StoredXCom(BaseXCom):
 
 
 async def _stored(task: RunOfTask, key: str, map_index: int) -> Any:
-    """An XCom as it is stored, with its ``key`` and ``value``; None where there is none."""
+    """An XCom as it is stored, with its ``key`` and ``value``; None if it does not exist."""
     return await ask(
         f"the XCom {key!r} of {task}",
         _StoredXCom.get_one,
@@ -505,8 +505,8 @@ class RequestLimiter:
 
     The supervisor reads the log lines of triggers, too: 4 kB of them for each request that it serves, and none for the
     four seconds in which it loads the API server's code for its first answer. Airflow logs a line for each trigger
-    that starts. After some two hundred that were not read, the socket is full, and whoever logs next blocks the event
-    loop. So as long as many triggers start, nothing is asked.
+    that starts. After some two hundred that were not read, the socket is full, and the next log line blocks the event
+    loop. So while many triggers start, nothing is asked.
     """
 
     def __init__(self) -> None:

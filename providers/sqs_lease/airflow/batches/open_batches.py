@@ -10,7 +10,7 @@ A batch goes through the stages of :class:`~sqs_lease.airflow.batches.protocol.S
 
 Everything that another process must know is in the registry (``protocol.py``) before it matters: a batch before its
 event is fired, a claim before the run may know of it. A trigger that takes over reads it, holds what waits and
-hands on what was claimed. Each start of a trigger names itself there, and one that is not named any more stops.
+hands on what was claimed. Each start of a trigger writes its name there, and stops when it finds another name.
 
 An event is fired again where no run claims its batch, because Airflow makes one run of all events up to the one that
 queued it. An event that comes while a run is queued, but not made yet (``max_active_runs``, a busy scheduler), belongs
@@ -78,7 +78,7 @@ FIRST_REMINDER_SECONDS: Final = 60.0
 """So long after its event a batch that nobody claimed gets it fired again; then after twice as long, and so on."""
 
 LONGEST_REMINDER_SECONDS: Final = 300.0
-"""The longest pause between two such events: a DAG that is not paused any more sees what waits after so long."""
+"""The longest pause between two such events: within it, a DAG that was unpaused sees the batches that wait."""
 
 FIRST_PAUSE_SECONDS: Final = 30.0
 """How long nothing is received after a batch came back unused; twice as long each time, until a keeper takes one."""

@@ -95,7 +95,7 @@ def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: Fai
     try:
         if not _counts_as_running(task_instance):
             return
-        # First the report, so that whoever sees the signal finds it.
+        # The report comes first: a keeper that sees the signal must find it.
         task_instance.xcom_push(key=FAILURE_KEY, value=report.encode())
         if not (triggers_are_supported() and triggerer_deletes_variables()):
             return  # Nobody looks for signals: the keeper sees the task's state, and finds the report then.

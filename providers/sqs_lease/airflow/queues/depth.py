@@ -70,7 +70,7 @@ class DepthBounds:
         """Check the values.
 
         Raises:
-            ValueError: A bound is out of range, there is none, or none can be met.
+            ValueError: A bound is out of range, no bound is given, or no queue can meet the bounds.
         """
         bounds = (self.at_least, self.at_most, self.oldest_at_least_seconds, self.oldest_at_most_seconds)
         if bounds == (None,) * len(bounds):
@@ -83,7 +83,7 @@ class DepthBounds:
         if not _fits(self.at_least, self.at_most) or not _fits(
             self.oldest_at_least_seconds, self.oldest_at_most_seconds
         ):
-            raise ValueError(f"{task_id!r} waits for what cannot be: a lower bound is above its upper bound")
+            raise ValueError(f"{task_id!r} can never succeed, because a lower bound is above its upper bound")
 
     def hold(self, depth: Depth) -> bool:
         """Whether all bounds hold."""
@@ -114,7 +114,7 @@ class Depth:
         visible: Approximate number of messages that can be received.
         in_flight: Approximate number of messages that are being worked on.
         delayed: Approximate number of messages whose delay still runs.
-        oldest_seconds: Age of the oldest message by CloudWatch; None where that was not asked, or has no value.
+        oldest_seconds: Age of the oldest message by CloudWatch; None if CloudWatch was not asked, or has no value.
     """
 
     visible: int
@@ -364,7 +364,7 @@ async def _oldest_age(making: Any, arn: str, clock: Clock) -> float | None:
 
 
 async def _newest_age(client: Any, arn: str, clock: Clock) -> float | None:
-    """The newest value of the metric, in seconds; None where there is none."""
+    """The newest value of the metric, in seconds; None if CloudWatch has no value."""
     return oldest_age_seconds(await client.get_metric_statistics(**oldest_age_request(arn, clock.wall())))
 
 

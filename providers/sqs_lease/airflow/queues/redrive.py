@@ -1,7 +1,7 @@
 """The task that moves messages out of a dead-letter queue, and its triggers.
 
 Without a filter the service does the work, by a *move task* (``StartMessageMoveTask``): the task starts it on a worker,
-and its trigger follows it. Whoever follows knows the move task by its handle, so another triggerer
+and its trigger follows it. The trigger knows the move task by its handle, so another triggerer
 can take over. The service has no filter. With one, the messages are received with a lease, and those that match are
 sent and then deleted (:mod:`sqs_lease.keeper.moving`); another triggerer that takes over begins anew with what is left.
 

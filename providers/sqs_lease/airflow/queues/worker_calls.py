@@ -70,7 +70,7 @@ class WorkerCalls:
         return self._thread.run(known())
 
     def cancel(self) -> None:
-        """Begin no more work, cancel what is under way, and wait for its end; a signal handler may call this."""
+        """Refuse new work, cancel the work under way, and wait for its end; a signal handler may call this."""
         self._is_cancelled = True
         if self._work is not None:
             self._thread.run(cancelled_once(self._work))

@@ -241,7 +241,7 @@ def check_unmatched(rule: object) -> UnmatchedRule:
     """Return the rule for messages that do not match, if it is one.
 
     Raises:
-        TypeError: It is none.
+        TypeError: ``rule`` is not a failure rule.
         ValueError: It makes them visible at once, to be received again by the same sensor.
     """
     if not isinstance(rule, FailureRule | DiscardRule):
@@ -258,7 +258,7 @@ def encode_unmatched(rule: UnmatchedRule) -> dict[str, Any]:
     """Return the rule as plain values.
 
     Raises:
-        TypeError: It is none of the known rules.
+        TypeError: ``rule`` is not one of the known rules.
     """
     return {"on_failure": _DISCARD} if isinstance(rule, DiscardRule) else encode_failure_rule(rule)
 

@@ -58,7 +58,7 @@ class WorkerLease:
         batch: The batch, once it is being received.
         lease: The lease as plain values, once it was made publishable.
         leases: The leases then, in the order of the messages.
-        listener: Who else is told what happens to the leases, in the background thread.
+        listener: Is told what happens to the leases as well, in the background thread.
 
     Args:
         options: What to receive, and how to hold it.
@@ -131,7 +131,7 @@ class WorkerLease:
         self.thread.run(self._extend_for(seconds))
 
     def give_back(self) -> None:
-        """Receive no more, and make visible again what is held; what was stored of it is removed.
+        """Stop receiving, make the held messages visible again, and remove what was stored of them.
 
         It may be called by a signal handler in the middle of any other method: a poll of :meth:`receive` that is under
         way then ends in its time, and what it brings is given back as well.
@@ -140,7 +140,7 @@ class WorkerLease:
         remove_batch(self.lease)
 
     def close(self) -> None:
-        """Hold nothing any more, without a call; the leases stand as they are."""
+        """Stop tracking all leases, without a call; they last until their deadlines."""
         try:
             self.thread.run(self._close())
         finally:

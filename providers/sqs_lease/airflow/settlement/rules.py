@@ -72,7 +72,7 @@ class InstanceReport:
     Attributes:
         failed_ids: The messages that it failed.
         errors: The qualified names of the class of the exception that it failed with, and of those that this
-            derives from; empty where no exception is known.
+            derives from; empty if no exception is known.
         reasons: Why it failed single messages, as far as it said so.
     """
 
@@ -88,7 +88,7 @@ class Failure:
     Attributes:
         reason: For people, the same for all messages that failed in the same way.
         errors: As in :class:`InstanceReport`.
-        detail: What the work said of this message alone; empty where it said nothing.
+        detail: What the work said of this message alone; empty if it said nothing.
     """
 
     reason: str
@@ -205,7 +205,7 @@ class Judgement:
         return not self._one_by_one and common.pending and common.failed is None and not self._ended.named
 
     def on(self, held: Iterable[int]) -> Decision:
-        """Decide on the messages at some positions; this costs no more than these."""
+        """Decide on the messages at some positions; the cost depends on these positions only."""
         delete: list[int] = []
         release: list[int] = []
         fail: dict[int, Failure] = {}
@@ -362,7 +362,7 @@ REFUSALS: Final = "refusals"
 
 
 def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> str | None:
-    """Return why the keeper of a batch fails, for people; None where it does not.
+    """Return why the keeper of a batch fails, for people; None if it does not.
 
     Args:
         report: The lease report.

@@ -98,7 +98,7 @@ _OUTCOMES: Final[Mapping[type, Outcome]] = {
 
 
 class Settler:
-    """Decides on one batch and carries it out, until nothing of it is held any more.
+    """Decides on the messages of one batch and settles them, until no lease is left.
 
     Args:
         task: The keeper's task.
@@ -214,10 +214,10 @@ class Settler:
             case Lost():
                 self._ended(event.receipt, Outcome.LOST)
             case Lapsed():
-                self._unwritten = True  # whoever resumes the keeper is to count it
+                self._unwritten = True  # a keeper that resumes must count it
 
     def _ended(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Note how a lease ended: nobody who resumes the keeper may extend it, and it counts there.
+        """Note how a lease ended: a keeper that resumes counts it and must not extend it.
 
         What was written ahead is corrected where SQS did something else.
         """
@@ -269,7 +269,7 @@ class Settler:
     def _may_settle(self, states: TaskStates, watch: StateWatch) -> bool:
         """Whether this process is certainly the one that holds the batch.
 
-        A keeper that is not deferred any more was cleared or marked, or ended in another triggerer while this
+        A keeper that is no longer deferred was cleared or marked, or ended in another triggerer while this
         one stood still. After a stall only what was asked since counts, however long the answer took.
         """
         stalled_until = watch.stalls.last_ended_at()
@@ -395,7 +395,7 @@ class Settler:
                 if self._open.pop(position, _ENDED) is not _ENDED:
                     self._progress[position] = _OUTCOMES[type(settlements[position])]
             await asyncio.sleep(0)
-        # Ahead of the calls: whoever resumes the keeper must not extend these again.
+        # Before the calls: a keeper that resumes must not extend these again.
         await self._write_progress()
         for some in _slices(positions):
             settling = asyncio.get_running_loop().create_task(

@@ -53,7 +53,7 @@ ADOPTION_SECONDS: Final = 2.0
 TAKEOVER_SECONDS: Final = 5.0
 """How long a trigger that took a batch over from another process waits before it settles anything.
 
-By then the other process has read of the takeover, and extends no more what is released here.
+By then the other process has read the takeover, and no longer extends what is released here.
 """
 
 LONGEST_PAUSE_SECONDS: Final = 10.0
@@ -83,11 +83,11 @@ class HandOff:
     Args:
         keepers: What the triggers of this process share.
         batch_id: The name by which the keeper's trigger claims the batch.
-        shared: The batch; whoever made it gives it away by this.
+        shared: The batch; its creator gives up ownership here.
         keeper_task: The task whose trigger is to take the batch.
         timeout_seconds: The hand-off timeout.
         released: Called after the batch was released, when nobody needs anything that was stored with it.
-        receive_task: The task that received, where clearing it means that the batch is not wanted any more; None
+        receive_task: The task that received, if clearing it means that the batch is no longer wanted; None
             also writes no notes.
         progress: Gives what a keeper's trigger left to write down; by default nothing was settled yet.
     """
@@ -128,7 +128,7 @@ class HandOff:
         """Begin to hold the batch, from the event loop."""
         self._shared.listener = self._lease_log.happened
         self._keepers.enter(self._batch_id, self._shared, self)
-        # Counted before whoever received the batch gives up its own use of the keeper.
+        # Counted before the trigger that received the batch gives up its own use of the keeper.
         self._shared.shared_keeper.users += 1
         return self._keepers.loop.create_task(
             self._run(), name=f"sqs-lease hand-off to {self._keeper_task}", context=Context()
@@ -138,7 +138,7 @@ class HandOff:
         try:
             await self._hold()
         except asyncio.CancelledError:
-            # The triggerer stops. Whoever takes over needs time: this is the most that can be given.
+            # The triggerer stops. One last extension gives the next holder as much time as possible.
             if self._is_ours():
                 await self._keepers.leave(self._batch_id, self._shared, Leaving.EXTEND)
             raise
@@ -244,7 +244,7 @@ class HandOff:
         return self._shared.owner is self
 
     def _forget(self, why: str) -> None:
-        logger.info("Batch %s of %s is not held here any more: %s", self._batch_id, self._keeper_task, why)
+        logger.info("Batch %s of %s is no longer held here: %s", self._batch_id, self._keeper_task, why)
         self._keepers.remove(self._batch_id, self._shared)
         self._shared.owner = None
 
@@ -299,7 +299,7 @@ class GatheredParts:
 async def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner: object) -> GatheredParts:
     """Become the owner of the parts that are held in this process, and dissolve them.
 
-    Whoever held a part sees that it owns it no more. The leases are held by nobody afterwards: the caller must
+    The former owners see that they no longer own their parts. Afterwards nothing holds the leases: the caller must
     put them into a batch of its own before it awaits anything but its turn.
 
     Args:
@@ -323,14 +323,14 @@ async def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner
 
 
 def _ignore(event: LeaseEvent) -> None:
-    """A part that is being dissolved has nobody to tell."""
+    """Do nothing: a part that is being dissolved has no listener."""
 
 
 async def held_by(batch: Batch, rounds: RoundLimiter, clock: Clock) -> tuple[list[Lease], list[Message]]:
     """Return the leases that a batch still holds, in times since the epoch, and their messages in the same order.
 
     Args:
-        batch: The batch; what ends meanwhile may be left out or not, but both lists are of the same messages.
+        batch: The batch. Leases that end meanwhile may be missing, but both lists name the same messages.
         rounds: Shares the rounds of the event loop among slices of work.
         clock: The batch's clock.
     """
@@ -351,7 +351,7 @@ async def held_by(batch: Batch, rounds: RoundLimiter, clock: Clock) -> tuple[lis
 async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Message], rounds: RoundLimiter) -> None:
     """Let a batch hold leases that were held elsewhere, see :meth:`Batch.adopt`.
 
-    Whoever is cancelled meanwhile finds all of them held.
+    If the caller is cancelled meanwhile, the batch holds all of them all the same.
 
     Args:
         batch: The batch.

@@ -40,7 +40,7 @@ class HandedLease:
         connection: How AWS is reached.
         leases: In the order of the messages in the sensor's return value; times in seconds since the epoch.
         part_ids: The batches that it was merged from, under which triggers of this process may hold parts of it;
-            empty where it was received as one.
+            empty if it was received as one.
     """
 
     batch_id: str
@@ -51,7 +51,7 @@ class HandedLease:
     part_ids: Sequence[str] = ()
 
     def encode(self) -> dict[str, Any]:
-        """Return it as plain values, the receipt handles encrypted: whoever may see the DAG sees its XComs."""
+        """Return it as plain values, with encrypted receipt handles: every reader of the DAG can read its XComs."""
         return {**self._head(), "sealed_leases": seal_leases(self.leases)}
 
     def encode_stored(self, *, manifest_uri: str, leases_uri: str) -> dict[str, Any]:

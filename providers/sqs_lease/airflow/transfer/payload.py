@@ -89,7 +89,7 @@ def check_payload(payload: object, task_id: str) -> None:
 
 
 def default_payload() -> str | None:
-    """Where this installation stores batches that are too large for XComs; None where it does not say.
+    """Where this installation stores batches that are too large for XComs; None if it does not say.
 
     Raises:
         ValueError: It is neither a URI nor an absolute path.
@@ -109,7 +109,7 @@ def published_bytes(message: Message) -> int:
 
 
 def why_unpublishable(message: Message, *, stored: bool) -> str | None:
-    """Say why Airflow cannot take a message, without quoting it; None where it can.
+    """Say why Airflow cannot take a message, without quoting it; None if it can.
 
     One such message would otherwise fail the whole batch, now and each time it is received again.
 

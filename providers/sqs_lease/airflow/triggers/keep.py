@@ -247,7 +247,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return False
 
     async def _release(self, keepers: TriggererKeepers, batch: SharedBatch) -> None:
-        """Give back what is held: nobody will keep it any more."""
+        """Release what is held: no keeper follows."""
         keepers.batches.pop(self.lease["batch_id"], None)
         await batch.batch.release_all()
         await remove_files(self.lease)
@@ -264,7 +264,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
     @shielded
     async def cleanup(self) -> None:
-        """Leave what is still held to whoever resumes the keeper: one last extension, nothing is released."""
+        """Extend the held leases once more and release nothing: the next process resumes the keeper."""
         keepers, batch = self._keepers, self._batch
         self._lease_log.flush()
         try:
@@ -409,7 +409,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def _progress(
         self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, meanwhile: _HeldMeanwhile
     ) -> Progress:
-        """What was settled before, and how long the leases last; nothing where Airflow refuses to say."""
+        """What was settled before, and how long the leases last; empty if Airflow refuses to answer."""
         holds_at = keepers.clock.now() + PROGRESS_SECONDS
         while True:
             try:
@@ -511,7 +511,7 @@ class _HeldMeanwhile:
         self._extended_by = keepers.clock.now()
 
     def end(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Hold nothing any more; the caller holds what is left to hold before it awaits anything but its turn.
+        """Stop tracking all leases. The caller must hold the rest before it awaits anything but its turn.
 
         Args:
             leases: All leases of the batch, with the deadlines that are known by what was settled.

@@ -5,7 +5,7 @@ the keeper needs, and then ends the task as successful from the triggerer, witho
 :class:`~sqs_lease.airflow.transfer.handoff.HandOff` holds the batch until the keeper's trigger takes it.
 
 When it ends before that (the triggerer stops, a user acts on the task, Airflow does not take the XComs), it
-releases what it received: nobody but this trigger knows of those leases yet, and whoever resumes it receives afresh.
+releases what it received: only this trigger knows of those leases, and a trigger that resumes receives anew.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 What a run must do to get a batch is done by :class:`~sqs_lease.airflow.operators.SqsLeaseFromEventOperator`. When
 the trigger ends:
 
-- the triggerer stops, or gives it to another one: one last extension, and whoever resumes takes over from the registry;
-- the watcher is removed (the DAG was paused, deleted or changed): what no run has is released, unless another
+- the triggerer stops, or gives it to another one: one last extension; the next start takes over from the registry;
+- the watcher is removed (the DAG was paused, deleted or changed): messages without a run are released, unless another
   start of the trigger took the registry over already;
-- the triggerer is killed: the same as when it stops, only that the leases last as they stand.
+- the triggerer is killed: the same as when it stops, without the last extension.
 
 It never ends by itself: what goes wrong is logged, and tried again after a while.
 """
@@ -124,7 +124,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         botocore_config: Arguments of ``botocore.config.Config``.
 
     Raises:
-        ValueError: A value is out of range, or the queue is none.
+        ValueError: A value is out of range, or ``queue`` is not a queue name, URL or ARN.
         TypeError: A value cannot be sent to the triggerer.
     """
 
@@ -245,7 +245,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
 
     @shielded
     async def cleanup(self) -> None:
-        """Leave what waits to whoever resumes the trigger; what nobody knows of yet is released."""
+        """Leave the waiting batches to the trigger's next start; release messages that no registry names yet."""
         keepers, batches = self._keepers, self._batches
         try:
             for task in self._work:
@@ -413,7 +413,7 @@ class _OpenQueue:
 
 @dataclass(slots=True)
 class _Outage:
-    """Waits after errors, longer each time, and logs them: another error at once, the same one more and more rarely."""
+    """Waits after each error, longer each time. It logs a new error at once, and the same error less and less often."""
 
     queue_url: str
     clock: Clock
@@ -423,7 +423,7 @@ class _Outage:
     silent_until: float = 0.0
 
     async def wait(self, error: Exception) -> None:
-        """Say what happened, and wait."""
+        """Log the error, and wait."""
         longest = LONGEST_MISSING_SECONDS if isinstance(error, QueueNotFoundError) else LONGEST_WAIT_SECONDS
         seconds = min(self.seconds, longest)
         self.seconds = min(self.seconds * 2, LONGEST_WAIT_SECONDS)
@@ -441,19 +441,19 @@ class _Outage:
         logger.error("No events of %s for %g s: %s", self.queue_url, seconds, text)
 
     def is_over(self) -> None:
-        """Something succeeded."""
+        """Note that a call succeeded: the next error waits the shortest time again, and is logged."""
         self.seconds, self.logged = FIRST_WAIT_SECONDS, ""
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
-    # What they end with was logged, or is being raised already.
+    # Their errors were logged, or are being raised already.
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _in_order(values: Iterable[Any]) -> list[Any]:
-    """Sets in an order that is the same in every process: Airflow tells a changed trigger by its arguments."""
+    """Put a set into an order that is the same in every process: Airflow compares triggers by their arguments."""
     return sorted(values, key=repr) if isinstance(values, set | frozenset) else list(values)
 
 
