@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sqs_lease.cli import airflow_checks, dagster_checks
-from sqs_lease.cli.findings import Examined, Finding, Level, show
+from sqs_lease.cli.findings import Examined, Finding, show
 from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queues, Region, aws_access
 from sqs_lease.cli.output import CommandError, ExitCode, console, print_json
 from sqs_lease.cli.queue_access import (
@@ -149,7 +149,7 @@ def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: QueueContext)
 
 def _unreachable(error: SqsError, queue: str) -> Finding:
     command = f"sqs-lease policy {queue}" if _is_denial(error) else ""
-    return Finding(check="access", level=Level.BITES, what=str(error), command=command)
+    return Finding.harm("access", str(error), command=command)
 
 
 @dataclass(slots=True)
@@ -208,18 +208,16 @@ class _Examination:
             yield _unreachable(answer.error, self._queue)
             return
         endpoint = self._client.meta.endpoint_url
-        yield Finding(
-            check="access",
-            level=Level.FINE,
-            what=f"{endpoint} answered in {answer.seconds * 1000:.0f} ms, region {self._client.meta.region_name}, "
+        yield Finding.fine(
+            "access",
+            f"{endpoint} answered in {answer.seconds * 1000:.0f} ms, region {self._client.meta.region_name}, "
             f"credentials from {credentials}",
         )
         given = self._client._request_signer._credentials  # noqa: SLF001 - botocore tells them nowhere else
         if given is not None and given.method == "env" and given.token:
-            yield Finding(
-                check="credentials",
-                level=Level.NOTE,
-                what="the credentials are temporary, and nothing renews them",
+            yield Finding.note(
+                "credentials",
+                "the credentials are temporary, and nothing renews them",
                 why="They stand in environment variables with a session token. When they expire, no lease is extended "
                 "or settled. That is no problem in a shell; a service needs a role.",
             )
@@ -283,23 +281,32 @@ _NEEDED_FOR: Final = {
 
 def _permission_findings(queue: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
     for permission in permissions:
-        said = "" if permission.error is None else permission.error.text
         if permission.permit is Permit.DENIED:
-            yield Finding(
-                check=f"permission:{permission.action}",
-                level=Level.BITES,
-                what=f"sqs:{permission.action} is denied",
-                why=f"{_NEEDED_FOR[permission.action]} SQS says: {said}",
+            yield _denied(
+                permission,
+                why=_NEEDED_FOR[permission.action],
                 change="Allow it in the caller's IAM policy, or in the queue's policy. This prints all that is needed:",
                 command=f"sqs-lease policy {queue}",
             )
         elif permission.permit is Permit.UNKNOWN:
-            yield Finding(
-                check=f"permission:{permission.action}",
-                level=Level.NOTE,
-                what=f"sqs:{permission.action} could not be probed: {said}",
-            )
+            what = f"sqs:{permission.action} could not be probed: {_answer_text(permission)}"
+            yield Finding.note(f"permission:{permission.action}", what)
     yield from _allowed("permissions", permissions)
+
+
+def _denied(permission: Permission, *, where: str = "", why: str, change: str, command: str = "") -> Finding:
+    """What a denied action does. ``where`` names another queue than the examined one."""
+    return Finding.harm(
+        f"permission:{permission.action}",
+        f"sqs:{permission.action} is denied{where}",
+        why=f"{why} SQS says: {_answer_text(permission)}",
+        change=change,
+        command=command,
+    )
+
+
+def _answer_text(permission: Permission) -> str:
+    return "" if permission.error is None else permission.error.text
 
 
 def _allowed(check: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
@@ -312,19 +319,17 @@ def _allowed(check: str, permissions: Sequence[Permission]) -> Iterator[Finding]
     # SQS may look at the request before the permission: see queue_access.
     parts += [f"not denied, but only a real call would prove more: {', '.join(not_denied)}"] if not_denied else []
     if parts:
-        yield Finding(check=check, level=Level.FINE, what="; ".join(parts))
+        yield Finding.fine(check, "; ".join(parts))
 
 
 def _dead_letter_permissions(arn: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
     name = queue_reference(arn).name
     for permission in permissions:
         if permission.permit is Permit.DENIED:
-            said = "" if permission.error is None else permission.error.text
-            yield Finding(
-                check=f"permission:{permission.action}",
-                level=Level.BITES,
-                what=f"sqs:{permission.action} is denied on the dead-letter queue {name}",
-                why=f"on_failure=dead_letter() cannot send: the run fails, its messages come back. SQS says: {said}",
+            yield _denied(
+                permission,
+                where=f" on the dead-letter queue {name}",
+                why="on_failure=dead_letter() cannot send: the run fails, its messages come back.",
                 change=f"Allow sqs:{permission.action} on it, unless no lease uses dead_letter().",
             )
 
@@ -337,10 +342,9 @@ def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> lis
     if not denied:
         return []
     return [
-        Finding(
-            check="permission:redrive",
-            level=Level.NOTE,
-            what=f"redriving {name} is not allowed: {', '.join(denied)} denied",
+        Finding.note(
+            "permission:redrive",
+            f"redriving {name} is not allowed: {', '.join(denied)} denied",
             why="Leases do not need that. Moving messages out of the dead-letter queue does.",
             command=f"sqs-lease policy {named} --redrive",
         )
@@ -349,17 +353,15 @@ def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> lis
 
 def _dead_letters_unknown(arn: str, error: SqsError) -> Finding:
     if isinstance(error, QueueNotFoundError):
-        return Finding(
-            check="dead_letter_queue",
-            level=Level.BITES,
-            what=f"its dead-letter queue {queue_reference(arn).name} does not exist, or may not be seen",
+        return Finding.harm(
+            "dead_letter_queue",
+            f"its dead-letter queue {queue_reference(arn).name} does not exist, or may not be seen",
             why="SQS then moves nothing: messages that always fail stay in this queue. dead_letter() cannot send.",
             change="Create that queue again, or name another one in the redrive policy.",
         )
-    level = Level.BITES if isinstance(error, CredentialsError) else Level.NOTE
-    return Finding(
-        check="dead_letter_queue",
-        level=level,
-        what=f"its dead-letter queue {queue_reference(arn).name} cannot be looked at: {error.text or error}",
+    finding = Finding.harm if isinstance(error, CredentialsError) else Finding.note
+    return finding(
+        "dead_letter_queue",
+        f"its dead-letter queue {queue_reference(arn).name} cannot be looked at: {error.text or error}",
         why="dead_letter() needs sqs:GetQueueUrl and sqs:SendMessage on it.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.text import Text
@@ -42,6 +42,21 @@ class Finding:
     why: str = ""
     change: str = ""
     command: str = ""
+
+    @classmethod
+    def fine(cls, check: str, what: str) -> Self:
+        """A finding that needs nothing."""
+        return cls(check=check, level=Level.FINE, what=what)
+
+    @classmethod
+    def note(cls, check: str, what: str, *, why: str = "", change: str = "", command: str = "") -> Self:
+        """A finding that is worth knowing."""
+        return cls(check=check, level=Level.NOTE, what=what, why=why, change=change, command=command)
+
+    @classmethod
+    def harm(cls, check: str, what: str, *, why: str = "", change: str = "", command: str = "") -> Self:
+        """A finding that will do harm."""
+        return cls(check=check, level=Level.BITES, what=what, why=why, change=change, command=command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
