@@ -91,8 +91,8 @@ def lease(
             own by default.
         on_failure: What becomes of failed messages; visible again at once by default. A rule that raises makes it
             that, too.
-        on_event: Told of leases that end, are lost, lapse or are near their end, in a thread of its own; without it,
-            what matters of that is logged. It may block, raise, or ask the batch: no lease stops for it. Its first
+        on_event: Called in a separate thread when a lease ends, is lost, lapses or nears its end; without it, the
+            important events are logged. It may block, raise, or ask the batch: no lease stops for it. Its first
             error is logged.
         on_lost: What the end of a block that succeeded makes of leases that were lost or lapsed: ``"warn"``, the
             default, logs one warning with the counts; ``"raise"`` raises ``LeasesLostError``. Where the block raises,
@@ -212,7 +212,7 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
 
 
 class _OpenLease:
-    """A session in a thread of its own, for as long as a block or its batch refers to it.
+    """A session in a separate thread, which lives as long as a block or its batch refers to it.
 
     Neither the thread nor the session refers to it: when it is garbage and was not ended, they give back and end.
     """
@@ -385,7 +385,7 @@ class LeasedBatch(ReceivedMessages, ABC):
 
     @abstractmethod
     def fail_each(self, reasons: Mapping[str, str]) -> None:
-        """These failed for good, each for a reason of its own: settle them by the failure rule now.
+        """Settle messages that failed for good by the failure rule now, each with its own reason.
 
         Args:
             reasons: By message id; see :meth:`fail`.

@@ -276,7 +276,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         is done here is to extend them by ``handoff_timeout``.
         """
         if self._is_killed:
-            raise AirflowFailException(f"task {self.task_id!r} was killed: it receives no more")
+            raise AirflowFailException(f"task {self.task_id!r} was killed, so it stops receiving")
         options = self._options()
         with self._errors_of_the_queue(), WorkerLease(options) as holding:
             self._holding = holding
@@ -325,7 +325,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         return kind(f"task {self.task_id!r} of DAG {self.dag_id!r}: {text}")
 
     def _options(self) -> ReceiveOptions:
-        """What is to be received, with everything that was templated checked again."""
+        """What to receive. The values of templates are checked again."""
         self._check_payload()
         max_messages = self._check_max_messages()
         filtering = self._filter()

@@ -55,7 +55,7 @@ def decode_object(text: str | bytes) -> dict[str, Any]:
     """Decode one JSON object.
 
     Raises:
-        NotJsonError: As for :func:`decode`, or the value is no object.
+        NotJsonError: As for :func:`decode`, or the value is not an object.
     """
     value = decode(text)
     if not isinstance(value, dict):
@@ -90,7 +90,7 @@ def _reason(text: bytes, said: str) -> str:
 
 
 def _fits_doubles(value: Any) -> bool:
-    """Whether no number in the value is beyond a double; the parser reads such ones as infinite, or as integers."""
+    """Whether all numbers in the value fit a double; the parser reads larger ones as infinite, or as integers."""
     if isinstance(value, dict):
         return all(map(_fits_doubles, value.values()))
     if isinstance(value, list):

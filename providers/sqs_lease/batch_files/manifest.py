@@ -60,7 +60,7 @@ SCHEMA: Final = pa.schema(
 
 
 class ManifestError(ValueError):
-    """The file is no manifest that can be read; the text says which file and what to do."""
+    """The file is not a readable manifest; the text says which file and what to do."""
 
 
 class ManifestPath(Protocol):
@@ -142,7 +142,7 @@ def manifest_header(path: object, metadata: Mapping[bytes, bytes] | None) -> Map
         metadata: The metadata of the file's Arrow schema.
 
     Raises:
-        ManifestError: It is no manifest, or of a version that this release does not know.
+        ManifestError: It is not a manifest, or has a version that this release does not know.
     """
     header: Any = json.loads((metadata or {}).get(METADATA_KEY, b"null"))
     if not isinstance(header, dict):
@@ -165,7 +165,7 @@ def opened_manifest(file: Any, *, name: object) -> Iterator[pq.ParquetFile]:
 
     Raises:
         OSError: The file cannot be read.
-        ManifestError: It is no manifest, is not whole, or is of a version that this release does not know.
+        ManifestError: It is not a manifest, is not whole, or has a version that this release does not know.
     """
     try:
         manifest = pq.ParquetFile(file)
@@ -200,7 +200,7 @@ def read_manifest(path: ManifestPath) -> Manifest:
         messages = tuple(_message(row) for piece in pieces for row in piece.to_pylist())
     except (KeyError, ValueError):
         # Not the error itself: it may quote a body.
-        raise ManifestError(f"{path} has a row that is no message: receive the batch again") from None
+        raise ManifestError(f"{path} has a row that is not a message: receive the batch again") from None
     return Manifest(header.get("batch_id", ""), header.get("queue_url", ""), messages)
 
 

@@ -100,7 +100,7 @@ class Survey:
         attributes: What it says of itself.
         sample: The messages that were looked at.
         causes: Why they are there, the most frequent cause first.
-        chosen: How many of them are to be moved.
+        chosen: How many of them to move.
         back_to: The name of the only queue that they can go back to; empty if it is not known to be the only one.
     """
 

@@ -97,7 +97,7 @@ class ReleaseRule(FailureRule):
             seconds_of(self.delay, name="delay", maximum=MAX_VISIBILITY_SECONDS)
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Release:
-        """The delay that was asked for, the same for every message; without one, at once for the first receives."""
+        """The requested delay, the same for every message; without one, at once for the first receives."""
         if self.delay is not None:
             return Release(int(seconds_of(self.delay, name="delay")))
         if receive_count <= RELEASES_AT_ONCE:
@@ -328,7 +328,7 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
 
 
 def named_message_ids(error: BaseException) -> tuple[str, ...] | None:
-    """Return the ids that a ``MessageFailed`` names, or a group of nothing else, however deep it is nested.
+    """Return the ids that a ``MessageFailed`` names, or an exception group that contains nothing else at any depth.
 
     Args:
         error: What ended the work.

@@ -89,7 +89,7 @@ CALL_TIMEOUT_SECONDS: Final = 10.0
 """Longest wait for the answer to one call, by default."""
 
 SECOND_TRY_SECONDS: Final = 2.0
-"""With less than this left of a lease there is no time for a second try at extending it."""
+"""With less time left of a lease, a second try at extending it would come too late."""
 
 RELEASE_MARGIN_SECONDS: Final = 2.0
 """With less than this left a release could arrive after the lease ended, so the lease is left to end by itself."""
@@ -272,7 +272,7 @@ class Ledger:
         return receipt in self._entries
 
     def lease(self, receipt: Receipt) -> Lease | None:
-        """The lease as it stands, with its deadline as confirmed so far; None when it is not (or no longer) held."""
+        """The lease with its deadline as confirmed so far; None if it is not held (any more)."""
         entry = self._entries.get(receipt)
         if entry is None:
             return None
@@ -408,7 +408,7 @@ class Ledger:
     def due(self, now: float, limit: int | None = None) -> list[Call]:
         """The calls to make now, in the order of the module's docstring.
 
-        They are to be made at once, and each must be reported, however it went.
+        The caller must make them at once, and report each one, whatever the result.
 
         Args:
             now: The time.
@@ -788,7 +788,7 @@ class Ledger:
         return DeleteCall(now, tuple(deleted)) if deleted else None
 
     def _next_retry(self, kind: type, now: float) -> Entry | None:
-        """A settlement that is to be tried again soon, to fill a call that is made anyway."""
+        """A settlement that is due for another try soon, to fill a call that is made anyway."""
         first = self._retries[kind].first()
         if first is None or first[0] > now + RIDE_ALONG_SECONDS:
             return None
@@ -855,7 +855,7 @@ class Ledger:
                 self._begin_settling(entry)
         failed = [entry for entry in failed if entry.phase is Phase.EXTENDING]
         refused = all(answer.verdict is Verdict.REFUSED for answer in answers)
-        # What is refused was not carried out, so there is no hurry after the deadline.
+        # A refused call did nothing, so there is no hurry after the deadline.
         seconds = MAX_VISIBILITY_SECONDS if refused else min(change.seconds for change in call.changes)
         self._extend_again(failed, seconds, now)
 

@@ -46,7 +46,7 @@ _Kind = TypeVar("_Kind")
 
 
 def resolve_policy(policy: RenewalPolicy | str | None, *, visibility: Duration | None = None) -> RenewalPolicy:
-    """Return the policy that a user described by object or name, with a visibility timeout of its own if given.
+    """Return the policy that a user gave as an object or a name, with the given visibility timeout, if any.
 
     Args:
         policy: A policy, the name of one (a key of :data:`POLICIES`), or None for :class:`Growing`.
@@ -83,7 +83,7 @@ def resolve_failure_rule(on_failure: OnFailure | None) -> FailureRule:
             ``{"kind": "backoff", "initial": 30}``; or None for :func:`release`.
 
     Raises:
-        ValueError: There is no rule of that name, or an argument is out of range.
+        ValueError: No rule has that name, or an argument is out of range.
         TypeError: It is something else, or an argument is unknown.
     """
     if on_failure is None:

@@ -1,4 +1,4 @@
-"""Ends a job whose messages are held no longer, while the task waits for it."""
+"""Ends a job whose messages are no longer held, while the task waits for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ending_when_lost(any_held: Callable[[], bool], end: Callable[[], object]) ->
     While ``any_held`` fails, the job goes on.
 
     Args:
-        any_held: Says whether any message is still held; it is called in a thread of its own.
+        any_held: Says whether any message is still held; it is called in a separate thread.
         end: Ends the job; called again until the block ends.
 
     Yields:

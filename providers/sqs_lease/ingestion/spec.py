@@ -65,7 +65,7 @@ class IngestionSpec:
         sink: Where the records go.
         workspace: Directory for the files of batches under way, an absolute path by which the driver and all executors
             reach it.
-        rejects: Where messages go that are no records; None leaves them to the queue.
+        rejects: Where messages go that are not valid records; None leaves them to the queue.
         spark_conf: Settings of the session, by name.
     """
 
@@ -113,12 +113,12 @@ class IngestionSpec:
         """Check a spec that is JSON text.
 
         Raises:
-            SpecError: As for :meth:`parse`, or it is no JSON.
+            SpecError: As for :meth:`parse`, or it is not JSON.
         """
         try:
             plain = json.loads(text)
         except ValueError as error:
-            raise SpecError(f"the spec is no JSON: {error}") from None
+            raise SpecError(f"the spec is not JSON: {error}") from None
         return cls.parse(plain)
 
 

@@ -69,10 +69,10 @@ class Owner(Protocol):
         """Another owner holds this lease from now on."""
 
     async def content(self, receipt: Receipt) -> Message | None:
-        """The message itself, to put it into a dead-letter queue; None if it cannot be had.
+        """The message itself, to put it into a dead-letter queue; None if its content is not known.
 
         Raises:
-            Exception: It cannot be had now, and may be later.
+            Exception: The content cannot be read now; a later call may succeed.
         """
 
 
@@ -106,7 +106,7 @@ class QueueDriver:
         self.is_fifo = queue_url.endswith(FIFO_SUFFIX)
         self._ledger = Ledger(random, fifo=self.is_fifo, call_timeout_seconds=call_timeout_seconds)
         self._owners: dict[Receipt, Owner] = {}
-        self._leaving: dict[Owner, list[Receipt]] = {}  # owners that left, and what is to be forgotten of theirs
+        self._leaving: dict[Owner, list[Receipt]] = {}  # owners that left, and which of their leases to forget
         self._calls: dict[asyncio.Task[None], Call] = {}
         self._unreported: set[int] = set()  # calls whose answers the ledger has not heard, by identity
         self._awaited: dict[Receipt, tuple[Countdown, ...]] = {}
@@ -148,7 +148,7 @@ class QueueDriver:
         return self._owners.get(receipt) is owner and receipt in self._ledger
 
     def lease(self, receipt: Receipt) -> Lease | None:
-        """The lease as it stands; None when it is no longer held."""
+        """The lease with its deadline; None if it is no longer held."""
         return self._ledger.lease(receipt)
 
     def leases(self, receipts: Iterable[Receipt], owner: Owner) -> list[Lease]:
@@ -323,7 +323,7 @@ class QueueDriver:
             text = f"no answer within {timeout_seconds:.1f} s"
             answers = [EntryAnswer(receipt, Verdict.TRANSIENT, text=text) for receipt in call.receipts]
         except Exception as error:  # noqa: BLE001 - named in the log, though not each time
-            # Whatever a transport does, the ledger must hear of it, or the leases would stay under way for ever.
+            # Whatever a transport raises, the ledger must learn of it, or the leases would stay under way for ever.
             text = f"{type(error).__name__} in the transport"
             answers = [EntryAnswer(receipt, Verdict.TRANSIENT, text=text) for receipt in call.receipts]
             self._name_failure(call, answers, error)
@@ -343,7 +343,7 @@ class QueueDriver:
         try:
             message = await owner.content(call.receipt) if owner is not None else None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may fail in any way, and work again later
-            text = f"the message's content cannot be had now ({type(error).__name__})"
+            text = f"the message's content cannot be read now ({type(error).__name__})"
             return EntryAnswer(call.receipt, Verdict.UNAVAILABLE, text=text)
         if message is None:
             return EntryAnswer(call.receipt, Verdict.REFUSED, text="the message's content is no longer known")

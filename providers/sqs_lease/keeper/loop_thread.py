@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that block: leases are extended there while the caller works.
+"""An event loop in a separate thread, for callers that block: leases are extended there while the caller works.
 
 The thread lives until somebody ends it, and longer than what it was started for may be in use. So it keeps nothing
 alive for that long that is not its own:
@@ -8,7 +8,7 @@ alive for that long that is not its own:
   context variables may lead to all that the caller has: Dagster's lead from the run's context over the exception of a
   step to the suspended generator that holds the lease.
 
-Nobody waits for ever: when the loop ends, for whatever reason, each caller that still waits gets an error.
+No caller waits for ever: when the loop ends, for whatever reason, each waiting caller gets an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is to be moved out of a dead-letter queue, and how it is done: by a move task of SQS, or message by message.
+"""What to move out of a dead-letter queue, and how: by a move task of SQS, or message by message.
 
 It knows nothing of hosts: Airflow's task and the command ``sqs-lease redrive`` both move by it.
 """
@@ -78,7 +78,7 @@ class _NotFollowedError(OutcomeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveOrder:
-    """What is to be moved, as plain values.
+    """What to move, as plain values.
 
     Attributes:
         queue: The dead-letter queue's URL, name or ARN.
@@ -100,7 +100,7 @@ class MoveOrder:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether only some messages are to be moved."""
+        """Whether to move only some messages."""
         return (self.reason, self.older_than_seconds, self.newer_than_seconds) != (None, None, None)
 
     def check(self) -> None:
@@ -139,7 +139,7 @@ class MoveOrder:
         return f"moving messages of {self.queue}"
 
     def pattern(self) -> re.Pattern[str] | None:
-        """What is looked for in the reason; None if any message is moved."""
+        """The text to look for in the reason; None to move any message."""
         return None if self.reason is None else re.compile(self.reason)
 
     def matcher(self, clock: Clock) -> Matches:
@@ -366,7 +366,7 @@ async def move_filtered(
     Args:
         transport: Reaches SQS.
         keeper: Holds the messages; it is left open.
-        order: What is to be moved.
+        order: What to move.
         takeover_seconds: How long nobody may extend a lease, e.g. while another process takes over.
         ends_at: Until when it may take, in seconds since the epoch; None, the default, for ever.
         max_moved: How many messages to move, at most; None, the default, for all that match.

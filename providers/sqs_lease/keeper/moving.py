@@ -76,7 +76,7 @@ class MoveCounts:
 
     Attributes:
         looked_at: Messages received.
-        matched: Those of them that are to be moved.
+        matched: How many of them match, and are to be moved.
         moved: Those that were sent, and deleted afterwards.
         duplicated: Those that were sent but could not be deleted: they are in both queues.
         failed: Those that were not sent.
@@ -198,7 +198,7 @@ class MessageMover:
         # Rounded up: a lease that lasts longer than believed harms nobody.
         seconds = math.ceil(self._policy.visibility_seconds)
         receiver = Receiver(self._transport, self._queue_url, visibility_seconds=seconds, clock=self._clock)
-        # In a context of its own: the keeper's calls may serve others, too.
+        # In a separate context: the keeper's calls may serve others, too.
         batch = Context().run(partial(self._keeper.open_batch, self._queue_url, policy=self._policy))
 
         def hold(reception: Reception) -> None:

@@ -420,7 +420,7 @@ class LeaseSession:
             self._listener.end(LISTENER_SECONDS if waits else 0.0)
 
     def _refusal(self, outcomes: Mapping[Receipt, Settled]) -> SettlementError | None:
-        """The error for those that were refused and that no error told of yet."""
+        """The error for messages whose settlement was refused, without those that an earlier error named."""
         refused = [
             settled
             for settled in outcomes.values()

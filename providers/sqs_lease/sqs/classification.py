@@ -476,18 +476,18 @@ def _may_have_been_sent(error: Exception) -> bool:
         return False
     # urllib3 wraps what happened on the way to a proxy once more.
     cause = getattr(cause, "original_error", cause)
-    # The proxy refused to make a tunnel: urllib3 has no exception of its own for that.
+    # The proxy refused to make a tunnel: urllib3 has no exception class for that.
     refused_tunnel = type(cause) is OSError and str(cause).startswith("Tunnel connection failed")
     return not refused_tunnel and _NOT_CONNECTED.isdisjoint(_names(cause))
 
 
 def _is_stale_refresh(error: Exception) -> bool:
-    """Whether the credentials that a refresh brought had expired already; botocore has no exception of its own."""
+    """Whether refreshed credentials had already expired; botocore has no exception class for that."""
     return type(error) is RuntimeError and "refreshed credentials are still expired" in str(error)
 
 
 def _is_invalid_endpoint(error: Exception) -> bool:
-    """Whether an endpoint URL cannot be used, e.g. without a scheme; botocore has no exception of its own."""
+    """Whether an endpoint URL cannot be used, e.g. without a scheme; botocore has no exception class for that."""
     return type(error) is ValueError and str(error).startswith("Invalid endpoint")
 
 

@@ -342,7 +342,7 @@ class ClientTransport(ABC):
 
 
 class _UnreadableAnswerError(Exception):
-    """An answer of status 2xx has no JSON object in it."""
+    """An answer of status 2xx is not a JSON object."""
 
 
 def _check_answer(response_dict: Mapping[str, Any], **_: Any) -> None:

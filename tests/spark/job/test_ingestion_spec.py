@@ -68,7 +68,7 @@ def test_what_is_wrong_is_said(spec: Any, said: str) -> None:
 
 
 def test_text_that_is_no_json_is_said() -> None:
-    with pytest.raises(SpecError, match="the spec is no JSON"):
+    with pytest.raises(SpecError, match="the spec is not JSON"):
         IngestionSpec.parse_json("{")
 
 

@@ -402,7 +402,7 @@ Listener: TypeAlias = Callable[[frozenset[str]], None]
 
 @dataclass(slots=True)
 class _Deletion:
-    """A signal that is to be gone: how often that was tried, and when to try it again, by the loop's clock."""
+    """A signal to delete: how often that was tried, and when to try again, by the loop's clock."""
 
     attempts: int = 0
     due_at: float = 0.0
@@ -412,7 +412,8 @@ class SignalPoller:
     """Asks for the signals of failed work tasks while anybody listens, and tells each listener about its own.
 
     Signals that were acted upon are deleted. Airflow may confirm that and do nothing, as with the variables of a team,
-    so a signal counts as deleted when a request no longer finds it. One that stays is left alone for longer and longer.
+    so a signal counts as deleted when a request no longer finds it. The deletion of a signal that stays is tried again,
+    after longer and longer pauses.
 
     Args:
         fetch: How to ask for the keys with a prefix; by default Airflow's supervisor is asked.
@@ -545,7 +546,7 @@ class StallWatch:
             self._beat_at = self._clock.now()
         self._users += 1
         if self._beating is None or self._beating.done():
-            # In a context of its own: it belongs to no single trigger.
+            # In a separate context: it belongs to no single trigger.
             self._beating = asyncio.get_running_loop().create_task(
                 self._beat(), name="sqs-lease stalls", context=Context()
             )

@@ -401,12 +401,12 @@ async def _stored(task: RunOfTask, key: str, map_index: int) -> Any:
 
 
 async def _deserialised_by_backend(stored: Any) -> Any:
-    """What a backend of the user's own makes of a stored value; it may read it from another service."""
+    """The value that a custom XCom backend makes of a stored one; it may read it from another service."""
     try:
         async with asyncio.timeout(BACKEND_SECONDS):
             return await asyncio.to_thread(XCom.deserialize_value, stored)
     except Exception as error:
-        # What it raises is its own affair; to the trigger it is one answer that cannot be had now.
+        # A backend may raise anything; for the trigger it is a missing answer.
         raise CommsError(f"the XCom backend {XCom.__name__} cannot read {stored.key!r}: {error!r}") from error
 
 

@@ -355,7 +355,7 @@ class OpenBatches:
     # Attending
 
     async def attend(self) -> None:
-        """Look after the open batches, for ever.
+        """Look after the open batches, without end.
 
         Raises:
             ReplacedError: Another trigger does.
@@ -577,7 +577,7 @@ class OpenBatches:
                 await self._release(batch, held.shared)
 
     async def leave(self) -> None:
-        """Extend what waits once, and hold it no longer: a trigger that takes over finds it in the registry."""
+        """Extend the waiting batches once, and stop tracking them: the next trigger finds them in the registry."""
         ours = [(batch.entry.batch_id, held.shared) for batch, held in self._waiting() if held.shared.owner is self]
         await asyncio.gather(*(self.keepers.leave(batch_id, shared, Leaving.EXTEND) for batch_id, shared in ours))
 

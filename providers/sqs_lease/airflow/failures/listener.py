@@ -76,7 +76,7 @@ def _keepers_of(task: Any) -> list[SqsLeaseKeeperOperator]:
 
 
 def _counts_as_running(task_instance: Any) -> bool:
-    """Whether nobody cleared or marked the task meanwhile: Airflow ends its process then, and that is no failure."""
+    """Whether the task counts as running. Airflow also ends the process of a task that a user cleared or marked."""
     map_index = task_instance.map_index
     states = task_instance.get_task_states(
         dag_id=task_instance.dag_id,

@@ -1,7 +1,7 @@
 """The task that waits until a queue is deep, or shallow, enough; and its trigger.
 
 SQS gives approximate counts. The age of the oldest message is a metric of CloudWatch, which is a minute or more behind.
-It is read only where a bound for it is set: that needs a permission of its own.
+It is read only if a bound for it is set, because it needs another permission.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COUNTS: Final = ("visible", "in_flight", "delayed")
 """The counts that SQS gives of a queue."""
 
 SHORTEST_POKE_SECONDS: Final = 1.0
-"""A trigger pauses so long between two looks, however small ``poke_interval`` is."""
+"""Shortest pause of a trigger between two looks, even if ``poke_interval`` is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,7 @@ class QueueTrigger(BaseTrigger):
     Args:
         queue: The queue's URL, name or ARN.
         deferred_at: When the task deferred, in seconds since the epoch.
-        ends_at: Until when the work may take, in the same; None for ever.
+        ends_at: When the work must end, by the same clock; None for no limit.
         connection: The attributes of :class:`~sqs_lease.airflow.aws_connection.AwsConnection`.
     """
 

@@ -3,7 +3,7 @@
 Without a filter the service does the work, by a *move task* (``StartMessageMoveTask``): the task starts it on a worker,
 and its trigger follows it. The trigger knows the move task by its handle, so another triggerer
 can take over. The service has no filter. With one, the messages are received with a lease, and those that match are
-sent and then deleted (:mod:`sqs_lease.keeper.moving`); another triggerer that takes over begins anew with what is left.
+sent and then deleted (:mod:`sqs_lease.keeper.moving`); a triggerer that takes over starts again with what is left.
 
 A move task is cancelled when its time is up, when it cannot be followed, and when a user marks or clears its task. It
 goes on when a triggerer stops, and when Airflow does not say what became of the task.

@@ -1,4 +1,4 @@
-"""Calls of a task that does not defer: a transport in a thread of its own, whose loop the task's thread waits for."""
+"""Calls of a task that does not defer: a transport in a separate thread, whose loop the task's thread waits for."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Collector:
 
     @classmethod
     async def open(cls, options: CollectOptions, transport: Transport, clock: Clock) -> Collector:
-        """Look the queue up, and find out how its messages are to be held.
+        """Look up the queue, and decide how to hold its messages.
 
         Raises:
             SqsError: The queue cannot be used.
@@ -313,7 +313,7 @@ class Collector:
         aside: Batch,
         what: str,
     ) -> None:
-        """Begin to settle messages that are no part of the batch."""
+        """Begin to settle messages that do not go into the batch."""
         hold(aside, messages)
         settling = asyncio.get_running_loop().create_task(self._settle(aside, settlements, what))
         self._settling.add(settling)

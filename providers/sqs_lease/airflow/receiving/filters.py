@@ -83,7 +83,7 @@ class MessageFilter:
         Raises:
             ValueError: The kind does not exist, an option is missing or is not for this kind, the expression is not
                 JSONPath, or the function cannot be used.
-            TypeError: The match values are no collection of JSON values.
+            TypeError: The match values are not a collection of JSON values.
         """
         if kind is None:
             if match_values is not None or expression is not None:
@@ -146,7 +146,7 @@ def _find_in_body(kind: str, expression: str) -> Callable[[Message], list[Any]]:
         parsed = parse_extended(expression) if kind == JSONPATH_EXTENDED else parse(expression)
     except Exception as error:
         # The library raises bare exceptions besides its own.
-        raise ValueError(f"message_filtering_config is no JSONPath expression, {expression!r}: {error}") from error
+        raise ValueError(f"message_filtering_config is not a JSONPath expression, {expression!r}: {error}") from error
 
     def find(message: Message) -> list[Any]:
         try:

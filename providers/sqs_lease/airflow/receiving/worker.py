@@ -106,7 +106,7 @@ class WorkerLease:
 
         Raises:
             SqsError: The queue cannot be received from.
-            ValueError: It is no queue.
+            ValueError: ``queue`` is not a queue name, URL or ARN.
             GivenBackError: The batch was given back meanwhile, with all that was still on its way.
         """
         return self.thread.run(self._receive(wait_seconds))

@@ -235,7 +235,7 @@ class Judgement:
 
 
 def tasks_one_by_one(work: Iterable[WorkTask], messages: int, states: TaskStates) -> Sequence[WorkTask]:
-    """The tasks whose map index ``i`` works on message ``i`` alone, as far as their instances show by now."""
+    """The tasks whose map index ``i`` works on message ``i`` alone, as far as their instances show so far."""
     return [task for task in work if _is_one_by_one(task, messages, states)]
 
 
@@ -261,7 +261,7 @@ def affected(work: Sequence[WorkTask], messages: int, before: TaskStates, states
 
 @dataclass(slots=True)
 class _Standing:
-    """What a number of task instances say together of the messages that they concern."""
+    """What several task instances together say about their messages."""
 
     failed: Failure | None = None
     never_done: Failure | None = None
@@ -270,7 +270,7 @@ class _Standing:
 
 
 class _Ended:
-    """Takes in task instances one after the other: what their states and their reports say."""
+    """Takes in the states and reports of task instances, one after the other."""
 
     def __init__(
         self, reports: Mapping[InstanceKey, InstanceReport], *, read_failures: bool, by_exception: bool
@@ -319,7 +319,7 @@ class _Ended:
 
 
 def _is_one_by_one(task: WorkTask, messages: int, states: TaskStates) -> bool:
-    """Whether map index ``i`` of a task is message ``i``, as far as its instances show by now."""
+    """Whether map index ``i`` of a task is message ``i``, as far as its instances show so far."""
     if not task.per_message:
         return False
     # Before it was expanded it stands under its own name, and concerns all in the same way.

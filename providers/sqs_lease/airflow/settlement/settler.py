@@ -109,7 +109,7 @@ class Settler:
         clock: Source of time.
         inherited: What another process settled and counted before.
         settle_after: Nothing is settled before this time of the clock.
-        signals: By what signals the workers tell of failures; None if they do not tell of them at all.
+        signals: The signals by which workers report failures; None if they do not report them.
         ordered: Whether the messages of a FIFO group are settled in their order.
     """
 
@@ -325,7 +325,7 @@ class Settler:
             positions = self._concerned(instances, states)
 
     def _next_unread(self, states: TaskStates) -> Sequence[InstanceKey]:
-        """Some instances whose reports are to be read next."""
+        """Some instances whose reports to read next."""
         instances: list[InstanceKey] = []
         while self._unread and len(instances) < READS_AT_ONCE:
             instance, _ = self._unread.popitem()

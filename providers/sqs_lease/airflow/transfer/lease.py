@@ -102,7 +102,7 @@ def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         A lease of the third shape above, whose messages are those of the parts in order; a single part as it is.
 
     Raises:
-        ValueError: There is no part, or the parts differ in queue, connection or renewal policy.
+        ValueError: ``parts`` is empty, or the parts differ in queue, connection or renewal policy.
     """
     if not parts:
         raise ValueError("there is no lease to merge")

@@ -74,7 +74,7 @@ def check_payload(payload: object, task_id: str) -> None:
     """Check the ``payload`` of a sensor while the DAG is parsed; what is templated is checked when it is known.
 
     Raises:
-        TypeError: It is no text.
+        TypeError: It is not a string.
         ValueError: It is neither a URI nor an absolute path.
         ModuleNotFoundError: What manifests are written with is not installed.
     """
@@ -223,8 +223,8 @@ def remove_batch(lease: Mapping[str, Any]) -> None:
 def _remove(uri: str) -> None:
     try:
         _path(uri).unlink(missing_ok=True)
-    except Exception as error:  # noqa: BLE001 - each store has errors of its own, and nothing depends on it any more
-        logger.warning("%s cannot be removed (%s); nothing needs it any more", uri, _told(error))
+    except Exception as error:  # noqa: BLE001 - each store has its own errors, and nothing depends on the file now
+        logger.warning("%s cannot be removed (%s); nothing needs it now", uri, _told(error))
 
 
 def read_messages(messages: BatchValue) -> list[dict[str, Any]]:
@@ -316,7 +316,7 @@ def read_leases(lease: Mapping[str, Any]) -> HandedLease:
         plain = {**lease, "parts": [_with_leases(part) for part in lease["parts"]]}
     try:
         return HandedLease.decode(plain)
-    except Exception:  # noqa: BLE001 - cryptography's own, which is not among our dependencies, or what is no JSON
+    except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies, or of text that is not JSON
         # Not the error itself: without a key what is decoded are receipt handles.
         raise OtherKeyError(
             f"the leases of {lease['messages']} messages of {lease['queue_url']} cannot be decrypted: they were "

@@ -466,10 +466,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
 
 class _HeldMeanwhile:
-    """Holds all messages of a batch while nobody knows which of them were settled before.
+    """Holds all messages of a batch while it is not known which of them were settled before.
 
-    This is a batch of its own, and forgotten in the end: what becomes of messages that were settled before counts
-    nowhere. SQS may say that they are lost, and their old deadlines are over.
+    They are held in a separate batch, which is dropped in the end: it does not count what becomes of messages that were
+    settled before. SQS may say that those are lost, and their old deadlines have passed.
 
     Args:
         keepers: What the triggers of this process share.
@@ -531,7 +531,7 @@ class _HeldMeanwhile:
 
 
 def _ignore(event: LeaseEvent) -> None:
-    """Nobody is to be told."""
+    """Do nothing: no listener."""
 
 
 def plain_work(work: Sequence[WorkTask]) -> list[dict[str, Any]]:
