@@ -1063,8 +1063,8 @@ def test_a_deferral_that_ends_without_its_trigger_cancels_the_move_task(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"max_per_second": 501}, "max_per_second must be a whole number from 1 to 500"),
-        ({"max_messages": 0}, "max_messages must be a whole number from 1"),
+        ({"max_per_second": 501}, "max_per_second must be an integer from 1 to 500"),
+        ({"max_messages": 0}, "max_messages must be an integer from 1"),
         ({"reason": "("}, "reason is not a regular expression"),
         ({"destination": "no queue"}, "'no queue' is not a queue name"),
         ({"older_than": -1}, "older_than"),

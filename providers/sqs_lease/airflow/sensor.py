@@ -400,7 +400,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             given = int(given) if given.isdecimal() else given
         if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_IN_FLIGHT:
             raise ValueError(
-                f"max_messages of {self.task_id!r} must be a whole number from 1 to {MAX_IN_FLIGHT} "
+                f"max_messages of {self.task_id!r} must be an integer from 1 to {MAX_IN_FLIGHT} "
                 f"(so many messages of a queue can be in flight), not {given!r}"
             )
         if given > limit:

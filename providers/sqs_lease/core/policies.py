@@ -86,8 +86,8 @@ class RenewalPolicy(ABC):
             return self
         if visibility_seconds < 1:
             raise ValueError(
-                f"the queue's own visibility timeout is {visibility_seconds:g} s: receive with one of your own, "
-                "visibility=..., or raise the queue's"
+                f"the queue's own visibility timeout is {visibility_seconds:g} s: give the lease "
+                "another one, visibility=..., or raise the queue's"
             )
         return replace(self, visibility=visibility_seconds)
 

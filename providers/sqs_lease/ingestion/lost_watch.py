@@ -34,7 +34,7 @@ def ending_when_lost(any_held: Callable[[], bool], end: Callable[[], object]) ->
             try:
                 held = not lost.is_set() and any_held()
             except Exception as error:  # noqa: BLE001 - orchestrators have errors of many kinds, and the work goes on
-                logger.warning("It cannot be found out whether the messages are still held: %r", error)
+                logger.warning("It is not known whether the messages are still held: %r", error)
                 continue
             if not held:
                 # Again and again: the job may not have been there yet the first time.

@@ -303,7 +303,7 @@ class QueueDriver:
                 self._kick()
         elif (error := task.exception()) is not None:
             logger.critical(
-                "The keeper of %s failed; it begins again in %g s", self._queue_url, RESTART_SECONDS, exc_info=error
+                "The keeper of %s failed; it starts again in %g s", self._queue_url, RESTART_SECONDS, exc_info=error
             )
             task.get_loop().call_later(RESTART_SECONDS, self._kick)
 

@@ -98,5 +98,5 @@ class TaskAssetState:
             return method(**arguments)
         except AirflowRuntimeError as error:
             raise CommsError(
-                f"Airflow refused what it was asked about the state store of asset {self.asset!r}: {error}"
+                f"Airflow refused a request about the state store of asset {self.asset!r}: {error}"
             ) from error

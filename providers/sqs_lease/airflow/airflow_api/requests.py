@@ -429,7 +429,7 @@ async def ask(what: str, method: Callable[..., _T], /, *, for_all_triggers: bool
     except TimeoutError:
         raise NoAnswerError(f"Airflow gave no answer about {what} within {ANSWER_SECONDS:g} s") from None
     except AirflowRuntimeError as error:
-        raise CommsError(f"Airflow refused what it was asked about {what}: {error}") from error
+        raise CommsError(f"Airflow refused a request about {what}: {error}") from error
     except Exception as error:
         # The connection to the supervisor broke, or Airflow should not give this answer.
         raise CommsError(f"asking Airflow about {what} failed: {error!r}") from error

@@ -279,7 +279,7 @@ class OpenBatches:
     async def _leave_unreadable(self, entry: RegisteredBatch, lease: Mapping[str, Any], error: PayloadError) -> None:
         """Serve the queue without a batch that cannot be held: nobody extends its leases, so it comes back soon."""
         logger.error(
-            "Leaving batch %s of %s alone, its messages come back when their visibility timeout ends: %s",
+            "Leaving batch %s of %s alone; its messages come back when their visibility timeout ends: %s",
             entry.batch_id,
             self.queue_url,
             error,
@@ -365,7 +365,9 @@ class OpenBatches:
                 await self._look()
             except (CommsError, PayloadError) as error:
                 if not self._in_trouble:
-                    logger.warning("The registry of %s cannot be kept; leases are extended meanwhile: %s", self, error)
+                    logger.warning(
+                        "The registry of %s cannot be read or written; leases are extended meanwhile: %s", self, error
+                    )
                 self._in_trouble = True
             else:
                 self._in_trouble = False

@@ -319,7 +319,7 @@ class Settler:
                     async with turn:
                         await self._reports.read(instance, states)
                 except CommsError as error:
-                    logger.warning("What %s[%d] said of its messages cannot be read yet: %s", *instance, error)
+                    logger.warning("The failure report of %s[%d] cannot be read yet: %s", *instance, error)
                     self._unread |= dict.fromkeys(instances[number:])
                     return
             positions = self._concerned(instances, states)
@@ -428,7 +428,7 @@ class Settler:
         reason = f"{failure.reason} in run {self._task.run_id} of DAG {self._task.dag_id}"
         return rule.settlement(
             receive_count=self._leases[position].receive_count,
-            # First what was said of this message: a reason that is too long is cut off at its end.
+            # The message's own detail comes first: a reason that is too long is cut off at its end.
             reason=f"{failure.detail} ({reason})" if failure.detail else reason,
             random=self._random,
         )
@@ -437,20 +437,20 @@ class Settler:
         try:
             await self._publish_progress()
         except CommsError as error:
-            logger.warning("The keeper's progress cannot be written down; settling all the same: %s", error)
+            logger.warning("The keeper's progress cannot be written; messages are settled anyway: %s", error)
 
     async def _note_deadlines(self) -> None:
-        """After extensions, write down how long the leases last now: who takes over may then release them."""
+        """After extensions, write how long the leases last now: a process that takes over may then release them."""
         if not self._deadline_note.is_due() and not self._unwritten:
             return
         try:
             self.progress()
             await self._publish_progress()
         except CommsError as error:
-            logger.warning("How long the leases last cannot be written down; they are extended all the same: %s", error)
+            logger.warning("The deadline of the leases cannot be written; they are extended anyway: %s", error)
 
     def progress(self) -> Progress:
-        """What was settled, how long the leases last and what was counted, as it is now."""
+        """The progress now: what was settled, how long the leases last, and the counts."""
         counts = counts_of(self._batch, self._inherited.counts)
         self._noted = Progress(self._progress, self._deadline_note.until(), self._inherited.batch_id, counts)
         return self._noted

@@ -232,7 +232,7 @@ class HandOff:
         try:
             await publish(task, PROGRESS_KEY, self._progress().encode(), patience_seconds=0)
         except CommsError as error:
-            logger.warning("How long the leases of %s last cannot be written down: %s", self._keeper_task, error)
+            logger.warning("The deadline of the leases of %s cannot be written: %s", self._keeper_task, error)
 
     def _nothing_settled(self) -> Progress:
         batch = self._shared.batch

@@ -79,7 +79,7 @@ def check_payload(payload: object, task_id: str) -> None:
         ModuleNotFoundError: What manifests are written with is not installed.
     """
     if not isinstance(payload, str):
-        raise TypeError(f"payload of {task_id!r} must be a text, a URI or an absolute path, not {payload!r}")
+        raise TypeError(f"payload of {task_id!r} must be a string, a URI or an absolute path, not {payload!r}")
     if "{{" not in payload and not (payload.startswith("/") or "://" in payload):
         raise ValueError(
             f"payload of {task_id!r} must be a URI (s3://connection@bucket/prefix, file:///directory) or an absolute "
@@ -267,7 +267,7 @@ def _stored_messages(reference: Mapping[str, Any]) -> Iterator[Message]:
             yield from read_manifest(_path(uri)).messages
         except FileNotFoundError as error:
             raise PayloadError(
-                f"{uri} is gone: the keeper removes it when every message was settled. Clear the receiving task to "
+                f"{uri} is gone: the keeper removes it after it has settled every message. Clear the receiving task to "
                 "receive again what came back; if the run is under way, check that all workers reach that path"
             ) from error
         except ManifestError as error:

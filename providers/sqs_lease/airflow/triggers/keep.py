@@ -301,7 +301,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         try:
             kept = await self._kept_by(task, receiving)
         except CommsError as error:
-            logger.warning("Leaving the leases alone, their messages come back by themselves: %s", error)
+            logger.warning(
+                "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
+            )
             kept = _Kept.ELSEWHERE
         if batch.owner is not self:
             return  # The next try began in this process meanwhile, and claimed the batch.
@@ -447,7 +449,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         decision = decide(work, answer.get(task.run_id, {}), {}, message_ids, positions, read_failures=False)
         ended = dict.fromkeys((*decision.delete, *decision.release, *decision.fail), Outcome.EXPIRED)
         logger.warning(
-            "This task was tried before, and nothing is known of what that try settled: leaving %d messages alone, "
+            "This task was tried before, and it is not known what that try settled: leaving %d messages alone, "
             "because their work has ended",
             len(ended),
         )

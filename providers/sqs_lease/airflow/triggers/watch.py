@@ -275,7 +275,11 @@ class SqsLeaseTrigger(BaseEventTrigger):
         try:
             await self._batches.give_back()
         except CommsError as error:
-            logger.warning("Leaving the batches of %s alone, their messages come back: %s", self.queue_url, error)
+            logger.warning(
+                "Leaving the batches of %s alone; their messages come back when their visibility timeout ends: %s",
+                self.queue_url,
+                error,
+            )
 
     async def _serve(self, keepers: TriggererKeepers, asset: str, poll_age: PollAge) -> None:
         queue = await self._open(keepers, asset)
@@ -459,5 +463,5 @@ def _in_order(values: Iterable[Any]) -> list[Any]:
 
 def _whole_number(value: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
     return value
