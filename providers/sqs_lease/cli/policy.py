@@ -35,7 +35,7 @@ class EncryptedQueue:
 
     Attributes:
         arn: Its ARN.
-        key: Its KMS key as the queue's attributes name it: an id, an ARN or an alias; None where SQS needs no
+        key: Its KMS key as the queue's attributes name it: an id, an ARN or an alias; None if SQS needs no
             permission for it, or where it is not known.
     """
 
@@ -279,7 +279,7 @@ def _state(client: Any, queue: str) -> QueueState:
 
 def _key(state: QueueState) -> str | None:
     key = state.attributes.get("KmsMasterKeyId")
-    # The policy of the AWS managed key lets in whoever may use the queue.
+    # The policy of the AWS managed key allows every user of the queue.
     return None if not key or key.rpartition("alias/")[2] == _AWS_MANAGED_KEY else key
 
 
