@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sqs_lease.cli.permissions import Place
+from sqs_lease.cli.permissions import Place, needs_of
 from sqs_lease.cli.policy import EncryptedQueue, QueueAndDeadLetters, S3Place, policy_statements
 from tests.cli.commands import Ran, sqs_lease
 from tests.cli.conftest import Ground
@@ -245,3 +247,29 @@ def test_in_china_sqs_and_s3_have_other_names() -> None:
     via = {"StringEquals": {"kms:ViaService": "sqs.cn-north-1.amazonaws.com.cn"}}
     assert made["KeysOfQueues"]["Condition"] == via
     assert made["Files"]["Resource"] == ["arn:aws-cn:s3:::leases/*"]
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "permissions.md").read_text()
+
+
+def test_the_example_of_the_page_on_permissions_is_what_the_command_makes() -> None:
+    key = f"{KEYS}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+    pair = QueueAndDeadLetters(EncryptedQueue(f"{ARN}:orders", key), EncryptedQueue(f"{ARN}:orders-dead-letters", key))
+    places = {Place.FILES: [S3Place.of("s3://example-batches/airflow", "--files")]}
+    (shown,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert json.loads(shown)["Statement"] == list(policy_statements(frozenset({"airflow"}), [pair], places))
+
+
+@pytest.mark.parametrize(
+    ("row", "use"), [("`lease`", "lease"), ("Airflow", "airflow"), ("Dagster", "dagster"), ("moving", "redrive")]
+)
+def test_the_table_of_the_page_on_permissions_has_the_actions_of_each_use(row: str, use: str) -> None:
+    (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| [{row}"))
+    queue, dead_letters, files = (
+        {f"sqs:{name}" for name in re.findall(r"`(\w+)`", cell)} | (set(LEASE_ACTIONS) if "the five" in cell else set())
+        for cell in line.split("|")[2:5]
+    )
+    needs = needs_of(frozenset({use}))
+    assert queue == set(needs[Place.QUEUE])
+    assert dead_letters == set(needs[Place.DEAD_LETTERS])
+    assert {name.replace("sqs:", "s3:") for name in files} == needs.get(Place.FILES, frozenset())
