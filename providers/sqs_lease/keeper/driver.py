@@ -346,7 +346,7 @@ class QueueDriver:
             text = f"the message's content cannot be read now ({type(error).__name__})"
             return EntryAnswer(call.receipt, Verdict.UNAVAILABLE, text=text)
         if message is None:
-            return EntryAnswer(call.receipt, Verdict.REFUSED, text="the message's content is no longer known")
+            return EntryAnswer(call.receipt, Verdict.REFUSED, text="the message's content cannot be read again")
         try:
             url = await self._dead_letter_queue()
             if url is None:

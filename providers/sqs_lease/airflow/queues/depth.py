@@ -77,7 +77,7 @@ class DepthBounds:
             raise ValueError(f"{task_id!r} waits for nothing: set at_least, at_most, oldest_at_least or oldest_at_most")
         for name, bound in (("at_least", self.at_least), ("at_most", self.at_most)):
             if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
-                raise ValueError(f"{name} of {task_id!r} must be a number of messages (an integer), not {bound!r}")
+                raise ValueError(f"{name} of {task_id!r} must be an integer of at least 0, not {bound!r}")
         if not self.counts or not set(self.counts) <= set(COUNTS):
             raise ValueError(f"counts of {task_id!r} must be one or more of {', '.join(COUNTS)}, not {self.counts!r}")
         if not _fits(self.at_least, self.at_most) or not _fits(
