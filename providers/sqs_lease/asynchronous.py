@@ -120,6 +120,7 @@ class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):
         self._open_session = open_session
         self._is_used = False
         self._open: _OpenLease | None = None
+        self._entered: object = None  # the span that is current within the block
 
     async def __aenter__(self) -> AsyncLeasedBatch:
         if self._is_used:
@@ -129,12 +130,15 @@ class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):
         self._is_used = True
         self._open = _OpenLease(await self._open_session())
         await self._open.receive()
+        self._entered = self._open.session.span.enter()
         return AsyncLeasedBatch(self._open)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._open is not None:
+            entered, self._entered = self._entered, None
+            self._open.session.span.leave(entered)
             await self._open.leave(error)
 
 

@@ -184,6 +184,7 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         self._settings = settings
         self._client = client
         self._open: _OpenLease | None = None
+        self._entered: object = None  # the span that is current within the block
 
     def __enter__(self) -> OwnLeasedBatch:
         if self._open is not None:
@@ -191,12 +192,15 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         transport = open_transport(self._client, self._settings.queue)
         self._open = _OpenLease(LeaseSession(transport, self._settings))
         self._open.receive()
+        self._entered = self._open.session.span.enter()
         return OwnLeasedBatch(self._open)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._open is not None:
+            entered, self._entered = self._entered, None
+            self._open.session.span.leave(entered)
             self._open.leave(error)
 
     def give_back(self) -> bool:

@@ -65,7 +65,7 @@ LAYERS: Final = {
     "core": Layer(distributions=frozenset({"msgspec"}), no_standard=CLOCKS_AND_INPUT_OUTPUT),
     "clock": Layer(),
     "sqs": Layer(layers=frozenset({"core", "clock"}), distributions=BOTO),
-    "keeper": Layer(layers=BASE),
+    "keeper": Layer(layers=BASE, late=frozenset({"opentelemetry"})),
     "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
     "asynchronous": Layer(layers=BASE | {"blocking"}),
     "batch_files": Layer(layers=BASE, distributions=frozenset({"jiter", "pyarrow"})),

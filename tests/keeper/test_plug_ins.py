@@ -108,6 +108,9 @@ def test_a_listener_that_fails_stops_nothing(
 
 def test_a_meter_that_fails_leaves_no_lease_under_way(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
+        def held(self, queue_url: str, change: int) -> NoReturn:
+            raise ValueError("broken")
+
         def extended(self, queue_url: str, leases: int) -> NoReturn:
             raise ValueError("broken")
 

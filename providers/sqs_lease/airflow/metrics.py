@@ -32,6 +32,9 @@ MEASURE_SECONDS: Final = 10.0
 class AirflowMeter:
     """Passes on what a keeper counts."""
 
+    def held(self, queue_url: str, change: int) -> None:
+        """Not passed on: :class:`Gauges` reads how many there are."""
+
     def extended(self, queue_url: str, leases: int) -> None:
         """See ``sqs_lease.extended``."""
         stats.incr("sqs_lease.extended", leases, tags=_tags(queue_url))

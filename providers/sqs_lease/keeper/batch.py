@@ -22,6 +22,9 @@ from sqs_lease.keeper.plug_ins import PlugIns, guarded
 class Meter(Protocol):
     """Counts what happens to the leases of a keeper. Called in the keeper's event loop; it must not block or raise."""
 
+    def held(self, queue_url: str, change: int) -> None:
+        """So many more leases are held now; fewer if it is negative."""
+
     def extended(self, queue_url: str, leases: int) -> None:
         """A call was answered and confirmed so many extensions."""
 
@@ -41,6 +44,9 @@ class Meter(Protocol):
 
 class Unmetered:
     """Counts nothing: what a keeper has when nobody asks."""
+
+    def held(self, queue_url: str, change: int) -> None:
+        """Not counted."""
 
     def extended(self, queue_url: str, leases: int) -> None:
         """Not counted."""
@@ -157,6 +163,7 @@ class Batch:
         self._handed_over: set[Receipt] = set()  # to another batch of the keeper
         self._outdated: list[Receipt] = []  # put in just now, and not held
         self._forgotten = False
+        self._metered = 0  # leases that the meter knows to be held
         self.extensions = 0  # confirmed so far, counted per message
         self.extension_calls = 0  # made so far
         self.late = 0  # deadlines that passed so far
@@ -182,6 +189,7 @@ class Batch:
             lease = Lease(message.receipt, received_at, deadline, message.receive_count, message.message_group_id)
             self._put(lease, message, at_once=False)
         self._log_outdated()
+        self._measure()
 
     def adopt(self, leases: Iterable[Lease], messages: Iterable[Message] = ()) -> None:
         """Hold leases that were held elsewhere, and extend them at once; times are of the keeper's clock.
@@ -195,6 +203,14 @@ class Batch:
         for lease in leases:
             self._put(lease, by_receipt.get(lease.receipt), at_once=True)
         self._log_outdated()
+        self._measure()
+
+    def _measure(self) -> None:
+        """Tell the meter how many more or fewer leases are held than it knows of."""
+        change = self.count_held() - self._metered
+        if change:
+            self._metered += change
+            self._plug_ins.call("meter", lambda: self._meter.held(self.queue_url, change), None)
 
     def _log_outdated(self) -> None:
         """Say once for all leases that were just put in which of them are not held."""
@@ -303,6 +319,7 @@ class Batch:
         for wait in {id(wait): wait for waits in self._waits.values() for wait in waits}.values():
             wait.fail(f"The keeper of {self.queue_url} ended before the settlement")
         self._waits.clear()
+        self._measure()
 
     def _receipts(self) -> list[Receipt]:
         return [lease.receipt for lease in self._leases.values()]
@@ -469,6 +486,7 @@ class Batch:
                 case Lapsed():
                     self.late += 1
                     self._plug_ins.call("meter", lambda: self._meter.late(self.queue_url), None)
+        self._measure()
         if self._on_event is None:
             _log(events, self.queue_url)
         for event in events:
@@ -496,6 +514,7 @@ class Batch:
         self._handed_over.add(receipt)
         for wait in self._waits.pop(receipt, ()):
             wait.fail(f"Another batch of {self.queue_url} took {receipt} over")
+        self._measure()
 
     def extended(self, extensions: int) -> None:
         """Count a call that extended some of the batch's leases. The driver calls this."""

@@ -54,6 +54,7 @@ from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.listening import ListenerThread
 from sqs_lease.keeper.receiver import Receiver, Reception
+from sqs_lease.keeper.telemetry import LeaseSpan, open_telemetry_meter
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import check_whole_number, queue_reference
 
@@ -206,6 +207,8 @@ class LeaseSession:
         self._lease_log = LeaseLog(settings.queue)
         self._keeper: Keeper | None = None
         self._batch: Batch | None = None
+        self._span = LeaseSpan()
+        self._error_type: str | None = None
         self._listener = None if settings.on_event is None else ListenerThread(settings.on_event, settings.queue)
         self._decided: dict[Receipt, Settlement] = {}  # what was asked for; only ever added to
         self._told: set[Receipt] = set()  # of which an error told already that they were refused
@@ -216,6 +219,11 @@ class LeaseSession:
     def queue(self) -> str:
         """The queue, as the user gave it; for texts, from any thread."""
         return self._settings.queue
+
+    @property
+    def span(self) -> LeaseSpan:
+        """The lease's span; from any thread."""
+        return self._span
 
     @property
     def batch(self) -> Batch:
@@ -248,8 +256,8 @@ class LeaseSession:
         if policy.visibility is None:
             policy = policy.for_queue((await transport.queue_attributes(queue_url)).visibility_seconds)
         receiver = Receiver(transport, queue_url, visibility_seconds=policy.visibility_seconds, clock=self._clock)
-        self._keeper = Keeper(transport, clock=self._clock)
-        batch = self._batch = self._keeper.open_batch(
+        self._keeper = keeper = Keeper(transport, clock=self._clock, meter=open_telemetry_meter())
+        batch = self._batch = keeper.open_batch(
             queue_url, policy=policy, on_failure=settings.on_failure, on_event=self._tell
         )
 
@@ -260,6 +268,8 @@ class LeaseSession:
             settings.max_messages, wait=settings.wait, linger=settings.linger, on_received=hold
         )
         self.messages = tuple(batch.messages())
+        if (received_at := batch.oldest_received_at()) is not None:
+            self._span.begin(queue_url, self.messages, received_at + keeper.clock.wall() - keeper.clock.now())
         if collected.error is not None:
             logger.warning("Took %d messages only: %s", len(self.messages), collected.error)
 
@@ -329,6 +339,8 @@ class LeaseSession:
         if not self._closed:
             self._closed = True
             self._lease_log.flush()
+            if self._batch is not None:
+                self._span.end(self._batch.report(), self._error_type)
             try:
                 if self._keeper is not None:
                     await self._keeper.close(Leaving.NOTHING)
@@ -362,6 +374,7 @@ class LeaseSession:
         Args:
             error: What the block raised; None if it ended well.
         """
+        self._error_type = None if error is None else type(error).__qualname__
         left = [message for message in self.messages if message.receipt not in self._decided]
         receipts = [message.receipt for message in left]
         if error is None:

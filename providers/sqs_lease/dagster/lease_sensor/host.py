@@ -70,6 +70,7 @@ from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.loop_thread import LoopThread
 from sqs_lease.keeper.plain_leases import from_wall_time, to_wall_time
 from sqs_lease.keeper.receiver import Receiver
+from sqs_lease.keeper.telemetry import open_telemetry_meter
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX
@@ -236,7 +237,7 @@ class LeaseHost:
         logger.info("The keeper of sensor %s ends with its process", self._settings.sensor)
 
     async def _open(self) -> None:
-        self._keeper = Keeper(self._transport, clock=self._clock)
+        self._keeper = Keeper(self._transport, clock=self._clock, meter=open_telemetry_meter())
         self._looking = asyncio.Lock()
         loop = asyncio.get_running_loop()
         self._watchers = [loop.create_task(self._watch_owner()), loop.create_task(self._watch_runs())]

@@ -1,0 +1,278 @@
+"""What leases publish through OpenTelemetry: metrics of every keeper, and a span for each lease.
+
+A program that publishes has imported OpenTelemetry before its first lease, and configured it. In other programs
+nothing is published, and OpenTelemetry is not even imported. If a program's provider or exporter raises, leases go on.
+
+Metrics, each with ``messaging.system`` (``aws_sqs``) and ``messaging.destination.name`` (the queue's name):
+
+    sqs_lease.held             up-down counter  {message}  leases held now
+    sqs_lease.extended         counter          {message}  confirmed extensions, one for each message
+    sqs_lease.late             counter          {message}  deadlines that passed before an extension was confirmed
+    sqs_lease.lost             counter          {message}  leases that the service refused to extend, or to settle
+    sqs_lease.settled          counter          {message}  settlements, with the attribute ``sqs_lease.outcome``
+    sqs_lease.release_latency  histogram        s          from the decision that a message failed to its being visible
+
+The span ``process <queue>`` lasts from the receive of the first message to the settlement of the last one. It has a
+link to the trace of each message's producer: W3C trace context in the message attributes ``traceparent`` and
+``tracestate``, or X-Ray's in the system attribute ``AWSTraceHeader``. Attributes are those of OpenTelemetry's semantic
+conventions for messaging, and ``sqs_lease.<outcome>`` with the count of each outcome. Receipt handles and bodies are in
+none of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from sqs_lease.core.events import Outcome
+from sqs_lease.core.messages import Message
+from sqs_lease.keeper.batch import LeaseReport, Meter, Unmetered
+from sqs_lease.sqs.validation import queue_reference
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
+
+logger = logging.getLogger(__name__)
+
+NAME: Final = "sqs_lease"
+"""The instrumentation scope of all that is published."""
+
+MOST_LINKS: Final = 128
+"""Most links of a span; what OpenTelemetry keeps by default (OTEL_SPAN_LINK_COUNT_LIMIT)."""
+
+_SYSTEM: Final = "messaging.system"
+_QUEUE: Final = "messaging.destination.name"
+_OUTCOME: Final = "sqs_lease.outcome"
+
+_XRAY: Final = re.compile(r"(?:^|;)\s*Root=1-(?P<epoch>[0-9a-fA-F]{8})-(?P<unique>[0-9a-fA-F]{24})(?:;|$)")
+_XRAY_PARENT: Final = re.compile(r"(?:^|;)\s*Parent=(?P<span>[0-9a-fA-F]{16})(?:;|$)")
+_XRAY_SAMPLED: Final = re.compile(r"(?:^|;)\s*Sampled=1(?:;|$)")
+
+_TROUBLE: Final = (Outcome.LOST, Outcome.FAILED, Outcome.UNCERTAIN)
+
+_T = TypeVar("_T")
+
+
+def open_telemetry_meter() -> Meter:
+    """Return a meter that counts through OpenTelemetry, or one that counts nothing if the program does not use it."""
+    meter: Meter | None = _safely(_OpenTelemetryMeter) if "opentelemetry.metrics" in sys.modules else None
+    return Unmetered() if meter is None else meter
+
+
+class _OpenTelemetryMeter:
+    """Counts through OpenTelemetry."""
+
+    def __init__(self) -> None:
+        from opentelemetry import metrics
+
+        meter = metrics.get_meter(NAME)
+        messages = "{message}"
+        self._held = meter.create_up_down_counter(f"{NAME}.held", messages, "Leases held now")
+        self._extended = meter.create_counter(f"{NAME}.extended", messages, "Confirmed extensions")
+        self._late = meter.create_counter(
+            f"{NAME}.late", messages, "Deadlines that passed before an extension was confirmed"
+        )
+        self._lost = meter.create_counter(
+            f"{NAME}.lost", messages, "Leases that the service refused to extend, or to settle"
+        )
+        self._settled = meter.create_counter(f"{NAME}.settled", messages, "Settlements, by their outcome")
+        self._attributes: dict[str, dict[str, Any]] = {}  # by queue: names are parsed once
+        self._release_latency = meter.create_histogram(
+            f"{NAME}.release_latency", "s", "From the decision that a message failed to its being visible again"
+        )
+
+    def held(self, queue_url: str, change: int) -> None:
+        """See ``sqs_lease.held``."""
+        self._held.add(change, self._of(queue_url))
+
+    def extended(self, queue_url: str, leases: int) -> None:
+        """See ``sqs_lease.extended``."""
+        self._extended.add(leases, self._of(queue_url))
+
+    def late(self, queue_url: str) -> None:
+        """See ``sqs_lease.late``."""
+        self._late.add(1, self._of(queue_url))
+
+    def ended(self, queue_url: str, outcome: Outcome, settling_seconds: float | None) -> None:
+        """See ``sqs_lease.lost``, ``sqs_lease.settled`` and ``sqs_lease.release_latency``."""
+        attributes = self._of(queue_url)
+        if outcome is Outcome.LOST:
+            self._lost.add(1, attributes)
+            return
+        self._settled.add(1, {**attributes, _OUTCOME: _named(outcome)})
+        if outcome is Outcome.RELEASED and settling_seconds is not None:
+            self._release_latency.record(settling_seconds, attributes)
+
+    def _of(self, queue_url: str) -> dict[str, Any]:
+        if queue_url not in self._attributes:
+            self._attributes[queue_url] = _attributes(queue_url)
+        return self._attributes[queue_url]
+
+
+class LeaseSpan:
+    """The span of one lease; nothing if the program does not use OpenTelemetry, or no message came.
+
+    It is a child of the span that is current where this is made. Its methods may be called from any thread, and never
+    raise.
+    """
+
+    def __init__(self) -> None:
+        self._parent = _safely(_current) if "opentelemetry.trace" in sys.modules else None
+        self._span: Span | None = None
+
+    def begin(self, queue_url: str, messages: Sequence[Message], received_at: float) -> None:
+        """Begin the span.
+
+        Args:
+            queue_url: The queue.
+            messages: The messages that were received.
+            received_at: When the first of them was received, in seconds since the epoch.
+        """
+        parent, self._parent = self._parent, None
+        if messages and parent is not None:
+            self._span = _safely(lambda: _started(queue_url, messages, received_at, parent))
+
+    def enter(self) -> object:
+        """Make it the current span of this thread or task, so that spans of the work become its children.
+
+        Returns:
+            What :meth:`leave` takes. It leads to all that the program's context leads to, so it is not kept here.
+        """
+        span = self._span
+        return None if span is None else _safely(lambda: _attached(span))
+
+    def leave(self, entered: object) -> None:
+        """End what :meth:`enter` began, if this is still the same thread or task."""
+        if entered is not None:
+            _safely(lambda: _detach(self._span, entered))
+
+    def end(self, report: LeaseReport, error_type: str | None) -> None:
+        """End the span.
+
+        Args:
+            report: What became of the messages.
+            error_type: The class of what the work raised; None if it ended well. An exception's text may quote a body.
+        """
+        span, self._span = self._span, None
+        if span is not None:
+            _safely(lambda: _finish(span, report, error_type))
+
+
+def _current() -> Context:
+    from opentelemetry import context
+
+    return context.get_current()
+
+
+def _started(queue_url: str, messages: Sequence[Message], received_at: float, parent: Context) -> Span:
+    from opentelemetry import trace
+
+    queue = _name(queue_url)
+    attributes = {
+        **_attributes(queue_url),
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.batch.message_count": len(messages),
+    }
+    if len(messages) == 1:
+        attributes["messaging.message.id"] = messages[0].message_id
+    return trace.get_tracer(NAME).start_span(
+        f"process {queue}",
+        context=parent,
+        kind=trace.SpanKind.CONSUMER,
+        attributes=attributes,
+        links=list(_links(messages)),
+        start_time=int(received_at * 1e9),
+    )
+
+
+def _attached(span: Span) -> Any:
+    from opentelemetry import context, trace
+
+    return context.attach(trace.set_span_in_context(span))
+
+
+def _detach(span: Span | None, entered: Any) -> None:
+    from opentelemetry import context, trace
+
+    # A suspended generator may be closed in another context, which this span never was current in.
+    if span is None or trace.get_current_span() is span:
+        context.detach(entered)
+
+
+def _finish(span: Span, report: LeaseReport, error_type: str | None) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    counts = {outcome: int(getattr(report, _named(outcome))) for outcome in Outcome}
+    span.set_attributes({f"{NAME}.{_named(outcome)}": count for outcome, count in counts.items() if count})
+    trouble = [f"{counts[outcome]} {outcome.value}" for outcome in _TROUBLE if counts[outcome]]
+    if error_type is not None:
+        span.set_attribute("error.type", error_type)
+        span.set_status(Status(StatusCode.ERROR, error_type))
+    elif trouble:
+        span.set_status(Status(StatusCode.ERROR, ", ".join(trouble)))
+    span.end()
+
+
+def _links(messages: Iterable[Message]) -> Iterable[Any]:
+    """Links to the spans that sent the messages, each span once."""
+    from opentelemetry.trace import Link, get_current_span
+
+    seen = set()
+    for message in messages:
+        sent_by = get_current_span(_producer(message)).get_span_context()
+        key = sent_by.trace_id, sent_by.span_id
+        if sent_by.is_valid and key not in seen:
+            seen.add(key)
+            yield Link(sent_by, {"messaging.message.id": message.message_id})
+            if len(seen) == MOST_LINKS:
+                return
+
+
+def _producer(message: Message) -> Context:
+    """The context that a message was sent in; an empty one if it says nothing of it that can be read."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    for name in ("traceparent", "tracestate"):
+        text = message.message_attributes.get(name, {}).get("StringValue")
+        if isinstance(text, str):
+            carrier[name] = text
+    if carrier:
+        return TraceContextTextMapPropagator().extract(carrier, Context())
+    header = message.attributes.get("AWSTraceHeader", "")
+    trace_id, span_id = _XRAY.search(header), _XRAY_PARENT.search(header)
+    if trace_id is None or span_id is None:
+        return Context()
+    flags = TraceFlags.SAMPLED if _XRAY_SAMPLED.search(header) else TraceFlags.DEFAULT
+    sent_by = SpanContext(
+        int(trace_id["epoch"] + trace_id["unique"], 16), int(span_id["span"], 16), True, TraceFlags(flags)
+    )
+    return set_span_in_context(NonRecordingSpan(sent_by), Context())
+
+
+def _attributes(queue_url: str) -> dict[str, Any]:
+    return {_SYSTEM: "aws_sqs", _QUEUE: _name(queue_url)}
+
+
+def _name(queue_url: str) -> str:
+    return queue_reference(queue_url).name
+
+
+def _named(outcome: Outcome) -> str:
+    return outcome.value.replace("-", "_")
+
+
+def _safely(act: Callable[[], _T]) -> _T | None:
+    """Call OpenTelemetry, which must not end a lease; None if it fails: a program's provider may raise anything."""
+    try:
+        return act()
+    except Exception:
+        logger.warning("OpenTelemetry failed; the lease goes on without it", exc_info=True)
+        return None

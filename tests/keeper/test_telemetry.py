@@ -1,0 +1,250 @@
+"""What leases publish through OpenTelemetry: metrics, and a span from the receive to the last settlement."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from sqs_lease import async_lease, lease, release
+from sqs_lease.keeper import telemetry
+from sqs_lease.testing.leased_queues import LeasedQueues
+from sqs_lease.testing.pytest_plugin import leased_queues
+
+__all__ = ["leased_queues"]
+
+TRACE, SENDER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+W3C = {"traceparent": {"DataType": "String", "StringValue": f"00-{TRACE}-{SENDER}-01"}}
+XRAY = f"Root=1-{TRACE[:8]}-{TRACE[8:]};Parent={SENDER};Sampled=1"
+
+
+class Published:
+    """What a program's providers got."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._reader = InMemoryMetricReader()
+        self._spans = InMemorySpanExporter()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        meters = MeterProvider([self._reader])
+        # A process has its providers for good, and these are for one test.
+        monkeypatch.setattr(metrics, "get_meter", meters.get_meter)
+        monkeypatch.setattr(trace, "get_tracer", self.tracers.get_tracer)
+
+    def points(self) -> dict[str, dict[str, Any]]:
+        """The values of all metrics, by name and outcome."""
+        found: dict[str, dict[str, Any]] = {}
+        data = self._reader.get_metrics_data()
+        for of_resource in data.resource_metrics if data else ():
+            for scope in of_resource.scope_metrics:
+                for metric in scope.metrics:
+                    for point in metric.data.data_points:
+                        attributes = dict(point.attributes or {})
+                        assert attributes["messaging.system"] == "aws_sqs"
+                        assert attributes["messaging.destination.name"] == "orders"
+                        outcome = str(attributes.get("sqs_lease.outcome", ""))
+                        value = getattr(point, "value", None)
+                        found.setdefault(metric.name, {})[outcome] = point if value is None else value
+        return found
+
+    def span(self) -> ReadableSpan:
+        (span,) = [span for span in self._spans.get_finished_spans() if span.name == "process orders"]
+        return span
+
+    def others(self) -> list[ReadableSpan]:
+        return [span for span in self._spans.get_finished_spans() if span.name != "process orders"]
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> Published:
+    return Published(monkeypatch)
+
+
+def test_settlements_are_counted_by_their_outcome(published: Published, leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", "a", "b", "c")
+    with lease("orders", max_messages=3, wait=0, linger=0) as batch:
+        assert published.points()["sqs_lease.held"] == {"": 3}
+        batch.fail(next(iter(batch)), "no")
+    points = published.points()
+    assert points["sqs_lease.settled"] == {"deleted": 2, "released": 1}
+    assert points["sqs_lease.held"] == {"": 0}
+    assert points["sqs_lease.release_latency"][""].count == 1
+
+
+def test_the_span_lasts_from_the_receive_to_the_settlement(published: Published, leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", "a", "b")
+    with lease("orders", max_messages=2, wait=0, linger=0) as batch:
+        batch.succeed(next(iter(batch)))
+    span = published.span()
+    assert span.kind is trace.SpanKind.CONSUMER
+    assert span.start_time is not None
+    assert span.end_time is not None
+    assert span.start_time < span.end_time
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "aws_sqs",
+        "messaging.destination.name": "orders",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.batch.message_count": 2,
+        "sqs_lease.deleted": 2,
+    }
+    assert span.status.status_code is StatusCode.UNSET
+
+
+def test_without_messages_there_is_no_span(published: Published, leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders")
+    with lease("orders", wait=0, linger=0):
+        pass
+    with pytest.raises(ValueError, match="not enough values"):
+        published.span()
+
+
+def test_it_links_to_whoever_sent_the_messages(published: Published, leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", "without")
+    queue.send("w3c", message_attributes=W3C)
+    with lease("orders", max_messages=2, wait=0, linger=0):
+        pass
+    (link,) = published.span().links
+    assert (f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") == (TRACE, SENDER)
+
+
+@pytest.mark.parametrize(
+    ("header", "links"),
+    [
+        (XRAY, 1),
+        (f"Self=1-x;{XRAY}", 1),
+        ("", 0),
+        ("Root=1-5759e988-bd862e3fe1be46a994272793", 0),
+        (XRAY.replace("Root=1-", "Root=2-"), 0),
+        ("Root=;Parent=;Sampled=", 0),
+        ("\x00" * 10_000, 0),
+    ],
+)
+def test_the_header_of_x_ray_is_read_if_it_can_be(header: str, links: int) -> None:
+    from sqs_lease.core.messages import Message, Receipt
+
+    message = Message(Receipt("m", "h"), "body", {"AWSTraceHeader": header})
+    assert len(list(telemetry._links([message]))) == links
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", f"00-{'0' * 32}-{SENDER}-01", "00-" * 10_000, "\x00"])
+def test_a_malformed_trace_context_is_no_link(text: str) -> None:
+    from sqs_lease.core.messages import Message, Receipt
+
+    attributes = {"traceparent": {"DataType": "String", "StringValue": text}}
+    message = Message(Receipt("m", "h"), "body", {}, attributes)
+    assert list(telemetry._links([message])) == []
+
+
+def test_links_are_bounded_and_each_sender_is_linked_once() -> None:
+    from sqs_lease.core.messages import Message, Receipt
+
+    def message(number: int, span: int) -> Message:
+        attributes = {"traceparent": {"DataType": "String", "StringValue": f"00-{TRACE}-{span:016x}-01"}}
+        return Message(Receipt(f"m{number}", "h"), "body", {}, attributes)
+
+    assert len(list(telemetry._links([message(number, 1) for number in range(3)]))) == 1
+    assert len(list(telemetry._links([message(number, number + 1) for number in range(500)]))) == telemetry.MOST_LINKS
+
+
+def test_spans_of_the_work_are_its_children_and_it_is_one_of_the_program(
+    published: Published, leased_queues: LeasedQueues
+) -> None:
+    leased_queues.create("orders", "a")
+    tracer = published.tracers.get_tracer("program")
+    with tracer.start_as_current_span("program") as program:
+        with lease("orders", wait=0, linger=0), tracer.start_as_current_span("work"):
+            pass
+        assert trace.get_current_span() is program
+    (work, _) = published.others()
+    span = published.span()
+    assert work.parent is not None
+    assert work.parent.span_id == span.context.span_id
+    assert span.parent is not None
+    assert span.parent.span_id == program.get_span_context().span_id
+
+
+async def _asynchronous(published: Published) -> None:
+    tracer = published.tracers.get_tracer("program")
+    async with async_lease("orders", wait=0, linger=0):
+        with tracer.start_as_current_span("work"):
+            pass
+
+
+def test_it_is_the_same_in_asynchronous_programs(published: Published, leased_queues: LeasedQueues) -> None:
+    import asyncio
+
+    leased_queues.create("orders", "a")
+    asyncio.run(_asynchronous(published))
+    (work,) = published.others()
+    assert work.parent is not None
+    assert work.parent.span_id == published.span().context.span_id
+
+
+def test_failed_work_is_an_error_by_its_class_and_not_by_its_text(
+    published: Published, leased_queues: LeasedQueues
+) -> None:
+    leased_queues.create("orders", "a")
+    with pytest.raises(ValueError, match="secret"), lease("orders", wait=0, linger=0, on_failure=release()):
+        raise ValueError("secret")
+    span = published.span()
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "ValueError")
+    assert "secret" not in span.to_json()
+    assert dict(span.attributes or {})["sqs_lease.released"] == 1
+
+
+def test_nothing_secret_is_published(published: Published, leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", "a body")
+    with lease("orders", wait=0, linger=0) as batch:
+        (message,) = batch
+    text = published.span().to_json()
+    assert "a body" not in text
+    assert message.receipt.handle not in text
+
+
+@pytest.mark.parametrize("name", ["metrics.get_meter", "trace.get_tracer"])
+def test_a_provider_that_fails_stops_no_lease(
+    leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(f"opentelemetry.{name}", fail)
+    queue = leased_queues.create("orders", "a")
+    with lease("orders", wait=0, linger=0) as batch:
+        assert len(batch) == 1
+    assert queue.visible == []
+
+
+def test_instruments_that_fail_stop_no_lease(
+    published: Published, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("opentelemetry.sdk.metrics.Counter.add", fail)
+    monkeypatch.setattr("opentelemetry.sdk.trace.Span.end", fail)
+    queue = leased_queues.create("orders", "a")
+    with lease("orders", wait=0, linger=0) as batch:
+        assert len(batch) == 1
+    assert queue.visible == []
+
+
+def test_a_program_that_does_not_use_it_does_not_import_it() -> None:
+    code = (
+        "import sys\nfrom sqs_lease import lease\nfrom sqs_lease.testing import LeasedQueues\n"
+        "from sqs_lease.keeper.telemetry import LeaseSpan, open_telemetry_meter\n"
+        "open_telemetry_meter(); LeaseSpan()\n"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
