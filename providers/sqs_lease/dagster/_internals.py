@@ -381,6 +381,45 @@ def output_events(context: Context, result: object) -> Iterator[Any]:
         )
 
 
+def stores_values(context: Context) -> bool:
+    """Whether a step has outputs with values, which Dagster has stored.
+
+    Which type stands for no value is public, and how to ask a type is not. Without it, every step has values.
+
+    Args:
+        context: The context of the asset or op.
+    """
+    try:
+        return any(not output.dagster_type.is_nothing for output in context.op_def.output_defs)
+    except AttributeError:
+        _warn("is_nothing", "every step counts as one with a value")
+        return True
+
+
+def missing_outputs(context: Context) -> list[str]:
+    """Return the outputs that a step must have, and that its function did not yield: Dagster fails the step for them.
+
+    What was yielded is not public. Without it there are none: messages are deleted at the end of a block although
+    Dagster fails their step.
+
+    Args:
+        context: The context of the asset or op, in a step, whose function has ended.
+    """
+    step = _step(context)
+    try:
+        return [
+            output.name
+            for output in context.op_def.output_defs
+            if output.is_required
+            and not output.is_dynamic
+            and not output.dagster_type.is_nothing
+            and not step.has_seen_output(output.name)
+        ]
+    except AttributeError:
+        _warn("has_seen_output()", "messages are deleted although an output of their step is missing")
+        return []
+
+
 # Processes of steps
 
 
@@ -496,6 +535,41 @@ def asset_of_event(event: dg.DagsterEvent) -> dg.AssetKey | None:
     except AttributeError:
         _warn("asset of an event", "assets that were stored before a step failed are not known")
         return None
+
+
+def failed_blocking_check(event: dg.DagsterEvent) -> str | None:
+    """Return the name of the blocking check that an event says failed as an error; None for all other events.
+
+    An event's own data is not public. Without it there are none: messages are deleted at the end of a block although
+    Dagster fails their step for a check.
+
+    Args:
+        event: An event of a step.
+    """
+    if event.event_type is not dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+        return None
+    try:
+        evaluation: Any = event.event_specific_data
+        is_error = evaluation.severity is dg.AssetCheckSeverity.ERROR
+        return str(evaluation.check_name) if evaluation.blocking and is_error and not evaluation.passed else None
+    except AttributeError:
+        _warn("result of an asset check", "messages are deleted although a blocking check of their step failed")
+        return None
+
+
+def failed_checks_error(checks: Sequence[str]) -> dg.DagsterError:
+    """Return the error by which Dagster fails a step whose blocking checks failed; no ``RetryPolicy`` repeats it.
+
+    It is not public. Without it, it is another error of Dagster's that no policy repeats.
+
+    Args:
+        checks: Their names.
+    """
+    kind = _private("errors", "DagsterAssetCheckFailedError") or dg.DagsterInvariantViolationError
+    error: dg.DagsterError = kind(
+        f"Blocking asset checks failed within the block of the lease, and its messages with them: {', '.join(checks)}"
+    )
+    return error
 
 
 def error_names(event: dg.DagsterEvent) -> frozenset[str]:

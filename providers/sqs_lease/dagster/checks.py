@@ -32,6 +32,7 @@ Asset: TypeAlias = dg.AssetsDefinition | dg.AssetKey | str | Sequence[str]
 
 _EARLIER_FAILED = (f"{EARLIER}dead_lettered", f"{EARLIER}expired")
 _EARLIER_RELEASED = f"{EARLIER}released"
+_EARLIER_UNDONE = f"{EARLIER}deleted_then_failed"
 
 
 def build_sqs_lease_check(
@@ -51,7 +52,8 @@ def build_sqs_lease_check(
     passes.
 
     Earlier attempts at the step count as well: what they dead-lettered or left to expire has failed, and their leases
-    must have held too. What they gave back does not count, because a later attempt or another run works on it.
+    must have held too. What they deleted before they failed fails the check: nobody does the rest of its work. What
+    they gave back does not count, because a later attempt or another run works on it.
 
     Args:
         asset: The asset; of a multi-asset, the key of one.
@@ -143,6 +145,8 @@ def _judged(numbers: Mapping[str, int], max_failed: int) -> tuple[bool, str, dic
     failed = sum(numbers.get(key, 0) for key in (FAILED, *_EARLIER_FAILED))
     parts = [f"{failed} messages failed"]
     parts += [f"{number} {key.removeprefix(PREFIX)}" for key, number in unsafe.items() if number]
+    if undone := numbers.get(_EARLIER_UNDONE, 0):
+        parts.append(f"{undone} deleted by earlier attempts that failed afterwards")
     if given_back := numbers.get(_EARLIER_RELEASED, 0):
         parts.append(f"{given_back} given back by earlier attempts")
     said = ", ".join(parts)
@@ -150,7 +154,8 @@ def _judged(numbers: Mapping[str, int], max_failed: int) -> tuple[bool, str, dic
         said += " by the asset's step; the messages are settled later"
     shown = {key: numbers.get(key, 0) for key in (RECEIVED, FAILED, *UNSAFE)}
     earlier = {key: number for key, number in numbers.items() if key.startswith(EARLIER)}
-    return failed <= max_failed and not any(unsafe.values()), f"{said}.", {**shown, **earlier}
+    passed = failed <= max_failed and not undone and not any(unsafe.values())
+    return passed, f"{said}.", {**shown, **earlier}
 
 
 def build_sqs_backlog_check(

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar, Unpack, get_type_hints
 
-from sqs_lease.dagster._internals import output_events, step_key
+import dagster as dg
+
+from sqs_lease.dagster._internals import missing_outputs, output_events, step_key
 from sqs_lease.dagster.resource import LeaseArguments, SqsQueueResource, check_lease_arguments
 
 BATCH: Final = "batch"
@@ -66,6 +68,11 @@ def _within_lease(work: Callable[..., Any], queue: str, arguments: LeaseArgument
     def events(context: Any, resource: SqsQueueResource, given: dict[str, Any]) -> Iterator[Any]:
         with resource.lease(context, **arguments) as batch:
             yield from output_events(context, _call(context, batch, given))
+            if missing := missing_outputs(context):
+                raise dg.DagsterInvariantViolationError(
+                    f"{name!r} did not yield its required outputs {', '.join(map(repr, missing))}, so its messages "
+                    "failed. Yield them, or set is_required=False on those that may be missing"
+                )
 
     def _call(context: Any, batch: Any, given: dict[str, Any]) -> Any:
         return work(context, **given, batch=batch) if takes_context else work(**given, batch=batch)

@@ -181,7 +181,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         - ``BatchFolderError`` where the run's batch is being settled, because the run came too late;
         - ``ResumedRunError`` where the run leaves out steps, or other assets of this step, that would never see the
           messages;
-        - ``RetryWithoutMessagesError`` where this attempt received nothing, and the one before it left messages;
+        - ``RetryWithoutMessagesError`` where this attempt received nothing, and the one before it received messages and
+          failed;
         - ``sqs_lease.sqs.errors.SqsError`` where the queue cannot be used; the text names it and says what to do;
         - ``SettlementError`` where the block succeeded, and the service refused to delete some of its messages.
         """
@@ -232,6 +233,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 try:
                     step.received(batch)
                     yield batch
+                    step.refuse_failed_checks()
                 except GeneratorExit:
                     raise
                 except BaseException as error:
@@ -242,7 +244,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         finally:
             # The generator may be closed long after the step has failed, when nobody takes log lines of its run.
             if not isinstance(sys.exception(), GeneratorExit):
-                step.ended()
+                step.ended(sys.exception())
+                step.warn_of_unsettled()
         self._add_metadata(context, batch, step)
 
     def _add_metadata(self, context: Context, batch: LeasedBatch, step: StepLease) -> None:
