@@ -25,7 +25,7 @@ def loads(context: dg.OpExecutionContext, queue: SqsQueueResource) -> None:
 
 @dg.op(ins={"after": dg.In(dg.Nothing)})
 def reports(context: dg.OpExecutionContext) -> None:
-    if not context.has_tag("dagster/retry_number"):
+    if "dagster/retry_number" not in context.run.tags:
         raise ConnectionError
 
 

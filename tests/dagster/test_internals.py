@@ -191,8 +191,20 @@ def test_no_output_is_missing_where_it_is_not_known_what_was_yielded() -> None:
 
 def test_every_step_has_a_value_where_its_type_does_not_tell() -> None:
     untold = SimpleNamespace(op_def=SimpleNamespace(output_defs=[SimpleNamespace(dagster_type=object())]))
-    (told, _) = in_an_asset(_internals.stores_values)
+    told, _ = in_an_asset(_internals.stores_values)
     assert (told, _internals.stores_values(untold)) == (False, True)  # type: ignore[arg-type]
+
+
+def test_the_result_of_a_check_is_no_value() -> None:
+    found: list[bool] = []
+
+    @dg.asset(check_specs=[dg.AssetCheckSpec("complete", asset="orders")])
+    def orders(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        found.append(_internals.stores_values(context))
+        return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=True)])
+
+    dg.materialize([orders])
+    assert found == [False]
 
 
 def test_no_check_has_failed_where_its_result_is_not_known(caplog: pytest.LogCaptureFixture) -> None:

@@ -382,17 +382,23 @@ def output_events(context: Context, result: object) -> Iterator[Any]:
 
 
 def stores_values(context: Context) -> bool:
-    """Whether a step has outputs with values, which Dagster has stored.
+    """Whether a step has outputs with values, which Dagster has stored; results of its asset checks are none.
 
-    Which type stands for no value is public, and how to ask a type is not. Without it, every step has values.
+    Which type stands for no value is public. How to ask a type is not, nor which output is of which asset. Without it,
+    every step has values.
 
     Args:
         context: The context of the asset or op.
     """
     try:
-        return any(not output.dagster_type.is_nothing for output in context.op_def.output_defs)
+        outputs = {output.name: output for output in context.op_def.output_defs}
+        if isinstance(context, dg.AssetExecutionContext):
+            asset = context.assets_def
+            names = {asset.get_output_name_for_asset_key(key) for key in asset.keys}
+            outputs = {name: output for name, output in outputs.items() if name in names}
+        return any(not output.dagster_type.is_nothing for output in outputs.values())
     except AttributeError:
-        _warn("is_nothing", "every step counts as one with a value")
+        _warn("type of an output", "every step counts as one with a value")
         return True
 
 

@@ -19,7 +19,8 @@ Where a retry finds other messages, ``sqs/earlier_deleted_then_failed`` says how
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from threading import Event
@@ -451,10 +452,16 @@ def _what_is_missing(owed: Sequence[LeaseRecord]) -> str:
             "block, or decorate the function with leased()."
         )
     if not said:
-        counts = {name: sum(record.counts[name] for record in owed) for name in _COUNTS}
-        ends = ", ".join(f"{number} {name.replace('_', '-')}" for name, number in counts.items() if number)
-        said.append(f"What became of its messages: {ends}.")
+        said.append(f"What became of its messages: {counts_said(owed)}.")
     return " ".join(said)
+
+
+def counts_said(leases: Iterable[LeaseRecord]) -> str:
+    """Say what became of the messages of some leases; nothing where they had none."""
+    counts: Counter[str] = Counter()
+    for lease in leases:
+        counts.update(lease.counts)
+    return ", ".join(f"{counts[name]} {name.replace('_', '-')}" for name in _COUNTS if counts[name])
 
 
 def lease_records(instance: dg.DagsterInstance, run_id: str, key: str) -> list[LeaseRecord]:

@@ -44,9 +44,15 @@ def leased(queue: str, **arguments: Unpack[LeaseArguments]) -> Callable[[_Work],
         arguments: As for :meth:`SqsQueueResource.lease`.
 
     Raises:
-        TypeError: An argument is unknown or of another type; or the function is asynchronous, or has no ``batch``.
+        TypeError: An argument is unknown or of another type, as where ``leased`` stands without parentheses; or the
+            function is asynchronous, or has no ``batch``.
         ValueError: An argument is out of range.
     """
+    if not isinstance(queue, str):
+        raise TypeError(
+            f"leased() takes the key of an SqsQueueResource among the resources, not {type(queue).__name__!r}: write "
+            '@leased("orders_queue") above the function'
+        )
     check_lease_arguments(queue, arguments)
 
     def decorate(work: _Work) -> Callable[..., Any]:
@@ -80,6 +86,11 @@ def _within_lease(work: Callable[..., Any], queue: str, arguments: LeaseArgument
     # Not a generator function: Dagster reads the types of outputs from the annotation of other functions only.
     def function(context: Any, **given: Any) -> Any:
         resource = given[queue] if takes_queue else given.pop(queue)
+        if not isinstance(resource, SqsQueueResource):
+            raise TypeError(
+                f"the resource {queue!r} of {name!r} is {type(resource).__name__!r}, and must be an SqsQueueResource: "
+                f"set it in Definitions(resources={{{queue!r}: SqsQueueResource(queue=...)}})"
+            )
         if step_key(context) is not None:
             return events(context, resource, given)
         with resource.lease(context, **arguments) as batch:

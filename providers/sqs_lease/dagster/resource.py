@@ -85,8 +85,10 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Make a boto3 client of SQS, with timeouts made for leases; whoever asks for it closes it.
 
         Raises:
+            ValueError: ``queue`` is empty.
             sqs_lease.sqs.errors.SqsError: It cannot be made; the text names the queue and says what to do.
         """
+        self._refuse_no_queue()
         access = AwsAccess(
             region_name=self.region_name,
             endpoint_url=self.endpoint_url,
@@ -99,6 +101,13 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         with access_to(self):
             return boto3_client.make_client(access, queue=self.queue)
 
+    def _refuse_no_queue(self) -> None:
+        if not self.queue.strip():
+            raise ValueError(
+                f"queue of {type(self).__name__} is empty: give the queue's name, ARN or URL. Where it is an EnvVar, "
+                "its environment variable is set to nothing in the process that Dagster works in"
+            )
+
     def attributes(self, *, timeout: Duration = 30.0) -> QueueAttributes:
         """Read what the queue says of itself, such as how many messages it has; nothing is received.
 
@@ -109,6 +118,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             ValueError: ``queue`` is not a queue name, URL or ARN.
             sqs_lease.sqs.errors.SqsError: The queue cannot be read; the text names it and says what to do.
         """
+        self._refuse_no_queue()
         with access_to(self):
             return queue_attributes(self.queue, timeout=timeout, client=self.client())
 
@@ -195,6 +205,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             "on_failure": on_failure,
             "on_resume": on_resume,
         }
+        self._refuse_no_queue()
         check_lease_arguments(self.queue, arguments)
         held = batch_of_run(context, self.queue)
         if held is None:
