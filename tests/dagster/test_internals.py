@@ -176,6 +176,26 @@ def test_a_warning_is_in_the_log_of_the_process_where_that_of_the_run_takes_none
     assert "the log of run r lacks this warning" in said(caplog)
 
 
+def test_a_block_that_raised_settles_at_its_end_where_an_instance_has_no_listeners(
+    messages: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(_: dg.DagsterInstance) -> None:
+        raise AttributeError("add_event_listener")
+
+    monkeypatch.setattr(dg.DagsterInstance, "add_event_listener", property(lacks), raising=False)
+    seen: list[int] = []
+
+    @dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with queue.lease(context, linger=0, wait=0, on_failure="dead_letter") as batch:
+            seen.append(len(batch))
+            raise ConnectionError
+
+    assert not dg.materialize([orders], resources={"queue": QUEUE}, raise_on_error=False).success
+    assert seen == [1, 1]
+    assert messages.dead_letters == ["a"]
+
+
 def test_no_output_is_missing_where_it_is_not_known_what_was_yielded() -> None:
     found: list[list[str]] = []
 
@@ -224,7 +244,8 @@ def test_nothing_listens_where_an_instance_has_no_listeners(caplog: pytest.LogCa
 
     def listen(context: Any) -> None:
         instance = Without(context.instance, "add_event_listener")
-        _internals.listen(Without(context, instance=instance), lambda _, entry: seen.append(entry))  # type: ignore[arg-type]
+        is_told = _internals.listen(Without(context, instance=instance), lambda _, entry: seen.append(entry))  # type: ignore[arg-type]
+        assert not is_told
 
     in_an_asset(listen)
     assert seen == []

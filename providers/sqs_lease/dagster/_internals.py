@@ -266,22 +266,28 @@ def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str)
         _warn("handle_new_event()", f"the log of run {seen.run_id} lacks this warning")
 
 
-def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> None:
+def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> bool:
     """Call a function with each event of a step's run, in the process of the step.
 
     Public hooks run when a step has ended, and have no part in what the step itself holds. Without it the function is
     not called. A lease is given back then when Python closes the step's generator, which may take until the process
-    ends; and nobody is told of a value that was stored after its messages were deleted.
+    ends; nobody is told of a value that was stored after its messages were deleted; messages of a block that raised are
+    settled at its end; and they are deleted although a blocking check of their step failed.
 
     Args:
         context: The context of the op or asset, in a step.
         see: Gets the instance and the event.
+
+    Returns:
+        Whether the function is called.
     """
     instance = context.instance
     try:
         instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
     except AttributeError:
         _warn("add_event_listener()", "a lease may be held for longer where its step fails while it is suspended")
+        return False
+    return True
 
 
 def is_tried_again(context: Context, error: Exception) -> bool:

@@ -254,7 +254,7 @@ class StepLease:
             self._watch.raised()
         if self._key is None or not isinstance(error, Exception):
             return False
-        if self._has_rule and self._watch is not None and self._batch is not None:
+        if self._has_rule and self._batch is not None and self._watch is not None and self._watch.sees_the_end:
             self._waits_with = error
             for problem in self._watch.defer(self):
                 self._context.log.warning(problem)

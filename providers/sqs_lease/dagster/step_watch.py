@@ -64,9 +64,13 @@ class StepWatch:
         key: The step's key.
         run: Its run.
         stores_values: Whether the step has outputs with values.
+
+    Attributes:
+        sees_the_end: Whether it is told how the step ends, so that leases may wait for that.
     """
 
     def __init__(self, key: str, run: dg.DagsterRun, *, stores_values: bool) -> None:
+        self.sees_the_end = True
         self._key = key
         self._run = run
         self.stores_values: Final = stores_values
@@ -200,5 +204,5 @@ def watch_of(context: Context) -> StepWatch | None:
     watch = _watches.get(attempt)
     if watch is None:
         watch = _watches[attempt] = StepWatch(key, context.run, stores_values=stores_values(context))
-        listen(context, watch.see)
+        watch.sees_the_end = listen(context, watch.see)
     return watch
