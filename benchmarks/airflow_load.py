@@ -41,7 +41,7 @@ from sqlalchemy import text
 from benchmarks.cost import ROOT, Side, Table, unpacked
 from benchmarks.triggerer import KEEPER_TASK, WORK_TASK, Bench, Scale, bench, package_module
 
-CALM_SECONDS: Final = 240.0
+CALM_SECONDS: Final = 90.0
 """How long nothing changes before the first phase: the longer nothing changes, the more seldom a DAG is asked for."""
 
 FAILURE_SECONDS: Final = 1.0

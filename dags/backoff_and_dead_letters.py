@@ -22,7 +22,7 @@ def orders_with_backoff() -> None:
 
     @task
     def ship(message: Any) -> None:
-        order = json.loads(message["Body"])  # A body that is no JSON raises a ValueError.
+        order = json.loads(message["Body"])  # A body that is not JSON raises a ValueError.
         if order["customer"] == "unreachable":
             raise ConnectionError("the carrier does not answer")
         print(f"order {order['order_id']} is on its way")

@@ -80,7 +80,7 @@ def async_lease(
         visibility: The visibility timeout to receive with, 1 s to 12 hours, rounded up to whole seconds; the queue's
             own by default.
         on_failure: What becomes of failed messages; visible again at once by default.
-        on_event: Told of leases that end, are lost, lapse or are near their end: in a thread of its own, as by
+        on_event: Called when a lease ends, is lost, lapses or nears its end: in a separate thread, as by
             ``lease``.
         on_lost: ``"warn"``, the default, or ``"raise"``: see ``lease``.
         client: An SQS client of boto3, which the lease closes; by default the one that ``lease`` makes.
@@ -150,8 +150,8 @@ class _OpenLease:
 
     async def receive(self) -> None:
         try:
-            # In a context of its own: the keeper's tasks live as long as the block, and would keep alive whatever the
-            # program's context variables lead to.
+            # In a separate context: the keeper's tasks live as long as the block, and would keep alive whatever the
+            # program's context variables refer to.
             await self._loop.create_task(self.session.receive(), context=Context())
         except BaseException:
             self._is_over = True
@@ -207,7 +207,7 @@ class _OpenLease:
 
 
 def _give_back_dropped(loop: asyncio.AbstractEventLoop, session: LeaseSession) -> None:
-    """Give back a lease that nobody refers to any more; the garbage collector may call this in any thread."""
+    """Give back a lease that nothing refers to. The garbage collector may call this in any thread."""
     work: list[asyncio.Task[None]] = []
 
     def begin() -> None:
@@ -215,7 +215,7 @@ def _give_back_dropped(loop: asyncio.AbstractEventLoop, session: LeaseSession) -
         work[0].add_done_callback(lambda _: work.clear())
 
     session.end_listening(waits=False)
-    # A loop that is closed makes no more calls: the leases lapse.
+    # A closed loop cannot call: the leases lapse.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(begin, context=Context())
 
@@ -291,7 +291,7 @@ class AsyncLeasedBatch(SessionMessages):
         await self._lease.settle(self._session.settle(self._settlements(messages, Release())))
 
     async def fail_each(self, reasons: Mapping[str, str]) -> None:
-        """These failed for good, each for a reason of its own: settle them by the failure rule now.
+        """Settle messages that failed for good by the failure rule now, each with its own reason.
 
         Args:
             reasons: By message id; see :meth:`fail`.

@@ -91,8 +91,8 @@ def lease(
             own by default.
         on_failure: What becomes of failed messages; visible again at once by default. A rule that raises makes it
             that, too.
-        on_event: Told of leases that end, are lost, lapse or are near their end, in a thread of its own; without it,
-            what matters of that is logged. It may block, raise, or ask the batch: no lease stops for it. Its first
+        on_event: Called in a separate thread when a lease ends, is lost, lapses or nears its end; without it, the
+            important events are logged. It may block, raise, or ask the batch: no lease stops for it. Its first
             error is logged.
         on_lost: What the end of a block that succeeded makes of leases that were lost or lapsed: ``"warn"``, the
             default, logs one warning with the counts; ``"raise"`` raises ``LeasesLostError``. Where the block raises,
@@ -212,7 +212,7 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
 
 
 class _OpenLease:
-    """A session in a thread of its own, for as long as a block or its batch refers to it.
+    """A session in a separate thread, which lives as long as a block or its batch refers to it.
 
     Neither the thread nor the session refers to it: when it is garbage and was not ended, they give back and end.
     """
@@ -261,13 +261,13 @@ class _OpenLease:
         except LoopThreadError:
             if not self._host.is_stopped:
                 raise
-            # Nobody else looks at it any more.
+            # The loop has ended, so no other thread uses what the question reads.
             return question()
 
     def leave(self, error: BaseException | None) -> None:
         """Settle what the block leaves, and end."""
         if self._process != os.getpid() or sys.is_finalizing():
-            # The leases are another process's, or nobody can call any more: they lapse.
+            # The leases belong to another process, or the interpreter ends and cannot call: they lapse.
             return
         if self.is_over:
             if error is None:
@@ -311,7 +311,7 @@ class _OpenLease:
 
 
 def _give_back_dropped(host: LoopThread, session: LeaseSession) -> None:
-    """Give back a lease that nobody refers to any more, without waiting for it."""
+    """Give back a lease that nothing refers to, without waiting for it."""
     session.end_listening(waits=False)
     host.end_after(session.give_back_dropped())
 
@@ -385,7 +385,7 @@ class LeasedBatch(ReceivedMessages, ABC):
 
     @abstractmethod
     def fail_each(self, reasons: Mapping[str, str]) -> None:
-        """These failed for good, each for a reason of its own: settle them by the failure rule now.
+        """Settle messages that failed for good by the failure rule now, each with its own reason.
 
         Args:
             reasons: By message id; see :meth:`fail`.
@@ -439,9 +439,9 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
         return self._lease.ask(self._count)
 
     def expire(self, messages: Messages) -> None:
-        """Nobody knows whether these are worked on still: extend them no more, so that they come back by themselves.
+        """Stop extending messages whose work may or may not go on: they become visible when their leases lapse.
 
-        Those that are settled already stay so.
+        Messages that are already settled stay settled.
 
         Args:
             messages: Messages of this batch, or their ids.
@@ -453,8 +453,8 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
         self._lease.run(self._session.settle(self._settlements(messages, Expire())))
 
     def certain_seconds(self) -> float | None:
-        """How long nobody else gets any message that is held still, from now on, if no extension succeeds any more.
+        """How long all held messages stay invisible from now on if no further extension succeeds, in seconds.
 
-        None where no message is held, or where a lease has lapsed.
+        None if no message is held, or if a lease has lapsed.
         """
         return self._lease.ask(self._session.batch.certain_seconds)

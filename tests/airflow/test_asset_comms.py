@@ -64,7 +64,7 @@ def test_a_refusal_names_the_asset(supervisor: ScriptedAssets) -> None:
     supervisor.refusing = True
 
     async def scenario() -> None:
-        with pytest.raises(CommsError, match="refused what it was asked about the state store of asset 'orders'"):
+        with pytest.raises(CommsError, match="refused a request about the state store of asset 'orders'"):
             await AssetState("orders").get("key")
 
     run_virtual(scenario)

@@ -11,7 +11,7 @@ import pytest
 from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
 from botocore.exceptions import ClientError
 
-from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, telling_of_aws
+from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
 from sqs_lease.sqs import errors
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
@@ -73,7 +73,7 @@ def test_a_connection_to_no_region_is_an_error_that_names_the_queue_and_the_reme
     connection = of(connect(monkeypatch), queue=queue)
     with (
         pytest.raises(errors.ConfigurationError, match=r"no AWS region .* Set region_name") as raised,
-        telling_of_aws(queue),
+        translate_aws_errors(queue),
     ):
         make_transport(connection)
     assert queue in str(raised.value)
@@ -81,7 +81,10 @@ def test_a_connection_to_no_region_is_an_error_that_names_the_queue_and_the_reme
 
 def test_a_profile_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = of(connect(monkeypatch, profile_name="nobody"))
-    with pytest.raises(errors.ConfigurationError, match=r"orders: the AWS profile .*nobody"), telling_of_aws(QUEUE):
+    with (
+        pytest.raises(errors.ConfigurationError, match=r"orders: the AWS profile .*nobody"),
+        translate_aws_errors(QUEUE),
+    ):
         make_transport(connection)
 
 
@@ -92,7 +95,7 @@ def test_a_role_that_must_not_be_assumed_is_an_error_of_the_credentials(monkeypa
     # The hook assumes a role while it makes the session.
     monkeypatch.setattr(BaseSessionFactory, "_refresh_credentials", refused)
     connection = of(connect(monkeypatch, role_arn="arn:aws:iam::123456789012:role/reader"))
-    with pytest.raises(errors.CredentialsError, match=r"orders: AssumeRole.* was refused"), telling_of_aws(QUEUE):
+    with pytest.raises(errors.CredentialsError, match=r"orders: AssumeRole.* was refused"), translate_aws_errors(QUEUE):
         make_transport(connection)
 
 

@@ -143,7 +143,7 @@ def test_a_refusal_says_what_was_refused(supervisor: ScriptedComms) -> None:
     supervisor.refusing = True
 
     async def ask() -> None:
-        with pytest.raises(CommsError, match="refused what it was asked about the states of tasks"):
+        with pytest.raises(CommsError, match="refused a request about the states of tasks"):
             await _states(["a"], ["load"])
 
     run_virtual(ask)

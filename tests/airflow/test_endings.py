@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sqs_lease.airflow.runtime import carried_out
+from sqs_lease.airflow.runtime import shielded
 from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.testing import AuditKind, run_virtual
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
@@ -53,7 +53,7 @@ def test_messages_of_a_marked_keeper_are_released_however_long_airflow_takes_to_
 
 def test_what_a_method_raises_is_raised_where_it_is_awaited() -> None:
     class Failing:
-        @carried_out
+        @shielded
         async def cleanup(self) -> None:
             raise OSError("no connection")
 

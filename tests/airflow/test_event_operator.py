@@ -179,8 +179,8 @@ def test_more_messages_than_airflow_can_map_over_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_messages": 0}, "max_messages must be a whole number"),
-        ({"max_unsettled_batches": True}, "max_unsettled_batches must be a whole number"),
+        ({"max_messages": 0}, "max_messages must be an integer"),
+        ({"max_unsettled_batches": True}, "max_unsettled_batches must be an integer"),
         ({"max_messages": 1000, "max_unsettled_batches": 3}, "more than 2000 do not go through XCom"),
         ({"handoff_timeout": 0}, "handoff_timeout"),
         ({"linger": -1}, "linger"),

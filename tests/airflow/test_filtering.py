@@ -117,7 +117,7 @@ def test_an_expression_that_fails_on_a_body_does_not_decide(
         ),
         ({"message_filtering": "literal"}, ValueError, "needs message_filtering_match_values"),
         ({"message_filtering": "jsonpath"}, ValueError, "needs a JSONPath expression"),
-        ({"message_filtering": "jsonpath", "message_filtering_config": "a["}, ValueError, "no JSONPath expression"),
+        ({"message_filtering": "jsonpath", "message_filtering_config": "a["}, ValueError, "not a JSONPath expression"),
         ({"message_filtering": "attribute"}, ValueError, "needs the name of a message attribute"),
         ({"message_filtering_match_values": ["a"]}, ValueError, "message_filtering must be one of"),
         ({"message_filtering": "literal", "message_filtering_match_values": "a"}, TypeError, "a list or a set"),
@@ -160,7 +160,7 @@ def test_a_templated_expression_is_looked_at_when_it_is_known(dag: DAG) -> None:
     )
     assert {"message_filtering_config", "max_messages", "queue_url"} <= set(sensor.template_fields)
     sensor.message_filtering_config = "a["
-    with pytest.raises(ValueError, match="no JSONPath expression"):
+    with pytest.raises(ValueError, match="not a JSONPath expression"):
         SqsLeaseSensor.execute.__wrapped__(sensor, {"ti": RECEIVE_INSTANCE})  # type: ignore[attr-defined]
 
 

@@ -16,12 +16,36 @@ from sqs_lease.core.policies import Threshold
 from sqs_lease.testing import AuditKind, MemoryTransport, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID, USER_ACTION
+from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID, USER_ACTION, RunningTrigger, VirtualTriggerer
 
 
 @pytest.fixture
 def world(supervisor: ScriptedComms) -> LeasedMessages:
     return LeasedMessages(supervisor)
+
+
+async def keep_on_first(
+    world: LeasedMessages, *checks: str, work: WorkTask | None = None, seconds: float
+) -> tuple[VirtualTriggerer, RunningTrigger]:
+    """Let the triggerer ``first`` receive the messages and keep them for some time.
+
+    Args:
+        world: The messages.
+        checks: The states that the instances of the mapped task ``check`` then have; without them ``load`` runs.
+        work: The mapped task; ``CHECK`` by default.
+        seconds: For how long.
+
+    Returns:
+        The triggerer, and the keeper's trigger.
+    """
+    first = world.triggerer("first")
+    await world.receive(first)
+    running = world.keep(first, *([work or CHECK] if checks else []))
+    if checks:
+        del world.states["load"]
+        world.states.update({f"check_{index}": state for index, state in enumerate(checks)})
+    await asyncio.sleep(seconds)
+    return first, running
 
 
 def test_a_keeper_in_the_same_triggerer_takes_the_batch_without_a_call(world: LeasedMessages) -> None:
@@ -65,12 +89,7 @@ def test_a_keeper_resumed_after_its_triggerer_was_killed_touches_nothing_that_wa
     world: LeasedMessages,
 ) -> None:
     async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first)
-        world.keep(first, CHECK)
-        del world.states["load"]
-        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
-        await asyncio.sleep(5)
+        first, _ = await keep_on_first(world, "success", "failed", "running", seconds=5)
         assert world.message_states() == {"b": MessageState.VISIBLE, "c": MessageState.IN_FLIGHT}
         await first.kill()
         await asyncio.sleep(21)
@@ -94,12 +113,7 @@ def test_a_triggerer_whose_first_answer_is_late_knows_what_was_settled_and_how_l
     world: LeasedMessages,
 ) -> None:
     async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first)
-        world.keep(first, CHECK)
-        del world.states["load"]
-        world.states.update({"check_0": "failed", "check_1": "running", "check_2": "running"})
-        await asyncio.sleep(300)
+        first, _ = await keep_on_first(world, "failed", "running", "running", seconds=300)
         await first.kill()
         world.supervisor.silent = True
         resumed = world.keep(world.triggerer("second"), CHECK)
@@ -120,12 +134,7 @@ def test_a_triggerer_that_hears_nothing_for_minutes_holds_all_and_then_counts_on
     world: LeasedMessages,
 ) -> None:
     async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first)
-        world.keep(first, CHECK)
-        del world.states["load"]
-        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
-        await asyncio.sleep(300)
+        first, _ = await keep_on_first(world, "success", "failed", "running", seconds=300)
         await first.kill()
         world.supervisor.silent = True
         resumed = world.keep(world.triggerer("second"), CHECK, on_lost="fail")
@@ -175,12 +184,7 @@ def test_a_user_who_acts_before_it_is_known_what_was_settled_takes_no_message_fr
     world: LeasedMessages, state: str
 ) -> None:
     async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first)
-        world.keep(first, CHECK)
-        del world.states["load"]
-        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
-        await asyncio.sleep(5)
+        first, _ = await keep_on_first(world, "success", "failed", "running", seconds=5)
         await first.kill()
         world.supervisor.silent = True
         other = MemoryTransport(world.sqs, name="other")
@@ -202,10 +206,7 @@ def test_a_triggerer_that_stops_before_it_heard_what_was_settled_leaves_the_leas
     world: LeasedMessages,
 ) -> None:
     async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first)
-        world.keep(first)
-        await asyncio.sleep(300)
+        first, _ = await keep_on_first(world, seconds=300)
         await first.kill()
         world.supervisor.silent = True
         waiting = world.keep(world.triggerer("second"))
@@ -226,10 +227,7 @@ def test_a_message_whose_work_fails_long_after_the_first_extension_is_released_b
     world: LeasedMessages,
 ) -> None:
     async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first)
-        world.keep(first)
-        await asyncio.sleep(300)
+        first, _ = await keep_on_first(world, seconds=300)
         await first.kill()
         await asyncio.sleep(21)
         resumed = world.keep(world.triggerer("second"))
@@ -285,12 +283,7 @@ def test_a_resumed_keeper_deletes_nothing_behind_a_message_that_was_given_back_b
     world = LeasedMessages(supervisor, fifo=True)
 
     async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first)
-        world.keep(first, CHECK)
-        del world.states["load"]
-        world.states.update({"check_0": "running", "check_1": "failed", "check_2": "running"})
-        await asyncio.sleep(5)
+        first, _ = await keep_on_first(world, "running", "failed", "running", seconds=5)
         await first.kill()
         resumed = world.keep(world.triggerer("second"), CHECK)
         world.states.update({"check_0": "success", "check_2": "success"})
@@ -380,12 +373,7 @@ def clear_keeper(world: LeasedMessages) -> None:
 
 def test_a_cleared_keeper_that_begins_again_elsewhere_touches_nothing_that_was_settled(world: LeasedMessages) -> None:
     async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first)
-        running = world.keep(first, CHECK)
-        del world.states["load"]
-        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
-        await asyncio.sleep(60)
+        _, running = await keep_on_first(world, "success", "failed", "running", seconds=60)
         assert world.message_states() == {"b": MessageState.VISIBLE, "c": MessageState.IN_FLIGHT}
         world.states[KEEP.task_id] = "queued"
         await running.cancel(USER_ACTION)
@@ -412,12 +400,14 @@ def test_a_cleared_keeper_that_begins_again_elsewhere_touches_nothing_that_was_s
 
 def test_without_word_of_the_try_before_messages_whose_work_ended_are_left_alone(world: LeasedMessages) -> None:
     async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first)
-        world.keep(first, WorkTask("check", mapped=True, per_message=True, returns=False))
-        del world.states["load"]
-        world.states.update({"check_0": "success", "check_1": "failed", "check_2": "running"})
-        await asyncio.sleep(60)
+        first, _ = await keep_on_first(
+            world,
+            "success",
+            "failed",
+            "running",
+            work=WorkTask("check", mapped=True, per_message=True, returns=False),
+            seconds=60,
+        )
         await first.kill()
         clear_keeper(world)
         again = world.keep(

@@ -207,7 +207,7 @@ def test_a_templated_number_of_messages_is_a_number_when_the_sensor_runs(
 def test_a_template_that_gives_no_number_is_an_error_when_the_sensor_runs(dag: DAG, supervisor: ScriptedComms) -> None:
     sensor = sensor_of(dag)
     sensor.max_messages = "many"
-    with pytest.raises(ValueError, match="must be a whole number from 1"):
+    with pytest.raises(ValueError, match="must be an integer from 1"):
         _execute_body(sensor, TaskInstance())
 
 

@@ -359,8 +359,8 @@ def test_the_resumed_sensor_ends_as_the_trigger_says(status: str, error: type[Ex
     ("options", "error"),
     [
         ({}, "waits for nothing: set at_least"),
-        ({"at_most": -1}, "at_most of 'wait' must be a whole number of messages, not -1"),
-        ({"at_least": 2, "at_most": 1}, "waits for what cannot be"),
+        ({"at_most": -1}, "at_most of 'wait' must be a number of messages (an integer), not -1"),
+        ({"at_least": 2, "at_most": 1}, "can never succeed"),
         ({"at_most": 0, "counts": ("seen",)}, "one or more of visible, in_flight, delayed"),
         ({"at_most": 0, "counts": ()}, "one or more of visible, in_flight, delayed"),
         ({"at_most": 0, "queue_url": "no queue"}, "'no queue' is not a queue name"),

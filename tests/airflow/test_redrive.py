@@ -259,7 +259,7 @@ def test_a_move_task_that_sqs_does_not_list_is_given_up(ground: Ground, supervis
         arn = ground.sqs.attributes(ground.dead).arn
         trigger = task_trigger(ground, StartedMove(arn, 0.0, "handle"))
         (event,) = await VirtualTriggerer(ground.sqs, ground.clock).start(trigger, REDRIVE).ended()
-        assert event.payload["error"].startswith(f"SQS does not list it any more, and the move task of {arn} may go on")
+        assert event.payload["error"].startswith(f"SQS no longer lists it, and the move task of {arn} may go on")
 
     ground.run(scenario)
 
@@ -1063,8 +1063,8 @@ def test_a_deferral_that_ends_without_its_trigger_cancels_the_move_task(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"max_per_second": 501}, "max_per_second must be a whole number from 1 to 500"),
-        ({"max_messages": 0}, "max_messages must be a whole number from 1"),
+        ({"max_per_second": 501}, "max_per_second must be an integer from 1 to 500"),
+        ({"max_messages": 0}, "max_messages must be an integer from 1"),
         ({"reason": "("}, "reason is not a regular expression"),
         ({"destination": "no queue"}, "'no queue' is not a queue name"),
         ({"older_than": -1}, "older_than"),

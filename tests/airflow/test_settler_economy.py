@@ -13,7 +13,7 @@ from sqs_lease.airflow.airflow_api.polling import READERS_AT_ONCE
 from sqs_lease.airflow.settlement.rules import Decision, Judgement, WorkTask
 from sqs_lease.airflow.settlement.settler import WorkReports
 from sqs_lease.keeper.batch import Batch
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

@@ -16,9 +16,9 @@ from sqs_lease.airflow.transfer.payload import read_leases, read_messages
 from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.batch import Batch
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, RoundLimiter
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.plain_leases import encode_leases
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Turns
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
@@ -135,7 +135,7 @@ def test_whoever_is_cancelled_while_a_batch_is_taken_over_holds_all_of_it() -> N
 
     async def scenario() -> None:
         batch = held.batch()
-        taking = asyncio.ensure_future(adopt(batch, held.leases(), held.received, Turns()))
+        taking = asyncio.ensure_future(adopt(batch, held.leases(), held.received, RoundLimiter()))
         while not batch.count_held():  # noqa: ASYNC110 - round by round
             await asyncio.sleep(0)
         taking.cancel()
@@ -153,12 +153,12 @@ def test_others_get_their_turn_while_a_batch_is_looked_through() -> None:
 
     async def scenario() -> None:
         batch = held.batch()
-        taking = asyncio.ensure_future(adopt(batch, held.leases(), held.received, Turns()))
+        taking = asyncio.ensure_future(adopt(batch, held.leases(), held.received, RoundLimiter()))
         while not taking.done():
             seen.append(batch.count_held())
             await asyncio.sleep(0)
         # Whatever is lost meanwhile, leases and messages stay pairs.
-        leases, messages = await held_by(batch, Turns(), held.clock)
+        leases, messages = await held_by(batch, RoundLimiter(), held.clock)
         assert [lease.receipt for lease in leases] == [message.receipt for message in messages]
         assert len(leases) == MANY
         await held.keeper.close(Leaving.NOTHING)

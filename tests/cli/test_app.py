@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,27 @@ from tests.cli.commands import Ran, sqs_lease
 WITHOUT = """
 import sys
 sys.modules[{module!r}] = None
+from sqs_lease.cli.__main__ import main
+main()
+"""
+
+INTERRUPTED_WHILE_IMPORTING = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from sqs_lease.cli.__main__ import main
+main()
+"""
+
+INTERRUPTED_AT_THE_END = """
+import atexit, os, signal, sys
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.argv = ["sqs-lease", "--version"]
 from sqs_lease.cli.__main__ import main
 main()
 """
@@ -83,6 +107,33 @@ def test_without_the_extra_it_says_what_to_install(module: str) -> None:
     assert done.stderr == (
         f'Error: the command sqs-lease needs {module}, which is not installed: pip install "sqs-lease[cli]"\n'
     )
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["plan"], ["plan", "--json"]], ids=" ".join)
+def test_output_on_a_full_disk_is_one_line_and_exit_code_1(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "sqs_lease.cli", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr == "Error: The output cannot be written: No space left on device\n"
+
+
+def test_a_reader_that_has_read_enough_ends_it_in_silence() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "sqs_lease.cli", "plan", "--json"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("code", [INTERRUPTED_WHILE_IMPORTING, INTERRUPTED_AT_THE_END], ids=["importing", "ending"])
+def test_ctrl_c_outside_a_command_leaves_no_traceback(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, check=False)
+
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
 def test_the_wheel_installs_the_command() -> None:

@@ -125,6 +125,8 @@ def test_no_figure_is_cut_in_any_width(columns: int) -> None:
         (["--every", "0"], "--every must be longer than 0 seconds"),
         (["--visibility", "13h"], "--visibility must be 1 second to 12 hours, not 13 h"),
         (["--messages", "0"], "Invalid value for '--messages'"),
+        (["--price", "inf"], "Invalid value for '--price'"),
+        (["--work", "9" * 400], "--work must not be longer than 3,650 days"),
         (["--plot", "plan.txt"], "--plot takes a file that ends in .png or .svg, not 'plan.txt'"),
         (["--plot", "nowhere/plan.png"], "--plot: there is no directory 'nowhere'"),
     ],

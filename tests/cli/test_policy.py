@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sqs_lease.cli.permissions import Place
+from sqs_lease.cli.permissions import Place, needs_of
 from sqs_lease.cli.policy import EncryptedQueue, QueueAndDeadLetters, S3Place, policy_statements
 from tests.cli.commands import Ran, sqs_lease
 from tests.cli.conftest import Ground
@@ -149,6 +151,8 @@ def test_a_spark_job_needs_no_queue() -> None:
     [
         (["orders", "--spark"], "Error: There is nothing to allow. Nothing on S3 is allowed for files"),
         (["orders", "--spark", "--files", "/data"], "Error: --files: '/data' is not an address on S3"),
+        (["orders", "--spark", "--files", "s3://[x"], "Error: --files: 's3://[x' is not an address on S3"),
+        (["orders", "--spark", "--files", "s3://batch*/x"], "Error: --files: 's3://batch*/x' is not an address on S3"),
         (["orders", "--objects", "s3://landing"], "Error: --objects is for --spark"),
         (["orders", "--redrive", "--files", "s3://b"], "Error: --files is for --airflow or --dagster or --spark"),
     ],
@@ -209,6 +213,20 @@ def test_lists_are_of_the_place_alone() -> None:
     assert made["ListFiles1"]["Condition"] == {"StringLike": {"s3:prefix": ["*"]}}
 
 
+def test_a_key_of_odd_characters_is_meant_as_it_is_written() -> None:
+    place = S3Place.of("s3://leases/a#b/c?d*/${aws:username}/", "--files")
+
+    made = {
+        statement["Sid"]: statement
+        for statement in policy_statements(frozenset({"dagster"}), [], {Place.FILES: [place]})
+    }
+
+    # By IAM's way to write the characters that mean something in a policy.
+    prefix = "a#b/c${?}d${*}/${$}{aws:username}"
+    assert made["Files"]["Resource"] == [f"arn:aws:s3:::leases/{prefix}/*"]
+    assert made["ListFiles"]["Condition"] == {"StringLike": {"s3:prefix": [prefix, f"{prefix}/*"]}}
+
+
 def test_every_statement_has_a_name_of_its_own_as_iam_asks() -> None:
     pairs = [
         QueueAndDeadLetters(EncryptedQueue(f"arn:aws:sqs:{region}:123456789012:orders", key), None)
@@ -229,3 +247,29 @@ def test_in_china_sqs_and_s3_have_other_names() -> None:
     via = {"StringEquals": {"kms:ViaService": "sqs.cn-north-1.amazonaws.com.cn"}}
     assert made["KeysOfQueues"]["Condition"] == via
     assert made["Files"]["Resource"] == ["arn:aws-cn:s3:::leases/*"]
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "permissions.md").read_text()
+
+
+def test_the_example_of_the_page_on_permissions_is_what_the_command_makes() -> None:
+    key = f"{KEYS}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+    pair = QueueAndDeadLetters(EncryptedQueue(f"{ARN}:orders", key), EncryptedQueue(f"{ARN}:orders-dead-letters", key))
+    places = {Place.FILES: [S3Place.of("s3://example-batches/airflow", "--files")]}
+    (shown,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert json.loads(shown)["Statement"] == list(policy_statements(frozenset({"airflow"}), [pair], places))
+
+
+@pytest.mark.parametrize(
+    ("row", "use"), [("`lease`", "lease"), ("Airflow", "airflow"), ("Dagster", "dagster"), ("moving", "redrive")]
+)
+def test_the_table_of_the_page_on_permissions_has_the_actions_of_each_use(row: str, use: str) -> None:
+    (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| [{row}"))
+    queue, dead_letters, files = (
+        {f"sqs:{name}" for name in re.findall(r"`(\w+)`", cell)} | (set(LEASE_ACTIONS) if "the five" in cell else set())
+        for cell in line.split("|")[2:5]
+    )
+    needs = needs_of(frozenset({use}))
+    assert queue == set(needs[Place.QUEUE])
+    assert dead_letters == set(needs[Place.DEAD_LETTERS])
+    assert {name.replace("sqs:", "s3:") for name in files} == needs.get(Place.FILES, frozenset())

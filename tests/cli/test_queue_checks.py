@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sqs_lease.cli.findings import Finding, Level
-from sqs_lease.cli.queue_checks import QueueState, Surroundings, clock_finding, queue_findings
+from sqs_lease.cli.queue_checks import QueueContext, QueueState, clock_finding, queue_findings
 
 ARN = "arn:aws:sqs:eu-west-1:123456789012"
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012"
@@ -22,14 +22,14 @@ def queue(name: str = "orders", /, **attributes: object) -> QueueState:
     return QueueState(f"{URL}/{name}", {"QueueArn": f"{ARN}:{name}", "VisibilityTimeout": "120", **given})
 
 
-GOOD = Surroundings(dead_letters=queue("dead", MessageRetentionPeriod=14 * DAY), sources=())
+GOOD = QueueContext(dead_letters=queue("dead", MessageRetentionPeriod=14 * DAY), sources=())
 
 
-def found(state: QueueState, around: Surroundings = GOOD) -> dict[str, Finding]:
+def found(state: QueueState, around: QueueContext = GOOD) -> dict[str, Finding]:
     return {finding.check: finding for finding in queue_findings(state, around)}
 
 
-def biting(state: QueueState, around: Surroundings = GOOD) -> set[str]:
+def biting(state: QueueState, around: QueueContext = GOOD) -> set[str]:
     return {check for check, finding in found(state, around).items() if finding.level is Level.BITES}
 
 
@@ -98,11 +98,11 @@ def test_a_fifo_queue_counts_anew_when_it_moves_a_message() -> None:
 
 
 def test_a_dead_letter_queue_needs_none_itself() -> None:
-    around = Surroundings(sources=(f"{URL}/orders",))
+    around = QueueContext(sources=(f"{URL}/orders",))
 
     assert found(queue("dead"), around)["dead_letter_queue"].what == "it is the dead-letter queue of orders"
     assert biting(queue("dead"), around) == set()
-    assert found(queue("dead"), Surroundings(sources=None))["dead_letter_queue"].level is Level.NOTE
+    assert found(queue("dead"), QueueContext(sources=None))["dead_letter_queue"].level is Level.NOTE
 
 
 def test_a_host_that_tries_again_more_often_than_messages_may_be_received_is_found() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from sqs_lease.cli import redrive as redriving
 from sqs_lease.cli import sampling
+from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.sqs.classification import error_from_code
 from sqs_lease.sqs.move_tasks import CANCELLED
 from sqs_lease.testing import memory_sqs
@@ -229,6 +231,22 @@ def test_what_could_not_be_moved_is_said_with_what_was(
     assert ran.exit_code == 1
     assert "Moved 3 of 4 messages back to orders." in words(ran.out)
     assert "1 were not moved, the first because:" in words(ran.out)
+
+
+@pytest.mark.parametrize("arguments", [["--max", "4"], ["--reason", "."]], ids=" ".join)
+def test_messages_that_cannot_be_held_are_not_moved_one_by_one(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    async def denied(_: object, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
+        return [EntryAnswer(change.receipt, Verdict.REFUSED, text="AccessDenied") for change in changes]
+
+    monkeypatch.setattr(MemoryTransport, "change_visibility", denied)
+    ran = sqs_lease("redrive", DEAD, *arguments, "--yes")
+
+    assert ran.exit_code == 1
+    assert "4 could not be given back" in words(ran.err)
+    assert "Nothing was moved" in words(ran.err)
+    assert len(orders.dead_letters) == 4
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ class Ground:
             sensor="orders",
             deployment="ours",
             uri=str(self.directory),
-            directory=self.directory,
             queue=self.queue.url,
             policy=Fixed(visibility=600, every=300),
             on_failure=release(),

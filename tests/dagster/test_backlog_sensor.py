@@ -216,8 +216,8 @@ def test_runs_of_others_do_not_count(queue: LeasedQueue, instance: dg.DagsterIns
     assert len(ticks.tick()) == 1
 
 
-@pytest.mark.parametrize(("messages", "runs"), [(1, 1), (10, 1), (11, 2), (30, 3), (1000, 4)])
-def test_as_many_runs_are_started_as_the_backlog_is_worth_but_four_at_most(
+@pytest.mark.parametrize(("messages", "runs"), [(1, 1), (10, 1), (11, 2), (30, 3), (1000, 3)])
+def test_as_many_runs_are_started_as_the_backlog_is_worth_but_three_at_most(
     queue: LeasedQueue, instance: dg.DagsterInstance, messages: int, runs: int
 ) -> None:
     queue.send(*["a"] * messages)

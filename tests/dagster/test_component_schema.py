@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import dagster as dg
 import pytest
 import yaml  # type: ignore[import-untyped]
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from sqs_lease.dagster import SqsIngestionComponent
+from sqs_lease.dagster import (
+    SqsBacklogSensorComponent,
+    SqsFunctionComponent,
+    SqsIngestionComponent,
+    SqsQueueComponent,
+)
 
 YAML = """
 queue: {name: orders}
@@ -73,6 +79,30 @@ def test_a_missing_key_is_named() -> None:
 @pytest.mark.parametrize("block", ["queue", "lease", "asset", "retries", "backlog_check", "backlog_sensor", "sink"])
 def test_a_block_may_be_a_template(block: str) -> None:
     assert errors(f"{block}: '{{{{ shop.{block} }}}}'") == []
+
+
+@pytest.mark.parametrize(
+    ("component", "attributes"),
+    [
+        (SqsQueueComponent, {"resource_key": "orders_queue", "queue": {"name": "orders"}}),
+        (SqsFunctionComponent, {"function": "shop.load", "queue": {"component": "orders"}, "asset": {"key": "orders"}}),
+        (SqsBacklogSensorComponent, {"name": "waiting", "queue": {"name": "orders"}, "target": "orders"}),
+    ],
+)
+def test_the_other_components_are_checked_in_the_same_way(
+    component: type[dg.Model], attributes: dict[str, Any]
+) -> None:
+    validator = Draft202012Validator(component.model().model_json_schema())  # type: ignore[attr-defined]
+
+    def found(**changes: Any) -> list[tuple[str, str]]:
+        errors = validator.iter_errors({**attributes, **changes})
+        return [(".".join(map(str, error.absolute_path)), error.message) for error in errors]
+
+    unknown = "Additional properties are not allowed ('region' was unexpected)"
+    assert found() == []
+    assert found(region="eu-west-1") == [("", unknown)]
+    assert found(queue={"name": "orders", "region": "eu-west-1"}) == [("queue", unknown)]
+    assert found(queue={}) == [("queue", "'name' is a required property")]
 
 
 def test_a_block_is_no_list_and_no_number() -> None:

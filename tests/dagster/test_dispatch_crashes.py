@@ -13,9 +13,8 @@ import pytest
 from sqs_lease import Message, dead_letter
 from sqs_lease.core.messages import Receipt
 from sqs_lease.dagster.lease_sensor import host as lease_host
-from sqs_lease.dagster.lease_sensor.dispatch import Destination, Dispatch, Dispatcher, divided
+from sqs_lease.dagster.lease_sensor.dispatch import RUN, Destination, Dispatch, Dispatcher, divided
 from sqs_lease.dagster.lease_sensor.host import LeaseHost
-from sqs_lease.dagster.lease_sensor.run_files import RUN
 from sqs_lease.dagster.lease_sensor.settings import Request
 from sqs_lease.dagster.run_batch import lease_files
 from sqs_lease.dagster.run_batch.folder import SETTLING, BatchFolder

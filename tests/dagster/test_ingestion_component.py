@@ -153,7 +153,7 @@ SECRET = "hunter2"
         ("sink: {kind: delt, path: /data}", "sink must have a 'kind' of .*did you mean 'delta'"),
         ("rejects: {kind: delta}", r"rejects \(delta\) needs 'path'"),
         ("workspace: data", "workspace must be the absolute path of a directory"),
-        ("spark_conf: {spark.jars: [a]}", r"spark_conf\['spark.jars'\] must be a text"),
+        ("spark_conf: {spark.jars: [a]}", r"spark_conf\['spark.jars'\] must be a string"),
         ("retries: {max_retries: -1}", "max_retries must be at least 0, not -1"),
         ("backlog_sensor: {min_messages: 0}", "min_messages must be at least 1, not 0"),
     ],

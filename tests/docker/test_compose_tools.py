@@ -121,7 +121,7 @@ def test_the_command_says_what_it_made_and_not_its_content(tmp_path: Path, capsy
 
 
 def body_of(text: str) -> dict[str, Any] | None:
-    """A body as the examples read it; `None` where it is no JSON."""
+    """A body as the examples read it; `None` if it is not JSON."""
     try:
         read: dict[str, Any] = json.loads(text)
     except ValueError:

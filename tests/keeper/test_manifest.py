@@ -123,7 +123,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 def test_a_row_that_is_no_message_is_refused_without_quoting_it(written: Path) -> None:
     table = pq.read_table(written).set_column(4, "attributes", pa.array(["{}", "private {"]))
     write_again(written, table, {"version": 1})
-    with pytest.raises(ManifestError, match="a row that is no message") as refused:
+    with pytest.raises(ManifestError, match="a row that is not a message") as refused:
         read_manifest(written)
     assert "private" not in str(refused.value)
 

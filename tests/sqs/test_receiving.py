@@ -263,7 +263,7 @@ class TestHandingOver:
 class TestArguments:
     @pytest.mark.parametrize("max_messages", [0, -1, 120_001, 1.5, True])
     def test_how_many_messages_is_checked(self, max_messages: int) -> None:
-        with pytest.raises(ValueError, match="orders: max_messages must be a whole number from 1 to 120000"):
+        with pytest.raises(ValueError, match="orders: max_messages must be an integer from 1 to 120000"):
             Collecting().collect(max_messages, wait=0)
 
     def test_durations_are_checked(self) -> None:
@@ -274,7 +274,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("visibility_seconds", [0, 43_201])
     def test_the_visibility_timeout_is_checked(self, visibility_seconds: int) -> None:
-        with pytest.raises(ValueError, match="orders: the visibility timeout must be a whole number from 1 to 43200"):
+        with pytest.raises(ValueError, match="orders: the visibility timeout must be an integer from 1 to 43200"):
             Collecting(visibility_seconds=visibility_seconds)
 
     def test_a_queue_url_is_needed(self) -> None:

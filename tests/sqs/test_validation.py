@@ -99,13 +99,13 @@ def test_where_a_url_is_needed_a_name_is_not_enough(given: Any) -> None:
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"max_messages": 0}, "max_messages must be a whole number from 1 to 10, not 0"),
+        ({"max_messages": 0}, "max_messages must be an integer from 1 to 10, not 0"),
         ({"max_messages": 11}, "from 1 to 10, not 11"),
         ({"max_messages": True}, "from 1 to 10, not True"),
         ({"wait_seconds": -1}, "from 0 to 20, not -1"),
         ({"wait_seconds": 21}, "from 0 to 20, not 21"),
         ({"wait_seconds": 1.5}, r"from 0 to 20, not 1\.5"),
-        ({"visibility_seconds": -1}, "visibility timeout must be a whole number from 0 to 43200"),
+        ({"visibility_seconds": -1}, "visibility timeout must be an integer from 0 to 43200"),
         ({"visibility_seconds": 43_201}, "from 0 to 43200, not 43201"),
         ({"queue_url": URL}, "for FIFO queues only"),
         ({"attempt_id": ""}, "1 to 128"),
@@ -129,7 +129,7 @@ def test_the_arguments_of_a_receive_are_checked(changed: dict[str, Any], text: s
 
 def test_a_visibility_timeout_of_a_message_that_is_held_is_at_least_a_second() -> None:
     check_visibility(0, "releasing")
-    with pytest.raises(ValueError, match="receiving: the visibility timeout must be a whole number from 1"):
+    with pytest.raises(ValueError, match="receiving: the visibility timeout must be an integer from 1"):
         check_visibility(0, "receiving", minimum=1)
 
 

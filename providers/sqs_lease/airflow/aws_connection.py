@@ -42,7 +42,7 @@ class AwsConnection:
         verify: Whether, or by which certificates, TLS is verified; None takes the connection's.
         botocore_config: Arguments of ``botocore.config.Config`` as JSON; empty takes the connection's.
         queue_region: The region in the queue's URL or ARN, used where neither ``region_name`` nor the connection nor
-            boto3's configuration names one; None where the queue's own name tells none.
+            boto3's configuration names one; None if the queue's name, URL or ARN has no region.
     """
 
     aws_conn_id: str | None = "aws_default"
@@ -101,7 +101,7 @@ def _region_of(queue: str | None) -> str | None:
     try:
         return queue_reference(queue).region
     except ValueError:
-        return None  # whoever uses the queue refuses it
+        return None  # the first call on the queue refuses it
 
 
 async def open_transport(connection: AwsConnection) -> RedriveTransport:
@@ -117,14 +117,14 @@ async def open_transport(connection: AwsConnection) -> RedriveTransport:
 
 
 @contextmanager
-def telling_of_aws(queue: str) -> Iterator[None]:
-    """Turn what AWS's library raises while a client is made into errors that name the queue and the remedy.
+def translate_aws_errors(queue: str) -> Iterator[None]:
+    """Turn botocore's errors while a client is made into errors that name the queue and the remedy.
 
     Args:
         queue: The queue's URL, name or ARN.
 
     Raises:
-        SqsError: The client cannot be made: no region, an unknown profile, credentials that cannot be had.
+        SqsError: The client cannot be made: no region, an unknown profile, no usable credentials.
     """
     with translate_client_errors(queue):
         yield
@@ -151,7 +151,7 @@ def make_transport(connection: AwsConnection) -> RedriveTransport:
 
     Raises:
         NoRegionError: Nothing names a region.
-        Exception: What else botocore raises; :func:`telling_of_aws` translates it.
+        Exception: What else botocore raises; :func:`translate_aws_errors` translates it.
     """
     load_client_code()
     hook = _hook_with_region(connection)
@@ -173,7 +173,7 @@ def make_blocking_client(connection: AwsConnection) -> SQSClient:
 
     Raises:
         NoRegionError: Nothing names a region.
-        Exception: What else botocore raises; :func:`telling_of_aws` translates it.
+        Exception: What else botocore raises; :func:`translate_aws_errors` translates it.
     """
     hook = _hook_with_region(connection)
     made: Any = hook.get_client_type(region_name=hook.region_name, config=client_config().merge(hook.config))
@@ -203,7 +203,7 @@ def _hook(connection: AwsConnection, region_name: str | None) -> SqsHook:
 
 
 def _region(hook: SqsHook) -> str | None:
-    """The region of the operator or the connection, else that of boto3's configuration; None where all name none."""
+    """The region of the operator or the connection, else that of boto3's configuration; None if none is configured."""
     from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
 
     if hook.region_name is not None:

@@ -41,9 +41,9 @@ _NOT_THE_AUTHORS: Final = (
 
 
 def warn_author(text: str, category: type[Warning]) -> None:
-    """Warn whoever wrote the DAG file: the warning names their line, and is given when the file alone is parsed.
+    """Warn the author of the DAG file, naming their line, when the file is parsed but not in a task.
 
-    A worker parses the file again for each task; to repeat the warning in each task's log would help nobody.
+    A worker parses the file again for each task; a warning in each task's log would help nobody.
     """
     if get_parsing_context().task_id is not None:
         return

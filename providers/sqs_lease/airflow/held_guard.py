@@ -59,16 +59,16 @@ def require_held(lease: str, message_ids: str | Iterable[str]) -> None:
         message_ids: The ``MessageId`` of the messages that the task is about to work on, or of one.
 
     Raises:
-        AirflowFailException: One of them is held no longer.
-        ValueError: The DAG has no such lease, or more than one.
+        AirflowFailException: One of them is no longer held.
+        ValueError: The DAG has no lease of that name, or more than one.
         RuntimeError: It is called outside a task.
     """
     wanted = {message_ids} if isinstance(message_ids, str) else set(message_ids)
     if gone := wanted - still_held(lease):
         shown = ", ".join(sorted(gone)[:5])
         raise AirflowFailException(
-            f"{len(gone)} of {len(wanted)} messages of the lease {lease!r} are not held any more ({shown}): they were "
-            "settled or lost, so that this work would be done twice. Clear the sensor, with its downstream tasks, to "
+            f"{len(gone)} of {len(wanted)} messages of the lease {lease!r} are no longer held ({shown}): they were "
+            "settled or lost, and this work would be done twice. Clear the sensor, with its downstream tasks, to "
             "receive messages again"
         )
 
@@ -86,7 +86,7 @@ def any_held(task_instance: Any, keeper: SqsLeaseKeeperOperator, messages: int) 
 
 
 def keeper_of_work(dag: Any, task_id: str, messages: XComArg) -> SqsLeaseKeeperOperator | None:
-    """The keeper of the messages that a task works on; None where they come from no lease of the task's.
+    """The keeper of the messages that a task works on; None if the task's messages come from no lease.
 
     Args:
         dag: The DAG.

@@ -27,7 +27,7 @@ class SqsQueueLink(BaseOperatorLink):
     name = "SQS queue"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the link, or nothing where the queue's URL is not known or is not one of AWS."""
+        """Return the link, or nothing if the queue's URL is not known or is not one of AWS."""
         return console_link(getattr(operator, "queue_url", None) or "")
 
 

@@ -33,7 +33,7 @@ from sqs_lease.core.failure_rules import FailureRule
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS: Final = 0.5
-"""When the keeper's task is run again; ``dag.test()`` looks once a second if nothing else is to be run."""
+"""How long until the keeper's task runs again; ``dag.test()`` looks once a second if nothing else is ready."""
 
 
 @dataclass(slots=True)
@@ -60,11 +60,11 @@ class ReceivedLocally:
 
 
 def receive_locally(options: ReceiveOptions, wait_seconds: float) -> ReceivedLocally | None:
-    """Receive a batch and hold it; None where no message came in time.
+    """Receive a batch and hold it; None if no message came in time.
 
     Raises:
         SqsError: The queue cannot be received from.
-        ValueError: It is no queue.
+        ValueError: ``queue`` is not a queue name, URL or ARN.
         PayloadError: The batch cannot be stored.
     """
     with ExitStack() as ending:

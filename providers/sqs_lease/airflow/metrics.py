@@ -52,7 +52,7 @@ class AirflowMeter:
 
 
 class Gauges:
-    """Publishes how much is held; a queue that nothing is held of any more is set to 0 once."""
+    """Publishes how much is held; a queue with nothing left is set to 0 once."""
 
     def __init__(self) -> None:
         self._shown: set[str] = set()

@@ -67,7 +67,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
         on_failure: What becomes of a message whose work failed for good; visible again at once by default.
         on_lost: What happens when a lease is *lost* (another consumer has the message, or it was deleted), when it
             *lapsed* (it ended before an extension was confirmed, so others may have received the message) or is
-            *ending* (``max_lease``, or the service's 12 hours, let it be extended no more). Each is logged, and then:
+            *ending* (``max_lease``, or the service's 12 hours, forbid another extension). Each is logged, and then:
 
             - ``"warn"``, the default: nothing more.
             - ``"fail"``: this task fails after everything else was settled, and the run with it, if a lease was lost

@@ -1,12 +1,11 @@
 """What the triggers of one triggerer process share: keepers, one for each AWS connection, and the state poller.
 
-It is the triggerer's one place for state of its own. A keeper is opened by its first user and closed after its last,
-so an Airflow connection that was changed is read again as soon as nothing uses the old client any more.
+This module is the only place with state in the triggerer process. The first user of a keeper opens it and the last one
+closes it, so a changed Airflow connection takes effect as soon as nothing uses the old client.
 
-And how triggers end (:func:`carried_out`). A trigger whose task a user acted on, or whose deferral timed out, is
-cancelled again with every round of the triggerer, once a second, until it has ended. What takes it longer (waiting for
-a long poll to come back, calls about thousands of messages, an answer of a busy supervisor) would be cut off in the
-middle.
+:func:`shielded` runs a trigger's cleanup to completion. After a user acts on the task, or its deferral times out, the
+triggerer cancels the trigger again every second until it has ended. That would cut off anything that takes longer: a
+long poll that must come back, calls about thousands of messages, an answer from a busy supervisor.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
 from sqs_lease.keeper.endings import end_of
+from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
-from sqs_lease.keeper.turns import Turns
 from sqs_lease.sqs.move_tasks import RedriveTransport
 
 logger = logging.getLogger(__name__)
 
 LAST_CALL_SECONDS: Final = 4.0
-"""How long the last calls may take: a triggerer that stops is killed after 10 s."""
+"""How long the last calls may take: a stopping triggerer is killed after 10 s."""
 
 QUIET_AFTER_STALL_SECONDS: Final = 3.0
 """How long a triggerer that stood still calls nothing.
 
-Airflow tells it within about a second which of its triggers run elsewhere by now. To extend a lease that the new holder
-has released meanwhile would hide its message again.
+Airflow tells it within about a second which of its triggers now run elsewhere. The new holder may have released a lease
+meanwhile; extending it would hide the message again.
 """
 
 OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[RedriveTransport]]
@@ -50,7 +49,7 @@ GetReady: TypeAlias = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class SharedKeeper:
-    """A keeper and its transport, with the number of those who use it. Made by :meth:`TriggererKeepers.acquire`."""
+    """A keeper, its transport, and the number of its users. Made by :meth:`TriggererKeepers.acquire`."""
 
     connection: AwsConnection
     keeper: Keeper
@@ -62,7 +61,7 @@ class SharedKeeper:
     ) -> SharedBatch:
         """Open a batch that triggers of this process can hand to one another."""
         shared = SharedBatch(self, listener)
-        # In a context of its own: the keeper's calls serve many triggers, and what they log belongs to none.
+        # In a separate context: the keeper's calls serve many triggers, and their log lines belong to no single one.
         opened = partial(
             self.keeper.open_batch, queue_url, policy=policy, on_event=shared.happened, message_source=source
         )
@@ -72,7 +71,7 @@ class SharedKeeper:
 
 @dataclass(slots=True, eq=False)
 class SharedBatch:
-    """A held batch with the trigger that owns it; whoever is not the owner must leave it alone."""
+    """A held batch and the trigger that owns it. Only the owner may settle, extend or drop it."""
 
     shared_keeper: SharedKeeper
     listener: EventListener
@@ -84,7 +83,7 @@ class SharedBatch:
         self.listener(event)
 
     def drop(self) -> None:
-        """Hold nothing any more, without a call."""
+        """Stop tracking all leases of the batch, without calling SQS."""
         self.shared_keeper.keeper.drop(self.batch)
 
 
@@ -110,8 +109,8 @@ class TriggererKeepers:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.poller = StatePoller(clock=self.clock) if poller is None else poller
         self.batches: dict[str, SharedBatch] = {}
-        self.slices = Turns()
-        """Where triggers take their turns in looking through large batches."""
+        self.rounds = RoundLimiter()
+        """Shares the rounds of the event loop among triggers that look through large batches."""
         self._open_transport = open_transport
         self._get_ready = get_ready
         self._beginning = asyncio.Lock()
@@ -123,7 +122,7 @@ class TriggererKeepers:
     async def ready(self) -> None:
         """Wait until there is time to begin; each trigger does this first."""
         request_limiter().trigger_started()
-        # One after the other: hundreds that went on at once would block the event loop.
+        # One after the other: hundreds of triggers that start at once would block the event loop.
         async with self._beginning:
             if self._get_ready is not None:
                 await self._get_ready()
@@ -152,7 +151,7 @@ class TriggererKeepers:
         return shared
 
     async def release(self, shared: SharedKeeper) -> None:
-        """Use the keeper no longer; the last user closes it."""
+        """Give up one use of the keeper; the last user closes it."""
         shared.users -= 1
         if shared.users == 0:
             del self._keepers[shared.connection]
@@ -170,7 +169,7 @@ class TriggererKeepers:
         return [holding for shared in self._keepers.values() for holding in shared.keeper.holdings()]
 
     def claim(self, batch_id: str, owner: object, listener: EventListener) -> SharedBatch | None:
-        """Become the owner of a batch that is held in this process; None where it is not."""
+        """Become the owner of a batch that this process holds; None if it does not hold the batch."""
         shared = self.batches.get(batch_id)
         if shared is not None:
             shared.owner = owner
@@ -178,20 +177,20 @@ class TriggererKeepers:
         return shared
 
     def enter(self, batch_id: str, shared: SharedBatch, owner: object) -> None:
-        """Make a batch known to the triggers of this process, owned by one of them."""
+        """Track a batch for the triggers of this process, with one of them as its owner."""
         shared.owner = owner
         self.batches[batch_id] = shared
 
     def remove(self, batch_id: str, shared: SharedBatch) -> None:
-        """Know a batch no longer, and forget what it still holds."""
+        """Stop tracking a batch, without calling SQS."""
         if self.batches.get(batch_id) is shared:
             del self.batches[batch_id]
         shared.drop()
 
     async def leave(self, batch_id: str, shared: SharedBatch, leaving: Leaving) -> None:
-        """Extend or release once what a batch still holds, within a few seconds, and know it no longer.
+        """Extend or release what a batch still holds, once and within a few seconds; then stop tracking it.
 
-        Nothing can be written down then: the supervisor of a triggerer that stops answers its triggers no more.
+        No progress can be written here: when a triggerer stops, its supervisor no longer answers the triggers.
         """
         try:
             async with asyncio.timeout(LAST_CALL_SECONDS):
@@ -212,7 +211,7 @@ def triggerer_keepers() -> TriggererKeepers:
     """Return what the triggers of this process share.
 
     Raises:
-        RuntimeError: It belongs to another event loop that is still open: triggers run in one.
+        RuntimeError: Another event loop, still open, uses it: all triggers run in one loop.
     """
     global _keepers  # noqa: PLW0603 - the one place that a process has for it
     loop = asyncio.get_running_loop()
@@ -234,26 +233,26 @@ def install(keepers: TriggererKeepers) -> None:
 
 
 DEFERRAL_SECONDS: Final = 6.0
-"""How long after its deferral a trigger has a worker resume the task at the earliest.
+"""Shortest time from a task's deferral until its trigger lets a worker resume it.
 
-A worker's supervisor notices up to 5 s late that the deferring process ended; if the task is queued again by then,
-the scheduler takes the old process's end for a failure of the new one.
+A worker's supervisor may notice 5 s late that the deferring process ended. If the task is already queued again, the
+scheduler takes the old process's end for a failure of the new one.
 """
 
 Trigger = TypeVar("Trigger")
 Ending: TypeAlias = Callable[[Trigger], Coroutine[Any, Any, None]]
 
 
-def carried_out(method: Ending[Trigger]) -> Ending[Trigger]:
-    """Carry a method of a trigger out to its end, however often who waits for it is cancelled.
+def shielded(method: Ending[Trigger]) -> Ending[Trigger]:
+    """Run a trigger's method to completion, even when its caller is cancelled, once or many times.
 
     An event loop that ends cancels the method itself as well, but only once.
     """
 
     @wraps(method)
-    async def carried_out_method(trigger: Trigger) -> None:
+    async def shielded_method(trigger: Trigger) -> None:
         await end_of(task := asyncio.get_running_loop().create_task(method(trigger)))
         if not task.cancelled():
             task.result()
 
-    return carried_out_method
+    return shielded_method

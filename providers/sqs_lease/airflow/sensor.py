@@ -276,7 +276,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         is done here is to extend them by ``handoff_timeout``.
         """
         if self._is_killed:
-            raise AirflowFailException(f"task {self.task_id!r} was killed: it receives no more")
+            raise AirflowFailException(f"task {self.task_id!r} was killed, so it stops receiving")
         options = self._options()
         with self._errors_of_the_queue(), WorkerLease(options) as holding:
             self._holding = holding
@@ -291,7 +291,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         return PokeReturnValue(is_done=True, xcom_value=messages)
 
     def on_kill(self) -> None:
-        """Give back what this process holds, and receive no more; where a trigger receives, it does so itself."""
+        """Give back what this process holds, and stop receiving. A trigger that receives does that itself."""
         # Airflow lets the task go on after this, and kills it some seconds later.
         self._is_killed = True
         if self._holding is not None:
@@ -325,7 +325,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         return kind(f"task {self.task_id!r} of DAG {self.dag_id!r}: {text}")
 
     def _options(self) -> ReceiveOptions:
-        """What is to be received, with everything that was templated checked again."""
+        """What to receive. The values of templates are checked again."""
         self._check_payload()
         max_messages = self._check_max_messages()
         filtering = self._filter()
@@ -400,7 +400,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             given = int(given) if given.isdecimal() else given
         if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_IN_FLIGHT:
             raise ValueError(
-                f"max_messages of {self.task_id!r} must be a whole number from 1 to {MAX_IN_FLIGHT} "
+                f"max_messages of {self.task_id!r} must be an integer from 1 to {MAX_IN_FLIGHT} "
                 f"(so many messages of a queue can be in flight), not {given!r}"
             )
         if given > limit:

@@ -65,22 +65,22 @@ class SqsToSparkOperator(BaseOperator):
                 },
             )
 
-    It runs ``python -m sqs_lease.spark.job`` in a process of its own, or submits that. It does not import Spark, which
+    It runs ``python -m sqs_lease.spark.job`` in a separate process, or submits that. It does not import Spark, which
     may be in another environment (``python=``); beside Airflow it needs ``sqs-lease[airflow,manifest]``. Its log has
     the job's output, with the progress of the Spark jobs.
 
-    It succeeds when the batch is in the table, and names messages that are no records in its return value
+    It succeeds when the batch is in the table, and names messages that are not valid records in its return value
     (``batchItemFailures``, each with its ``reason``): the keeper settles those by ``on_failure``. With ``rejects`` in
     the spec they go to that table instead, and are deleted like the others. A failed try may be repeated, and so may
     one that was killed: what is in the table already is not stored twice.
 
-    When the task is ended, its Spark jobs are cancelled. The same happens when none of its messages is held any more,
+    When the task is ended, its Spark jobs are cancelled. The same happens when all its messages were settled or lost,
     because the keeper ended or all leases were lost; the task then fails without a retry. As long as some are held it
     goes on: those that were lost are found in the table when they are received again.
 
     Args:
-        messages: What ``sqs_lease`` gives, with or without ``payload``. It is no template field, so that bodies are not
-            among the rendered fields.
+        messages: What ``sqs_lease`` gives, with or without ``payload``. It is not a template field, so that bodies do
+            not appear among the rendered fields.
         spec: Source, sink and workspace, see ``sqs_lease/ingestion/spec.py`` (templated). It is checked when the DAG is
             parsed, and holds no secrets.
         spark: Where Spark runs: ``local[2]`` (the default: in the job's process on the worker, with that many cores),
@@ -262,7 +262,7 @@ def _aws_environment(conn_id: str) -> dict[str, str]:
 
 
 def manifests_of(messages: BatchValue) -> list[str] | None:
-    """Where the messages of a batch are stored; None where they are values.
+    """Where the messages of a batch are stored; None if they are values.
 
     Raises:
         TypeError: ``messages`` is not what a lease gives.

@@ -1,9 +1,9 @@
-"""Reads JSON by the letter of RFC 8259, and says without quoting it why a text is none.
+"""Reads strict JSON (RFC 8259), and says why a text is not JSON, without quoting it.
 
-Spark's ``from_json`` takes much that is not JSON, and drops the rest in silence. What is stricter here than the letter:
-a name may stand only once in an object, a number must fit a double, and nesting ends at 200 levels (Spark's own parser
-ends at 1000, and the stack of its threads may end before). What Spark refuses besides, names of more than 50 000
-characters and numbers of more than 1000, it reports as corrupt without failing the batch.
+Spark's ``from_json`` takes much that is not JSON, and drops the rest in silence. Three rules are stricter than the RFC:
+a name may occur only once in an object, a number must fit a double, and nesting ends at 200 levels (Spark's own parser
+ends at 1000, and its threads' stack may end before). Spark also refuses names of more than 50 000 characters and
+numbers of more than 1000. It reports those as corrupt without failing the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONG_EXPONENTS: Final = (b"0e000", b"0e+000")
 
 
 class NotJsonError(ValueError):
-    """The text is no JSON that can be stored; the error's text says why, without a word of what it says."""
+    """The text is not JSON that can be stored. The error says why, without quoting the text."""
 
 
 def decode(text: str | bytes) -> Any:
@@ -55,7 +55,7 @@ def decode_object(text: str | bytes) -> dict[str, Any]:
     """Decode one JSON object.
 
     Raises:
-        NotJsonError: As for :func:`decode`, or the value is no object.
+        NotJsonError: As for :func:`decode`, or the value is not an object.
     """
     value = decode(text)
     if not isinstance(value, dict):
@@ -90,7 +90,7 @@ def _reason(text: bytes, said: str) -> str:
 
 
 def _fits_doubles(value: Any) -> bool:
-    """Whether no number in the value is beyond a double; the parser reads such ones as infinite, or as integers."""
+    """Whether all numbers in the value fit a double; the parser reads larger ones as infinite, or as integers."""
     if isinstance(value, dict):
         return all(map(_fits_doubles, value.values()))
     if isinstance(value, list):

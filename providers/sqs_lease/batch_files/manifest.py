@@ -5,16 +5,15 @@ The key ``sqs_lease_manifest`` of the file's metadata is a JSON object::
 
     {"version": 1, "batch_id": "...", "queue_url": "..."}
 
-There is no receipt handle in it, so whoever may read the file can neither delete nor release a message. A file that
-ends early has no footer, and is no manifest. A reader ignores columns and keys that it does not know, and refuses a
-version that it does not know.
+It contains no receipt handles: a reader of the file can neither delete nor release a message. A file that ends early
+has no footer, and is not a manifest. A reader ignores columns and keys that it does not know, and refuses a version
+that it does not know.
 
-Whoever writes a manifest has each body at hand, and says of it whether it is one JSON object by the letter
-(:mod:`sqs_lease.batch_files.json_syntax`): 1 µs for 1 KB here, and Spark, which reads the file as it is, takes much
-that is none.
+The writer checks whether each body is one JSON object (:mod:`sqs_lease.batch_files.json_syntax`), in 1 µs for 1 KB. It
+has the body at hand, and Spark, which reads the file as it is, would take much that is not JSON.
 
-Nothing here knows an orchestrator: a path is anything that opens files as :class:`pathlib.Path` does, for example
-Airflow's ``ObjectStoragePath``. It needs pyarrow and jiter: ``pip install "sqs-lease[manifest]"``.
+This module is independent of orchestrators: a path is anything that opens files as :class:`pathlib.Path` does, for
+example Airflow's ``ObjectStoragePath``. It needs pyarrow and jiter: ``pip install "sqs-lease[manifest]"``.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ SCHEMA: Final = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
         pa.field("body", pa.string(), nullable=False),
-        # When it was sent; null where the service did not say.
+        # When it was sent; null if the service did not say.
         pa.field("sent_at", pa.timestamp("us", tz="UTC")),
         pa.field("receive_count", pa.int32(), nullable=False),
         # The service's own attributes, a JSON object of strings.
         pa.field("attributes", pa.string(), nullable=False),
-        # The sender's, in the shape of the SQS API with {"base64": "..."} in place of bytes; null where there are none.
+        # The sender's, in the shape of the SQS API with {"base64": "..."} in place of bytes; null without any.
         pa.field("message_attributes", pa.string()),
-        # Why the body is not one JSON object by the letter; null where it is one.
+        # Why the body is not one JSON object (RFC 8259); null if it is one.
         pa.field("not_json", pa.string()),
     ]
 )
@@ -61,7 +60,7 @@ SCHEMA: Final = pa.schema(
 
 
 class ManifestError(ValueError):
-    """The file is no manifest that can be read; the text says which file and what to do."""
+    """The file is not a readable manifest; the text says which file and what to do."""
 
 
 class ManifestPath(Protocol):
@@ -127,7 +126,7 @@ def message_table(messages: Sequence[Message]) -> Any:
 
 
 def why_not_json(body: str) -> str | None:
-    """Say why a body is not one JSON object by the letter, without quoting it; None where it is one."""
+    """Say why a body is not one JSON object (RFC 8259), without quoting it; None if it is one."""
     try:
         decode_object(body)
     except NotJsonError as error:
@@ -143,7 +142,7 @@ def manifest_header(path: object, metadata: Mapping[bytes, bytes] | None) -> Map
         metadata: The metadata of the file's Arrow schema.
 
     Raises:
-        ManifestError: It is no manifest, or of a version that this release does not know.
+        ManifestError: It is not a manifest, or has a version that this release does not know.
     """
     header: Any = json.loads((metadata or {}).get(METADATA_KEY, b"null"))
     if not isinstance(header, dict):
@@ -166,7 +165,7 @@ def opened_manifest(file: Any, *, name: object) -> Iterator[pq.ParquetFile]:
 
     Raises:
         OSError: The file cannot be read.
-        ManifestError: It is no manifest, is not whole, or is of a version that this release does not know.
+        ManifestError: It is not a manifest, is not whole, or has a version that this release does not know.
     """
     try:
         manifest = pq.ParquetFile(file)
@@ -187,9 +186,9 @@ def read_manifest(path: ManifestPath) -> Manifest:
         path: The file.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         OSError: The file cannot be read.
-        ManifestError: It is no manifest, is not whole, or is of a version that this release does not know.
+        ManifestError: It is not a manifest, is not whole, or has a version that this release does not know.
     """
     with path.open("rb") as opened, opened_manifest(opened, name=path) as file:
         header = manifest_header(path, file.schema_arrow.metadata)
@@ -201,7 +200,7 @@ def read_manifest(path: ManifestPath) -> Manifest:
         messages = tuple(_message(row) for piece in pieces for row in piece.to_pylist())
     except (KeyError, ValueError):
         # Not the error itself: it may quote a body.
-        raise ManifestError(f"{path} has a row that is no message: receive the batch again") from None
+        raise ManifestError(f"{path} has a row that is not a message: receive the batch again") from None
     return Manifest(header.get("batch_id", ""), header.get("queue_url", ""), messages)
 
 

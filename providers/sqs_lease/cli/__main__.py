@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from typing import Final
 
@@ -11,6 +12,8 @@ _LIBRARIES: Final = frozenset({"typer", "rich"})
 
 def main() -> None:
     """Run the command, or say in one line what it needs; never returns."""
+    # Before a command begins and after it ended, Ctrl-C ends the process at once, without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from sqs_lease.cli.app import app
     except ModuleNotFoundError as error:
@@ -24,7 +27,11 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What the terminal cannot show must not end a command that has moved messages.
         sys.stdout.reconfigure(errors="backslashreplace")
-    app(prog_name="sqs-lease")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        app(prog_name="sqs-lease")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sqs_lease.cli.durations import shown_duration
-from sqs_lease.cli.findings import Finding, Level
+from sqs_lease.cli.findings import Finding
 from sqs_lease.cli.output import CommandError
 from sqs_lease.cli.versions import extra_versions
 from sqs_lease.core.policies import Growing
@@ -53,32 +53,31 @@ def connection_client(connection: str, queue: str, region: str | None) -> SQSCli
     """Make a client as Airflow's tasks and triggers make theirs: by a connection.
 
     Args:
-        connection: The connection's id; where there is no such connection, boto3's usual credentials are taken, as the
+        connection: The connection's id. If the connection does not exist, boto3's usual credentials are taken, as the
             amazon provider does.
-        queue: The queue's name, URL or ARN; its region is taken where nothing else names one.
+        queue: The queue's name, URL or ARN; its region is the last resort.
         region: The region; None takes the connection's.
 
     Raises:
         sqs_lease.sqs.errors.SqsError: The client cannot be made.
     """
-    from sqs_lease.airflow.aws_connection import AwsConnection, make_blocking_client, telling_of_aws
+    from sqs_lease.airflow.aws_connection import AwsConnection, make_blocking_client, translate_aws_errors
 
-    with telling_of_aws(queue):
+    with translate_aws_errors(queue):
         return make_blocking_client(AwsConnection.of(connection, region, None, None, queue=queue))
 
 
 def connection_finding(connection: str) -> Iterator[Finding]:
-    """What is to be said of the connection itself: nothing where it is defined."""
+    """Report a connection that is not defined."""
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowException
 
     try:
         BaseHook.get_connection(connection)
     except AirflowException:
-        yield Finding(
-            check="connection",
-            level=Level.NOTE,
-            what=f"there is no connection {connection}",
+        yield Finding.note(
+            "connection",
+            f"there is no connection {connection}",
             why="The amazon provider then takes boto3's usual credentials: environment variables, files, the machine's "
             "role. Triggerers and workers may have others than this shell.",
         )
@@ -88,7 +87,7 @@ def airflow_findings() -> Iterator[Finding]:
     """All findings about this installation, in the order in which people read them."""
     from airflow.configuration import AIRFLOW_HOME
 
-    yield Finding(check="airflow_home", level=Level.FINE, what=f"AIRFLOW_HOME is {AIRFLOW_HOME}")
+    yield Finding.fine("airflow_home", f"AIRFLOW_HOME is {AIRFLOW_HOME}")
     yield from extra_versions("airflow")
     yield from _plugin()
     yield from _takeover()
@@ -100,10 +99,9 @@ def airflow_findings() -> Iterator[Finding]:
 
 def _plugin() -> Iterator[Finding]:
     if not list(entry_points(group="airflow.plugins", name="sqs_lease")):
-        yield Finding(
-            check="plugin",
-            level=Level.BITES,
-            what="Airflow does not find the plugin of sqs-lease",
+        yield Finding.harm(
+            "plugin",
+            "Airflow does not find the plugin of sqs-lease",
             why="The package is on the path but not installed. So no task tells its keeper at once that it failed, and "
             "failure rules by exception and MessageFailed have no effect.",
             command='pip install "sqs-lease[airflow]"',
@@ -124,10 +122,9 @@ def _takeover() -> Iterator[Finding]:
     visibility = default_visibility_seconds(Growing())
     heartbeat = conf.getfloat("triggerer", "job_heartbeat_sec", fallback=5.0)
     if threshold < _HEARTBEATS * heartbeat:
-        yield Finding(
-            check="takeover",
-            level=Level.BITES,
-            what=f"a triggerer counts as dead after {threshold:g} s, and its heartbeat comes every {heartbeat:g} s",
+        yield Finding.harm(
+            "takeover",
+            f"a triggerer counts as dead after {threshold:g} s, and its heartbeat comes every {heartbeat:g} s",
             why="A triggerer that is only slow loses its triggers to another one, and both hold the same messages for "
             "a while.",
             change=f"Set [triggerer] triggerer_health_check_threshold to {_HEARTBEATS} heartbeats or more; 30 is the "
@@ -135,17 +132,19 @@ def _takeover() -> Iterator[Finding]:
             command="export AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD=30",
         )
         return
-    level = Level.NOTE if takeover > _LONG_TAKEOVER_SECONDS else Level.FINE
-    yield Finding(
-        check="takeover",
-        level=level,
-        what=f"another triggerer takes over within {shown_duration(takeover)}; sensors receive with "
-        f"{shown_duration(visibility)}, or the queue's visibility timeout if that is longer",
+    what = (
+        f"another triggerer takes over within {shown_duration(takeover)}; sensors receive with "
+        f"{shown_duration(visibility)}, or the queue's visibility timeout if that is longer"
+    )
+    if takeover <= _LONG_TAKEOVER_SECONDS:
+        yield Finding.fine("takeover", what)
+        return
+    yield Finding.note(
+        "takeover",
+        what,
         why="When all triggerers die, messages stay invisible for that long. A visibility= below it, in a DAG, lets "
-        "others receive messages during a takeover."
-        if level is Level.NOTE
-        else "",
-        change="Lower [triggerer] triggerer_health_check_threshold." if level is Level.NOTE else "",
+        "others receive messages during a takeover.",
+        change="Lower [triggerer] triggerer_health_check_threshold.",
     )
 
 
@@ -154,10 +153,9 @@ def _triggerer_queues() -> Iterator[Finding]:
 
     if conf.getboolean("triggerer", "queues_enabled", fallback=False):
         default = conf.get("operators", "default_queue", fallback="default")
-        yield Finding(
-            check="triggerer_queues",
-            level=Level.NOTE,
-            what="[triggerer] queues_enabled is on",
+        yield Finding.note(
+            "triggerer_queues",
+            "[triggerer] queues_enabled is on",
             why="A triggerer without --queues runs no sensor and no keeper. One that has them runs no asset watcher.",
             change=f"Have triggerers with --queues {default} and with each queue= of a lease, and one without for "
             "watchers.",
@@ -172,13 +170,12 @@ def _payload() -> Iterator[Finding]:
     try:
         location = default_payload()
     except (ModuleNotFoundError, TypeError, ValueError) as error:
-        yield Finding(check="payload", level=Level.BITES, what=str(error), why="Sensors fail as they begin.")
+        yield Finding.harm("payload", str(error), why="Sensors fail as they begin.")
         return
     if location is None:
-        yield Finding(
-            check="payload",
-            level=Level.NOTE,
-            what="[sqs_lease] payload is not set",
+        yield Finding.note(
+            "payload",
+            "[sqs_lease] payload is not set",
             why=f"Batches end at {INLINE_BYTES // 2**20} MiB, and more than 2 000 messages are refused, unless a "
             "sensor has payload=.",
             change="For larger batches name a place that workers and triggerers share.",
@@ -192,41 +189,42 @@ def _payload() -> Iterator[Finding]:
         place: Any = ObjectStoragePath(location)
         place.fs.ls(place.path)
     except PermissionError:
-        yield Finding(
-            check="payload",
-            level=Level.NOTE,
-            what=f"[sqs_lease] payload, {location}, may not be listed, so more is not known",
+        yield Finding.note(
+            "payload",
+            f"[sqs_lease] payload, {location}, may not be listed, so more is not known",
             why="Batches need to read, write and delete there, and not to list.",
         )
         return
     except Exception as error:  # noqa: BLE001 - of any file system; fsspec's have no common class
         # An object store has no directory before something is in it. A bucket that is missing has a cause.
         if not isinstance(error, FileNotFoundError) or error.__cause__ is not None:
-            yield Finding(
-                check="payload",
-                level=Level.BITES,
-                what=f"[sqs_lease] payload, {location}, cannot be read: {type(error).__name__}: {error}",
-                why="A batch that is stored there is released again, and its sensor fails.",
+            yield _unusable_payload(
+                f"{location}, cannot be read: {type(error).__name__}: {error}",
                 change="Check the connection in it, its permissions, and that what its scheme needs is installed.",
             )
             return
-    yield Finding(check="payload", level=Level.FINE, what=f"large batches are stored at {location}, which can be read")
+    yield Finding.fine("payload", f"large batches are stored at {location}, which can be read")
 
 
 def _local_payload(directory: Path) -> Finding:
     if directory.is_dir() and os.access(directory, os.W_OK):
-        return Finding(
-            check="payload",
-            level=Level.NOTE,
-            what=f"large batches are stored in {directory}",
+        return Finding.note(
+            "payload",
+            f"large batches are stored in {directory}",
             why="All workers and triggerers must see the same directory there.",
         )
-    return Finding(
-        check="payload",
-        level=Level.BITES,
-        what=f"[sqs_lease] payload, {directory}, is not a directory that this user may write to",
-        why="A batch that is stored there is released again, and its sensor fails.",
+    return _unusable_payload(
+        f"{directory}, is not a directory that this user may write to",
         change="Create it, on a file system that all workers and triggerers share, or name an object store.",
+    )
+
+
+def _unusable_payload(what: str, *, change: str) -> Finding:
+    return Finding.harm(
+        "payload",
+        f"[sqs_lease] payload, {what}",
+        why="A batch that is stored there is released again, and its sensor fails.",
+        change=change,
     )
 
 
@@ -238,10 +236,9 @@ def _fernet_key() -> Iterator[Finding]:
     check = "fernet_key"
     keys = conf.get("core", "fernet_key", fallback="") or ""
     if not keys and not Path(AIRFLOW_HOME, "airflow.cfg").exists():
-        yield Finding(
-            check=check,
-            level=Level.NOTE,
-            what="there is no Fernet key yet",
+        yield Finding.note(
+            check,
+            "there is no Fernet key yet",
             why="Airflow has not run in this AIRFLOW_HOME, or this is the wrong one. When it first runs it writes an "
             "airflow.cfg with a new key, another one on each machine. Triggerers with different keys cannot read each "
             "other's leases.",
@@ -250,10 +247,9 @@ def _fernet_key() -> Iterator[Finding]:
         )
         return
     if not keys:
-        yield Finding(
-            check=check,
-            level=Level.BITES,
-            what="[core] fernet_key is empty",
+        yield Finding.harm(
+            check,
+            "[core] fernet_key is empty",
             why="Airflow stores connections and the leases, with which anyone can delete messages, as plain text.",
             change="Set the same key for all processes of Airflow:",
             command=_NEW_KEY,
@@ -263,10 +259,9 @@ def _fernet_key() -> Iterator[Finding]:
     try:
         Fernet(first)
     except ValueError:
-        yield Finding(
-            check=check,
-            level=Level.BITES,
-            what="[core] fernet_key is not a Fernet key",
+        yield Finding.harm(
+            check,
+            "[core] fernet_key is not a Fernet key",
             why="Nothing of a lease can be encrypted: every sensor fails as it hands its messages on.",
             change=f"It must be 32 bytes in URL-safe Base64. Set the same for all processes of Airflow in {_KEY}.",
         )
@@ -274,12 +269,11 @@ def _fernet_key() -> Iterator[Finding]:
     print_of_key = hashlib.sha256(first.encode()).hexdigest()[:8]
     what = f"the fingerprint of the Fernet key is {print_of_key}"
     if any(name in os.environ for name in (_KEY, f"{_KEY}_CMD", f"{_KEY}_SECRET")):
-        yield Finding(check=check, level=Level.FINE, what=f"{what}; it must be the same on all machines")
+        yield Finding.fine(check, f"{what}; it must be the same on all machines")
         return
-    yield Finding(
-        check=check,
-        level=Level.NOTE,
-        what=f"{what}; it stands in the airflow.cfg of this machine",
+    yield Finding.note(
+        check,
+        f"{what}; it stands in the airflow.cfg of this machine",
         why="Airflow makes a new key for each AIRFLOW_HOME. A triggerer with another one cannot read the leases of "
         "this one.",
         change=f"Compare the fingerprint on all machines, or set the key by {_KEY}.",
@@ -292,10 +286,9 @@ def _failure_reports() -> Iterator[Finding]:
     from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
 
     if not conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True):
-        yield Finding(
-            check="failure_reports",
-            level=Level.BITES,
-            what=f"[{CONFIG_SECTION}] {REPORT_FAILURES_OPTION} is off",
+        yield Finding.harm(
+            "failure_reports",
+            f"[{CONFIG_SECTION}] {REPORT_FAILURES_OPTION} is off",
             why="Failure rules by exception and MessageFailed have no effect, and failed messages are visible after up "
             "to six seconds instead of one.",
             change="Remove the setting, on workers and triggerers alike.",

@@ -47,7 +47,7 @@ app = typer.Typer(
     help="Look at Amazon SQS queues as sqs-lease uses them, and repair what went wrong.",
     # Help as plain text: it fits any width, and reads the same in a pipe.
     rich_markup_mode=None,
-    # A traceback of its own would show the values of local variables, message bodies among them.
+    # Typer's traceback would show the values of local variables, message bodies among them.
     pretty_exceptions_enable=False,
 )
 

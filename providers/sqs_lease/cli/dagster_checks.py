@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from sqs_lease.cli.durations import shown_duration
-from sqs_lease.cli.findings import Finding, Level
+from sqs_lease.cli.findings import Finding
 from sqs_lease.cli.output import CommandError
 from sqs_lease.cli.versions import extra_versions
 from sqs_lease.core.policies import Growing, default_visibility_seconds
@@ -46,18 +46,16 @@ def dagster_findings() -> Iterator[Finding]:
 
     yield from extra_versions("dagster")
     visibility = default_visibility_seconds(Growing(), TAKEOVER_SECONDS)
-    yield Finding(
-        check="takeover",
-        level=Level.FINE,
-        what=f"a restarted daemon takes over within {shown_duration(TAKEOVER_SECONDS)}; lease sensors receive with "
+    yield Finding.fine(
+        "takeover",
+        f"a restarted daemon takes over within {shown_duration(TAKEOVER_SECONDS)}; lease sensors receive with "
         f"{shown_duration(visibility)}, or the queue's visibility timeout if that is longer",
     )
     instance = _instance()
     if instance is None:
-        yield Finding(
-            check="run_retries",
-            level=Level.NOTE,
-            what="DAGSTER_HOME is not set, so the settings of the instance are not looked at",
+        yield Finding.note(
+            "run_retries",
+            "DAGSTER_HOME is not set, so the settings of the instance are not looked at",
             change="Run the command with the DAGSTER_HOME of the daemon.",
         )
         return
@@ -68,12 +66,8 @@ def dagster_findings() -> Iterator[Finding]:
 def _run_retries(instance: DagsterInstance) -> Finding:
     retries = instance.run_retries_max_retries if instance.run_retries_enabled else 0
     if not retries:
-        return Finding(check="run_retries", level=Level.FINE, what="runs are not retried unless their tags say so")
-    return Finding(
-        check="run_retries",
-        level=Level.FINE,
-        what=f"a failed run is retried up to {retries} times, and each time receives again",
-    )
+        return Finding.fine("run_retries", "runs are not retried unless their tags say so")
+    return Finding.fine("run_retries", f"a failed run is retried up to {retries} times, and each time receives again")
 
 
 def _instance() -> DagsterInstance | None:

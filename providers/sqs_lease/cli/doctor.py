@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sqs_lease.cli import airflow_checks, dagster_checks
-from sqs_lease.cli.findings import Examined, Finding, Level, show
+from sqs_lease.cli.findings import Examined, Finding, show
 from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queues, Region, aws_access
 from sqs_lease.cli.output import CommandError, ExitCode, console, print_json
 from sqs_lease.cli.queue_access import (
@@ -25,7 +25,7 @@ from sqs_lease.cli.queue_access import (
     permission_of,
     probe,
 )
-from sqs_lease.cli.queue_checks import QueueState, Surroundings, clock_finding, queue_findings
+from sqs_lease.cli.queue_checks import QueueContext, QueueState, clock_finding, queue_findings
 from sqs_lease.cli.versions import base_versions
 from sqs_lease.sqs.client import AwsAccess, make_client
 from sqs_lease.sqs.errors import CredentialsError, QueueNotFoundError, SqsError
@@ -107,7 +107,7 @@ def _examined(queues: Sequence[str], access: AwsAccess, hosts: _Hosts) -> Iterat
     if hosts.dagster:
         dagster_checks.require_dagster()
     attempts = dagster_checks.run_attempts() if hosts.dagster else {}
-    around = Surroundings(waits_for_queue=hosts.dagster or not hosts.airflow, attempts=attempts)
+    around = QueueContext(waits_for_queue=hosts.dagster or not hosts.airflow, attempts=attempts)
     for queue in queues:
         yield _examine(queue, access, hosts, around)
     yield Examined(subject="This installation", detail="", findings=tuple(_installation(hosts)))
@@ -134,7 +134,7 @@ def _client(queue: str, access: AwsAccess, hosts: _Hosts) -> SQSClient:
     return make_client(access, queue=queue)
 
 
-def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: Surroundings) -> Examined:
+def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: QueueContext) -> Examined:
     try:
         client = _client(queue, access, hosts)
     except SqsError as error:
@@ -142,19 +142,19 @@ def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: Surroundings)
     with_client: Any = client
     try:
         examination = _Examination(queue, client, access, hosts)
-        return Examined(subject=queue, detail=examination.url_or_nothing, findings=tuple(examination.findings(around)))
+        return Examined(subject=queue, detail=examination.url, findings=tuple(examination.findings(around)))
     finally:
         with_client.close()
 
 
 def _unreachable(error: SqsError, queue: str) -> Finding:
     command = f"sqs-lease policy {queue}" if _is_denial(error) else ""
-    return Finding(check="access", level=Level.BITES, what=str(error), command=command)
+    return Finding.harm("access", str(error), command=command)
 
 
 @dataclass(slots=True)
-class _Known:
-    """What the calls on a queue brought."""
+class _QueueAnswers:
+    """What the calls on a queue returned."""
 
     state: QueueState | None = None
     permissions: list[Permission] = field(default_factory=list)
@@ -169,7 +169,7 @@ class _Examination:
         self._caller = QueueCaller(client, queue)
         self._hosts = hosts
         given_url = queue_reference(queue).url
-        # Nothing of the package asks for a URL that the user gave.
+        # The package never asks SQS for a URL that the user gave.
         self._first = self._caller.url() if given_url is None else None
         self._url: str | None = given_url or (None if self._first is None else self._first.content.get("QueueUrl"))
         words = [("--profile", access.profile_name), ("--endpoint-url", access.endpoint_url)]
@@ -178,11 +178,11 @@ class _Examination:
         )
 
     @property
-    def url_or_nothing(self) -> str:
-        """The queue's URL; empty where it could not be found out."""
+    def url(self) -> str:
+        """The queue's URL; empty if it is not known."""
         return self._url or ""
 
-    def findings(self, around: Surroundings) -> Iterator[Finding]:
+    def findings(self, around: QueueContext) -> Iterator[Finding]:
         """All findings."""
         if self._url is None:
             if self._first is not None and self._first.error is not None:
@@ -194,7 +194,7 @@ class _Examination:
         yield from self._clock(answer)
         if answer.error is not None and not _is_denial(answer.error):
             return
-        known = self._known(answer, self._url)
+        known = self._ask_queue(answer, self._url)
         yield from _permission_findings(self._queue, known.permissions)
         if known.state is None:
             return
@@ -208,20 +208,18 @@ class _Examination:
             yield _unreachable(answer.error, self._queue)
             return
         endpoint = self._client.meta.endpoint_url
-        yield Finding(
-            check="access",
-            level=Level.FINE,
-            what=f"{endpoint} answered in {answer.seconds * 1000:.0f} ms, region {self._client.meta.region_name}, "
+        yield Finding.fine(
+            "access",
+            f"{endpoint} answered in {answer.seconds * 1000:.0f} ms, region {self._client.meta.region_name}, "
             f"credentials from {credentials}",
         )
         given = self._client._request_signer._credentials  # noqa: SLF001 - botocore tells them nowhere else
         if given is not None and given.method == "env" and given.token:
-            yield Finding(
-                check="credentials",
-                level=Level.NOTE,
-                what="the credentials are temporary, and nothing renews them",
+            yield Finding.note(
+                "credentials",
+                "the credentials are temporary, and nothing renews them",
                 why="They stand in environment variables with a session token. When they expire, no lease is extended "
-                "or settled any more. That is no problem in a shell; a service needs a role.",
+                "or settled. That is no problem in a shell; a service needs a role.",
             )
 
     def _credentials(self) -> str:
@@ -235,8 +233,8 @@ class _Examination:
         if answer.clock_seconds is not None:
             yield clock_finding(answer.clock_seconds)
 
-    def _known(self, attributes: Answer, url: str) -> _Known:
-        known = _Known()
+    def _ask_queue(self, attributes: Answer, url: str) -> _QueueAnswers:
+        known = _QueueAnswers()
         if self._first is not None:
             known.permissions.append(permission_of("GetQueueUrl", self._first))
         known.permissions.append(permission_of("GetQueueAttributes", attributes))
@@ -245,8 +243,8 @@ class _Examination:
         known.permissions += probe(self._caller, RECEIVING, url=url, arn="")
         return known
 
-    def _around(self, queue: QueueState, around: Surroundings) -> tuple[Surroundings, list[Finding]]:
-        """What is around a queue, and what was found out on the way there."""
+    def _around(self, queue: QueueState, around: QueueContext) -> tuple[QueueContext, list[Finding]]:
+        """Read the queue's context: its dead-letter queue or its sources. Return it with what these calls found."""
         arn = queue.redrive.get("deadLetterTargetArn")
         if arn is None:
             answer = self._caller.call(_SOURCES, QueueUrl=queue.url)
@@ -283,23 +281,32 @@ _NEEDED_FOR: Final = {
 
 def _permission_findings(queue: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
     for permission in permissions:
-        said = "" if permission.error is None else permission.error.text
         if permission.permit is Permit.DENIED:
-            yield Finding(
-                check=f"permission:{permission.action}",
-                level=Level.BITES,
-                what=f"sqs:{permission.action} is denied",
-                why=f"{_NEEDED_FOR[permission.action]} SQS says: {said}",
+            yield _denied(
+                permission,
+                why=_NEEDED_FOR[permission.action],
                 change="Allow it in the caller's IAM policy, or in the queue's policy. This prints all that is needed:",
                 command=f"sqs-lease policy {queue}",
             )
         elif permission.permit is Permit.UNKNOWN:
-            yield Finding(
-                check=f"permission:{permission.action}",
-                level=Level.NOTE,
-                what=f"sqs:{permission.action} could not be probed: {said}",
-            )
+            what = f"sqs:{permission.action} could not be probed: {_answer_text(permission)}"
+            yield Finding.note(f"permission:{permission.action}", what)
     yield from _allowed("permissions", permissions)
+
+
+def _denied(permission: Permission, *, where: str = "", why: str, change: str, command: str = "") -> Finding:
+    """What a denied action does. ``where`` names another queue than the examined one."""
+    return Finding.harm(
+        f"permission:{permission.action}",
+        f"sqs:{permission.action} is denied{where}",
+        why=f"{why} SQS says: {_answer_text(permission)}",
+        change=change,
+        command=command,
+    )
+
+
+def _answer_text(permission: Permission) -> str:
+    return "" if permission.error is None else permission.error.text
 
 
 def _allowed(check: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
@@ -312,36 +319,33 @@ def _allowed(check: str, permissions: Sequence[Permission]) -> Iterator[Finding]
     # SQS may look at the request before the permission: see queue_access.
     parts += [f"not denied, but only a real call would prove more: {', '.join(not_denied)}"] if not_denied else []
     if parts:
-        yield Finding(check=check, level=Level.FINE, what="; ".join(parts))
+        yield Finding.fine(check, "; ".join(parts))
 
 
 def _dead_letter_permissions(arn: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
     name = queue_reference(arn).name
     for permission in permissions:
         if permission.permit is Permit.DENIED:
-            said = "" if permission.error is None else permission.error.text
-            yield Finding(
-                check=f"permission:{permission.action}",
-                level=Level.BITES,
-                what=f"sqs:{permission.action} is denied on the dead-letter queue {name}",
-                why=f"on_failure=dead_letter() cannot send: the run fails, its messages come back. SQS says: {said}",
+            yield _denied(
+                permission,
+                where=f" on the dead-letter queue {name}",
+                why="on_failure=dead_letter() cannot send: the run fails, its messages come back.",
                 change=f"Allow sqs:{permission.action} on it, unless no lease uses dead_letter().",
             )
 
 
 def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> list[Finding]:
-    """What a redrive may do; it is no harm to leases if it may not. ``named`` is the queue as the user named it."""
+    """Report a redrive that is denied, which does not hurt leases. ``named`` is the queue as the user named it."""
     permissions = probe(caller, MOVING, url=url, arn=arn)
     denied = [each.action for each in permissions if each.permit is Permit.DENIED]
     name = queue_reference(arn).name
     if not denied:
         return []
     return [
-        Finding(
-            check="permission:redrive",
-            level=Level.NOTE,
-            what=f"redriving {name} is not allowed: {', '.join(denied)} denied",
-            why="Leases do not need that. Whoever moves messages out of the dead-letter queue does.",
+        Finding.note(
+            "permission:redrive",
+            f"redriving {name} is not allowed: {', '.join(denied)} denied",
+            why="Leases do not need that. Moving messages out of the dead-letter queue does.",
             command=f"sqs-lease policy {named} --redrive",
         )
     ]
@@ -349,17 +353,15 @@ def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> lis
 
 def _dead_letters_unknown(arn: str, error: SqsError) -> Finding:
     if isinstance(error, QueueNotFoundError):
-        return Finding(
-            check="dead_letter_queue",
-            level=Level.BITES,
-            what=f"its dead-letter queue {queue_reference(arn).name} does not exist, or may not be seen",
+        return Finding.harm(
+            "dead_letter_queue",
+            f"its dead-letter queue {queue_reference(arn).name} does not exist, or may not be seen",
             why="SQS then moves nothing: messages that always fail stay in this queue. dead_letter() cannot send.",
             change="Create that queue again, or name another one in the redrive policy.",
         )
-    level = Level.BITES if isinstance(error, CredentialsError) else Level.NOTE
-    return Finding(
-        check="dead_letter_queue",
-        level=level,
-        what=f"its dead-letter queue {queue_reference(arn).name} cannot be looked at: {error.text or error}",
+    finding = Finding.harm if isinstance(error, CredentialsError) else Finding.note
+    return finding(
+        "dead_letter_queue",
+        f"its dead-letter queue {queue_reference(arn).name} cannot be looked at: {error.text or error}",
         why="dead_letter() needs sqs:GetQueueUrl and sqs:SendMessage on it.",
     )

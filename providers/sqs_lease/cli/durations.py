@@ -7,6 +7,9 @@ from typing import Final
 
 from sqs_lease.cli.output import CommandError
 
+LONGEST_DAYS: Final = 3_650
+"""Longest duration that is taken for one."""
+
 _UNITS: Final = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
 _TYPED: Final = re.compile(r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m(?:in)?)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
 
@@ -19,7 +22,7 @@ def typed_duration(text: str, option: str) -> float:
         option: The option it was typed for; used in the error.
 
     Raises:
-        CommandError: It is not a duration, or not longer than 0.
+        CommandError: It is not a duration, not longer than 0, or longer than :data:`LONGEST_DAYS`.
     """
     found = _TYPED.fullmatch(text.strip().lower().replace(" ", ""))
     parts = {} if found is None else {unit: part for unit, part in found.groupdict().items() if part is not None}
@@ -28,6 +31,8 @@ def typed_duration(text: str, option: str) -> float:
     seconds = sum(float(part) * _UNITS[unit] for unit, part in parts.items())
     if seconds <= 0:
         raise CommandError(f"{option} must be longer than 0 seconds")
+    if seconds > LONGEST_DAYS * _UNITS["d"]:
+        raise CommandError(f"{option} must not be longer than {LONGEST_DAYS:,} days")
     return seconds
 
 

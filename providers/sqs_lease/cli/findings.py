@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.text import Text
@@ -31,9 +31,9 @@ class Finding:
         check: What was looked at, as a word that does not change between versions.
         level: How much it matters.
         what: What is so, in one line.
-        why: What it will do; empty where that is plain.
+        why: What it will do; empty if that is obvious.
         change: What to do about it: a sentence, or a command to be copied (see :attr:`command`).
-        command: A command for a shell that makes the change; empty where there is none.
+        command: A command for a shell that makes the change; empty without one.
     """
 
     check: str
@@ -43,6 +43,21 @@ class Finding:
     change: str = ""
     command: str = ""
 
+    @classmethod
+    def fine(cls, check: str, what: str) -> Self:
+        """A finding that needs nothing."""
+        return cls(check=check, level=Level.FINE, what=what)
+
+    @classmethod
+    def note(cls, check: str, what: str, *, why: str = "", change: str = "", command: str = "") -> Self:
+        """A finding that is worth knowing."""
+        return cls(check=check, level=Level.NOTE, what=what, why=why, change=change, command=command)
+
+    @classmethod
+    def harm(cls, check: str, what: str, *, why: str = "", change: str = "", command: str = "") -> Self:
+        """A finding that will do harm."""
+        return cls(check=check, level=Level.BITES, what=what, why=why, change=change, command=command)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
@@ -50,7 +65,7 @@ class Examined:
 
     Attributes:
         subject: What was examined, as the user named it.
-        detail: Its full name, such as the queue's URL; empty where there is none.
+        detail: Its full name, such as the queue's URL; empty without one.
         findings: In the order in which they were looked at.
     """
 

@@ -55,9 +55,9 @@ class Forecast:
         longest_wait_seconds: The most that was left of any lease at any moment. If all that could extend it dies just
             then, the message is visible again so much later.
         least_left_seconds: The least that was left of any lease when it was about to be extended: a process that dies
-            just then leaves so much time for another one to take over. None where nothing was extended.
+            just then leaves so much time for another one to take over. None if nothing was extended.
         visible_after_seconds: When the first lease ended although the work went on, in seconds from the receive;
-            None where the batch was held to its end.
+            None if the batch was held to its end.
     """
 
     policy: RenewalPolicy

@@ -67,9 +67,9 @@ class HostBatch:
         name: The DAG and the keeper's task, or the asset.
         run: The run's id.
         state: The state of the keeper's task; for Dagster ``done``.
-        at: When it began (Airflow) or ended (Dagster), in seconds since the epoch; None where it is not known.
+        at: When it began (Airflow) or ended (Dagster), in seconds since the epoch; None if it is not known.
         counts: Messages by what became of them so far.
-        queue_url: The queue; empty where the host does not say.
+        queue_url: The queue; empty if the host does not say.
     """
 
     host: str

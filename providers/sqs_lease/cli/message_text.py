@@ -16,7 +16,7 @@ def size_bytes(message: Message) -> int:
 
 
 def age_seconds(message: Message, now: float) -> float | None:
-    """How long ago a message was sent; None where SQS does not say.
+    """How long ago a message was sent; None if SQS does not say.
 
     Args:
         message: The message.
@@ -26,7 +26,7 @@ def age_seconds(message: Message, now: float) -> float | None:
 
 
 def harmless(text: str) -> str:
-    """Return text in which what a terminal would obey is written out as an escape, but for line breaks and tabs."""
+    """Return text with control characters as escapes, so that a terminal obeys none but line breaks and tabs."""
     return "".join(
         character
         if character.isprintable() or character in "\n\t"

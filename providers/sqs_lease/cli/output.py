@@ -6,7 +6,9 @@ for them.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +63,10 @@ _ASCII_SYMBOLS: Final = {Mark.GOOD: "+", Mark.NOTE: "-", Mark.WARNING: "!", Mark
 _BAD_INPUT: Final = (ConfigurationError, CredentialsError, EndpointError, QueueNotFoundError, WrongRegionError)
 
 
+_NO_OUTPUT: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What writing to standard output fails with: its reader left, or the disk is full or broken."""
+
+
 def console() -> Console:
     """The console for results: colors in a terminal only, and no guesses at what a number or a path is."""
     return Console(highlight=False)
@@ -107,6 +113,7 @@ def errors_as_lines() -> Iterator[None]:
     """
     try:
         yield
+        sys.stdout.flush()
     except CommandError as error:
         print_error(str(error))
         sys.exit(error.exit_code)
@@ -115,3 +122,11 @@ def errors_as_lines() -> Iterator[None]:
         sys.exit(ExitCode.BAD_INPUT if isinstance(error, _BAD_INPUT) else ExitCode.TROUBLE)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
+    except OSError as error:
+        if error.errno not in _NO_OUTPUT:
+            raise
+        # What is left in the buffer would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if error.errno != errno.EPIPE:
+            print_error(f"The output cannot be written: {error.strerror}")
+        sys.exit(ExitCode.TROUBLE)

@@ -46,8 +46,8 @@ def peek(
 ) -> None:
     """Look at some messages of a queue, and give them back at once.
 
-    SQS shows a message only to who receives it. So the receive count of each message goes up by one, and nobody else
-    can receive it for a moment. In a terminal it asks first where the queue has a dead-letter queue.
+    SQS shows a message only to a consumer that receives it. So the receive count of each message goes up by
+    one, and nobody else can receive it for a moment. In a terminal it asks first if the queue has a dead-letter queue.
     """
     with Session(aws_access(region, profile, endpoint_url), queue) as session:
         url, attributes = session.run(_read(session.transport, queue))

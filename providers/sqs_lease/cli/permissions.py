@@ -54,7 +54,7 @@ RECORDED: Final[Mapping[str, Needs]] = {
         Place.DEAD_LETTERS: DEAD_LETTER | {"sqs:GetQueueAttributes"},
         Place.FILES: FILES | {"s3:ListBucket"},
     },
-    # The job: the leases are extended and settled by whoever submitted it.
+    # The job: its submitter extends and settles the leases.
     "spark": {
         Place.FILES: frozenset({"s3:GetObject", "s3:PutObject"}),
         Place.OBJECTS: frozenset({"s3:GetObject", "s3:GetObjectVersion"}),

@@ -26,6 +26,9 @@ from sqs_lease.core.specs import POLICIES, encode_policy
 DOLLARS_A_MILLION: Final = 0.40
 """What AWS asked in us-east-1 for a million requests to standard queues when this was written; 0.50 for FIFO queues."""
 
+MOST_DOLLARS: Final = 1_000_000
+"""Highest price of a million requests that is taken for a price."""
+
 DAYS_A_MONTH: Final = 30
 
 SIMULATED_MESSAGES: Final = 20
@@ -101,6 +104,7 @@ def plan(
         float,
         typer.Option(
             min=0,
+            max=MOST_DOLLARS,
             metavar="DOLLARS",
             help="Price of a million requests; in us-east-1, AWS asked 0.40 for standard and 0.50 for FIFO queues.",
         ),

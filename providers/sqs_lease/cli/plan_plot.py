@@ -54,7 +54,7 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # A figure of its own, and no pyplot: that would look for a display.
+    # A plain figure without pyplot, which would look for a display.
     figure = Figure(figsize=(10, 7.5), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -20,6 +21,11 @@ from sqs_lease.sqs.validation import queue_reference
 
 _AWS_MANAGED_KEY: Final = "aws/sqs"
 
+_S3_ADDRESS: Final = re.compile(r"s3a?://(?:[^@/]*@)?(?P<bucket>[A-Za-z0-9._-]+)(?P<prefix>(?:/.*)?)", re.DOTALL)
+
+_MEANT_BY_IAM: Final = re.compile(r"[*?$]")
+"""Wildcards and the beginning of a policy variable. IAM takes them literally as ``${*}``, ``${?}`` and ``${$}``."""
+
 _MADE_BY: Final = {"aws-cn": "amazonaws.com.cn"}
 
 
@@ -29,7 +35,7 @@ class EncryptedQueue:
 
     Attributes:
         arn: Its ARN.
-        key: Its KMS key as the queue's attributes name it: an id, an ARN or an alias; None where SQS needs no
+        key: Its KMS key as the queue's attributes name it: an id, an ARN or an alias; None if SQS needs no
             permission for it, or where it is not known.
     """
 
@@ -59,11 +65,15 @@ class S3Place:
         Raises:
             CommandError: It is another kind of address.
         """
-        parts = urlsplit(uri)
-        bucket = parts.netloc.rpartition("@")[2]
-        if parts.scheme not in {"s3", "s3a"} or not bucket:
+        # Not by urlsplit(): a key may have a "?" or a "#" in it.
+        found = _S3_ADDRESS.fullmatch(uri)
+        if found is None:
             raise CommandError(f"{option}: {uri!r} is not an address on S3; write s3://bucket/prefix")
-        return cls(bucket, parts.path.strip("/"))
+        return cls(found["bucket"], found["prefix"].strip("/"))
+
+    def pattern(self, key: str) -> str:
+        """A pattern of IAM for keys below the prefix: each of its own characters stands for itself."""
+        return _MEANT_BY_IAM.sub(r"${\g<0>}", self.prefix) + key
 
 
 def policy(
@@ -199,12 +209,12 @@ def _s3_statements(
     title: str, actions: frozenset[str], places: Sequence[S3Place], partition: str
 ) -> Iterator[dict[str, Any]]:
     listing = "s3:ListBucket"
-    keys = [f"arn:{partition}:s3:::{place.bucket}/{f'{place.prefix}/' if place.prefix else ''}*" for place in places]
+    keys = [f"arn:{partition}:s3:::{place.bucket}/{place.pattern('/*') if place.prefix else '*'}" for place in places]
     yield _statement(title, actions - {listing}, keys)
     if listing not in actions:
         return
     for number, place in enumerate(places):
-        prefixes = [place.prefix, f"{place.prefix}/*"] if place.prefix else ["*"]
+        prefixes = [place.pattern(""), place.pattern("/*")] if place.prefix else ["*"]
         condition = {"StringLike": {"s3:prefix": prefixes}}
         yield _statement(f"List{title}{number or ''}", {listing}, [f"arn:{partition}:s3:::{place.bucket}"], condition)
 
@@ -269,7 +279,7 @@ def _state(client: Any, queue: str) -> QueueState:
 
 def _key(state: QueueState) -> str | None:
     key = state.attributes.get("KmsMasterKeyId")
-    # The policy of the AWS managed key lets in whoever may use the queue.
+    # The policy of the AWS managed key allows every user of the queue.
     return None if not key or key.rpartition("alias/")[2] == _AWS_MANAGED_KEY else key
 
 

@@ -44,9 +44,9 @@ class Answer:
     """What a call brought.
 
     Attributes:
-        content: The answer; empty where the call failed.
-        error: Why it failed; None where it did not.
-        clock_seconds: How far the server's clock is ahead of this machine's; None where there was no answer.
+        content: The answer; empty if the call failed.
+        error: Why it failed; None if it did not.
+        clock_seconds: How far the server's clock is ahead of this machine's; None if there was no answer.
         seconds: How long the call took.
     """
 

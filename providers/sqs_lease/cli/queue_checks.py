@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sqs_lease.cli.durations import shown_duration
-from sqs_lease.cli.findings import Finding, Level
+from sqs_lease.cli.findings import Finding
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import Growing, default_visibility_seconds, seconds_left_at_worst
 from sqs_lease.sqs.client import ANSWER_SECONDS
@@ -89,12 +89,12 @@ class QueueState:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What is known around a queue.
+class QueueContext:
+    """What is known about the queues around a queue, and about the work on its messages.
 
     Attributes:
         dead_letters: Its dead-letter queue; None without one, or where it cannot be read.
-        sources: The URLs of the queues whose dead-letter queue it is; None where that is not known.
+        sources: The URLs of the queues whose dead-letter queue it is; None if that is not known.
         waits_for_queue: Whether leases take the queue's own visibility timeout; the sensors of Airflow do not.
         attempts: How often a host tries the work again, each time with another receive.
     """
@@ -105,7 +105,7 @@ class Surroundings:
     attempts: Mapping[str, int] = field(default_factory=dict)
 
 
-def queue_findings(queue: QueueState, around: Surroundings) -> Iterator[Finding]:
+def queue_findings(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
     """All findings about a queue's settings, in the order in which people read them."""
     yield from _visibility(queue, around)
     yield from _dead_letters(queue, around)
@@ -124,56 +124,47 @@ def clock_finding(ahead_seconds: float) -> Finding:
     """
     off = abs(ahead_seconds)
     if off < CLOCK_SECONDS:
-        return Finding(check="clock", level=Level.FINE, what=f"this machine's clock is right to {max(off, 1):.0f} s")
+        return Finding.fine("clock", f"this machine's clock is right to {max(off, 1):.0f} s")
     direction = "behind" if ahead_seconds > 0 else "ahead of"
-    return Finding(
-        check="clock",
-        level=Level.BITES,
-        what=f"this machine's clock is {shown_duration(round(off))} {direction} that of SQS",
+    return Finding.harm(
+        "clock",
+        f"this machine's clock is {shown_duration(round(off))} {direction} that of SQS",
         why=f"SQS refuses signatures that are more than {shown_duration(REFUSED_CLOCK_SECONDS)} off, and ages of "
         "messages (older_than, newer_than) are wrong by that much. Leases themselves do not count by this clock.",
         change="Have this machine set its clock from the network, for example with chrony.",
     )
 
 
-def _visibility(queue: QueueState, around: Surroundings) -> Iterator[Finding]:
-    check, seconds = "visibility_timeout", queue.number("VisibilityTimeout")
+def _visibility(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
+    seconds = queue.number("VisibilityTimeout")
+    check, what = "visibility_timeout", f"its visibility timeout is {shown_duration(seconds)}"
     shortest = default_visibility_seconds(Growing(), ANSWER_SECONDS)
     left = 0.0 if seconds < 1 else seconds_left_at_worst(Growing(visibility=seconds)) or 0.0
-    if seconds < 1 and around.waits_for_queue:
-        yield Finding(
-            check=check,
-            level=Level.BITES,
-            what="its visibility timeout is 0 s",
-            why="Every message is visible again at once. A lease refuses the queue, unless it is given visibility=.",
-            change=f"Set it to {shortest} s or more, or give every lease a visibility=.",
-            command=queue.setting(VisibilityTimeout=str(shortest)),
-        )
-    elif left < ANSWER_SECONDS and around.waits_for_queue:
-        yield Finding(
-            check=check,
-            level=Level.BITES,
-            what=f"its visibility timeout is {shown_duration(seconds)}",
-            why=f"A lease extends when a third is left, {shown_duration(round(left, 1))} here. An extension without an "
-            f"answer is given up after {shown_duration(ANSWER_SECONDS)}: by then others can receive the message.",
+    if left < ANSWER_SECONDS and around.waits_for_queue:
+        yield Finding.harm(
+            check,
+            what,
+            why="Every message is visible again at once. A lease refuses the queue, unless it is given visibility=."
+            if seconds < 1
+            else f"A lease extends when a third is left, {shown_duration(round(left, 1))} here. An extension without "
+            f"an answer is given up after {shown_duration(ANSWER_SECONDS)}: by then others can receive the message.",
             change=f"Set it to {shortest} s or more, or give every lease a visibility=.",
             command=queue.setting(VisibilityTimeout=str(shortest)),
         )
     elif seconds > LONG_VISIBILITY_SECONDS:
-        yield Finding(
-            check=check,
-            level=Level.BITES,
-            what=f"its visibility timeout is {shown_duration(seconds)}",
+        yield Finding.harm(
+            check,
+            what,
             why=f"After a crash, nobody can receive the messages for up to {shown_duration(seconds)}. A lease is "
             "extended while the work runs, so the visibility timeout need not be as long as the work.",
             change="Set it to a few minutes, if all consumers of the queue extend their messages.",
             command=queue.setting(VisibilityTimeout="180"),
         )
     else:
-        yield Finding(check=check, level=Level.FINE, what=f"its visibility timeout is {shown_duration(seconds)}")
+        yield Finding.fine(check, what)
 
 
-def _dead_letters(queue: QueueState, around: Surroundings) -> Iterator[Finding]:
+def _dead_letters(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
     if not queue.redrive:
         yield _without_dead_letters(queue, around)
         return
@@ -182,50 +173,42 @@ def _dead_letters(queue: QueueState, around: Surroundings) -> Iterator[Finding]:
     dead_name = dead_arn.rpartition(":")[2]
     host, attempts = max(around.attempts.items(), key=lambda item: item[1], default=("", 0))
     if count <= attempts:
-        yield Finding(
-            check="max_receive_count",
-            level=Level.BITES,
-            what=f"maxReceiveCount is {count}, and {host} tries {attempts + 1} times",
+        yield Finding.harm(
+            "max_receive_count",
+            f"maxReceiveCount is {count}, and {host} tries {attempts + 1} times",
             why="Each try receives the messages again. The last tries find nothing: SQS has moved the messages to "
             f"{dead_name} before them.",
             change=f"Raise maxReceiveCount above {attempts + 1}.",
             command=_redrive_setting(queue, attempts + 1 + LEAST_RECEIVE_COUNT),
         )
     elif count < LEAST_RECEIVE_COUNT:
-        yield Finding(
-            check="max_receive_count",
-            level=Level.BITES,
-            what=f"maxReceiveCount is {count}",
+        yield Finding.harm(
+            "max_receive_count",
+            f"maxReceiveCount is {count}",
             why="A receive counts even when the work never ran: a process was killed, an answer was lost, a run was "
             f"cleared. After {count} of those SQS moves a good message to {dead_name}.",
             change=f"Raise it to {SUGGESTED_RECEIVE_COUNT}, and let on_failure=dead_letter() move what cannot succeed.",
             command=_redrive_setting(queue, SUGGESTED_RECEIVE_COUNT),
         )
     else:
-        yield Finding(
-            check="max_receive_count",
-            level=Level.FINE,
-            what=f"after {count} receives SQS moves a message to {dead_name}",
-        )
+        yield Finding.fine("max_receive_count", f"after {count} receives SQS moves a message to {dead_name}")
     if around.dead_letters is not None:
         yield from _of_dead_letters(queue, around.dead_letters)
 
 
-def _without_dead_letters(queue: QueueState, around: Surroundings) -> Finding:
+def _without_dead_letters(queue: QueueState, around: QueueContext) -> Finding:
     if around.sources:
         names = ", ".join(queue_reference(url).name for url in around.sources)
-        return Finding(check="dead_letter_queue", level=Level.FINE, what=f"it is the dead-letter queue of {names}")
+        return Finding.fine("dead_letter_queue", f"it is the dead-letter queue of {names}")
     if around.sources is None:
-        return Finding(
-            check="dead_letter_queue",
-            level=Level.NOTE,
-            what="it has no dead-letter queue, and whether it is one itself is not known",
+        return Finding.note(
+            "dead_letter_queue",
+            "it has no dead-letter queue, and whether it is one itself is not known",
             why="Without one, a message whose work always fails comes back until the queue's retention ends.",
         )
-    return Finding(
-        check="dead_letter_queue",
-        level=Level.BITES,
-        what="it has no dead-letter queue",
+    return Finding.harm(
+        "dead_letter_queue",
+        "it has no dead-letter queue",
         why="A message whose work always fails comes back until the queue's retention ends, and is then deleted. "
         "on_failure=dead_letter() has nowhere to send it.",
         change=f"Create a {'FIFO ' if queue.is_fifo else ''}queue in the same account and region, and name it in this "
@@ -251,35 +234,32 @@ def _of_dead_letters(queue: QueueState, dead: QueueState) -> Iterator[Finding]:
     kept, dead_kept = queue.retention_seconds, dead.retention_seconds
     what = f"{dead.name} keeps messages for {shown_duration(dead_kept)}, this queue for {shown_duration(kept)}"
     if queue.is_fifo or dead_kept > kept:
-        yield Finding(check="dead_letter_retention", level=Level.FINE, what=what)
+        yield Finding.fine("dead_letter_retention", what)
     else:
         why = (
             "SQS counts from when a message was first sent, also after it moved it. A message that waited here for "
             f"{shown_duration(dead_kept)} is deleted in {dead.name} before anybody looks at it."
         )
         if dead_kept < MAX_RETENTION_SECONDS:
-            yield Finding(
-                check="dead_letter_retention",
-                level=Level.BITES,
-                what=what,
+            yield Finding.harm(
+                "dead_letter_retention",
+                what,
                 why=why,
                 change="Let the dead-letter queue keep them for 14 days, the most.",
                 command=dead.setting(MessageRetentionPeriod=str(MAX_RETENTION_SECONDS)),
             )
         else:
-            yield Finding(
-                check="dead_letter_retention",
-                level=Level.NOTE,
-                what=what,
+            yield Finding.note(
+                "dead_letter_retention",
+                what,
                 why=why,
                 change="If messages may wait here for long, let this queue keep them for a shorter time.",
             )
     waiting = dead.number("ApproximateNumberOfMessages")
     if waiting:
-        yield Finding(
-            check="dead_letters",
-            level=Level.NOTE,
-            what=f"about {waiting} messages wait in {dead.name}",
+        yield Finding.note(
+            "dead_letters",
+            f"about {waiting} messages wait in {dead.name}",
             change=f"`sqs-lease peek {dead.name}` shows why they failed, and `sqs-lease redrive {dead.name}` moves "
             "them back.",
         )
@@ -288,10 +268,9 @@ def _of_dead_letters(queue: QueueState, dead: QueueState) -> Iterator[Finding]:
 def _retention(queue: QueueState) -> Iterator[Finding]:
     kept = queue.retention_seconds
     if kept < MAX_VISIBILITY_SECONDS:
-        yield Finding(
-            check="retention",
-            level=Level.BITES,
-            what=f"it keeps messages for {shown_duration(kept)} only",
+        yield Finding.harm(
+            "retention",
+            f"it keeps messages for {shown_duration(kept)} only",
             why="SQS deletes a message of that age also while a lease holds it. If its work then fails, it does not "
             f"come back. A lease may last for {shown_duration(MAX_VISIBILITY_SECONDS)}.",
             change="Keep messages for a day or more.",
@@ -304,13 +283,12 @@ def _in_flight(queue: QueueState) -> Iterator[Finding]:
     room = max(MAX_IN_FLIGHT - in_flight, 0)
     what = f"{_number(in_flight)} messages in flight, room for {_number(room)} more"
     if in_flight < CROWDED_SHARE * MAX_IN_FLIGHT:
-        yield Finding(check="in_flight", level=Level.FINE, what=what)
+        yield Finding.fine("in_flight", what)
         return
     refuses = "gives out no messages, without an error" if queue.is_fifo else "refuses to give out any (OverLimit)"
-    yield Finding(
-        check="in_flight",
-        level=Level.BITES,
-        what=what,
+    yield Finding.harm(
+        "in_flight",
+        what,
         why=f"At {_number(MAX_IN_FLIGHT)} SQS {refuses}.",
         change="Take smaller or fewer batches at once, look for consumers that receive and never delete, or ask AWS "
         "for a higher quota.",
@@ -326,20 +304,18 @@ def _encryption(queue: QueueState) -> Iterator[Finding]:
     if not key:
         return
     if key.removeprefix("alias/") == "aws/sqs":
-        yield Finding(
-            check="encryption",
-            level=Level.NOTE,
-            what="it is encrypted with the AWS managed key alias/aws/sqs",
+        yield Finding.note(
+            "encryption",
+            "it is encrypted with the AWS managed key alias/aws/sqs",
             why="Its policy cannot be changed: other accounts, and services that send (S3, SNS, EventBridge), cannot "
             "use the queue.",
         )
         return
-    yield Finding(
-        check="encryption",
-        level=Level.NOTE,
-        what=f"it is encrypted with the KMS key {key}",
-        why="Consumers need kms:Decrypt on it, and who sends needs kms:GenerateDataKey and kms:Decrypt. That is not "
-        "probed: only a message that is really received or sent uses the key.",
+    yield Finding.note(
+        "encryption",
+        f"it is encrypted with the KMS key {key}",
+        why="Consumers need kms:Decrypt on it, and senders need kms:GenerateDataKey and kms:Decrypt. That is not "
+        "probed: SQS uses the key only when a message is really received or sent.",
         change=f"`sqs-lease policy {queue.name}` prints a policy with it.",
     )
 
@@ -347,12 +323,11 @@ def _encryption(queue: QueueState) -> Iterator[Finding]:
 def _fifo(queue: QueueState) -> Iterator[Finding]:
     is_high = queue.attributes.get("FifoThroughputLimit") == "perMessageGroupId"
     if is_high:
-        yield Finding(check="fifo", level=Level.FINE, what="it is a FIFO queue of high throughput")
+        yield Finding.fine("fifo", "it is a FIFO queue of high throughput")
         return
-    yield Finding(
-        check="fifo",
-        level=Level.NOTE,
-        what="it is a FIFO queue with 300 calls a second for each action",
+    yield Finding.note(
+        "fifo",
+        "it is a FIFO queue with 300 calls a second for each action",
         why="Receives, extensions and deletes go in tens, so that is 3 000 messages a second of each. Messages behind "
         "a held one of their group wait, whatever the throughput.",
     )

@@ -36,7 +36,7 @@ class Reading:
         attributes: Its attributes.
         dead_letters: How many messages are visible in its dead-letter queue; None without one, or where that cannot
             be read.
-        oldest_seconds: The age of its oldest message by CloudWatch; None where nothing is known.
+        oldest_seconds: The age of its oldest message by CloudWatch; None if nothing is known.
     """
 
     at: float
@@ -63,8 +63,8 @@ class WatchedQueue:
         name: Its name.
         url: Its URL; empty before the first reading.
         readings: The last readings, the newest last.
-        trouble: Why the newest reading failed; empty where it did not.
-        age_trouble: Why its age is not known; empty where it is, or where nobody was asked.
+        trouble: Why the newest reading failed; empty if it did not.
+        age_trouble: Why its age is not known; empty if it is, or if nobody was asked.
     """
 
     def __init__(

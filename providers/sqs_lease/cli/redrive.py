@@ -74,7 +74,7 @@ class Cause:
     """Messages that were dead-lettered for the same reason.
 
     Attributes:
-        reason: What ``dead_letter()`` wrote; empty where there is nothing.
+        reason: What ``dead_letter()`` wrote; empty if it wrote nothing.
         messages: How many.
         sources: The names of the queues that SQS moved them from.
         oldest_seconds: The age of the oldest.
@@ -100,8 +100,8 @@ class Survey:
         attributes: What it says of itself.
         sample: The messages that were looked at.
         causes: Why they are there, the most frequent cause first.
-        chosen: How many of them are to be moved.
-        back_to: The name of the only queue that they can go back to; empty where it is not known to be the only one.
+        chosen: How many of them to move.
+        back_to: The name of the only queue that they can go back to; empty if it is not known to be the only one.
     """
 
     queue_url: str
@@ -129,7 +129,7 @@ class Moved:
     Attributes:
         report: What was done: ``moved``, ``to_move`` and others.
         interrupted: Whether the user ended it.
-        trouble: What went wrong, for people; empty where all went well.
+        trouble: What went wrong, for people; empty if all went well.
     """
 
     report: Mapping[str, Any]
@@ -186,6 +186,12 @@ def redrive(
             if as_json:
                 print_json(_as_json(survey, order, None))
             return
+        if survey.sample.not_given_back and (most is not None or reason is not None):
+            raise CommandError(
+                f"{survey.sample.not_given_back} Nothing was moved: a message must be held while it is moved, which "
+                "takes sqs:ChangeMessageVisibility",
+                ExitCode.TROUBLE,
+            )
         if not yes and sys.stdin.isatty():
             typer.confirm(_question(survey, order, most), default=False, abort=True, err=True)
         try:

@@ -12,7 +12,7 @@ from sqs_lease.cli.output import Mark, marked
 
 
 def print_remarks(screen: Console, remarks: Iterable[tuple[Mark, str]]) -> None:
-    """Print remarks in order; nothing where there are none.
+    """Print remarks in order; print nothing without remarks.
 
     Args:
         screen: Where to.

@@ -44,7 +44,7 @@ class Sample:
 
     @property
     def not_given_back(self) -> str:
-        """Say how many could not be given back, for people; empty where all were."""
+        """Say how many could not be given back, for people; empty if all were."""
         left = len(self.messages) - self.given_back
         return "" if not left else f"{left:,} could not be given back: they are visible again within {HELD_SECONDS} s."
 

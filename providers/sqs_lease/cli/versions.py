@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from typing import Final
 
-from sqs_lease.cli.findings import Finding, Level
+from sqs_lease.cli.findings import Finding
 
 _PACKAGE: Final = "sqs-lease"
 
@@ -15,7 +15,7 @@ _PACKAGE: Final = "sqs-lease"
 def base_versions() -> Finding:
     """The versions that every host shares."""
     named = ", ".join(f"{name} {version(name)}" for name in (_PACKAGE, "boto3", "botocore"))
-    return Finding(check="versions", level=Level.FINE, what=f"Python {platform.python_version()}, {named}")
+    return Finding.fine("versions", f"Python {platform.python_version()}, {named}")
 
 
 def extra_versions(extra: str) -> Iterator[Finding]:
@@ -42,12 +42,11 @@ def extra_versions(extra: str) -> Iterator[Finding]:
         if installed and needed.specifier.contains(installed, prereleases=True):
             fitting.append(f"{needed.name} {installed}")
             continue
-        yield Finding(
-            check="versions",
-            level=Level.BITES,
-            what=f"{needed.name} {installed} is installed" if installed else f"{needed.name} is not installed",
+        yield Finding.harm(
+            "versions",
+            f"{needed.name} {installed} is installed" if installed else f"{needed.name} is not installed",
             why=f"sqs-lease[{extra}] is made for {needed.name}{needed.specifier}.",
             command=f'pip install "{_PACKAGE}[{extra}]"',
         )
     if fitting:
-        yield Finding(check="versions", level=Level.FINE, what=", ".join(fitting))
+        yield Finding.fine("versions", ", ".join(fitting))

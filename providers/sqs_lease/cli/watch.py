@@ -97,7 +97,7 @@ def _watch(
             await _read(watched, hosts)
 
     try:
-        # It asks what to draw itself: so a terminal that is resized is drawn anew within a second.
+        # It calls draw() itself, so that a resized terminal is drawn again within a second.
         with Live(get_renderable=draw, console=screen, refresh_per_second=2, vertical_overflow="visible"):
             session.run(go_on())
     except KeyboardInterrupt:
@@ -115,7 +115,7 @@ def cloudwatch(arn: str, profile: str | None) -> AskCloudWatch:
     import boto3
 
     session = boto3.Session(profile_name=profile, region_name=queue_reference(arn).region)
-    # One short try: where there is no way to CloudWatch, as in some private networks, the counts must not wait for it.
+    # One short try: if CloudWatch cannot be reached, as in some private networks, the counts must not wait for it.
     config = Config(
         connect_timeout=CLOUDWATCH_SECONDS, read_timeout=CLOUDWATCH_SECONDS, retries={"total_max_attempts": 1}
     )
@@ -160,7 +160,7 @@ def _table(watched: Sequence[WatchedQueue], screen: Console, *, live: bool) -> T
 
 
 def _hosts_parts(hosts: WatchedHosts, screen: Console) -> Iterator[RenderableType]:
-    """What hosts say of their batches, and why one says nothing."""
+    """What the hosts say about their batches, or why a host says nothing."""
     if hosts.batches:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("batch", overflow="fold")

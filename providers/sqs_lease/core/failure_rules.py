@@ -97,7 +97,7 @@ class ReleaseRule(FailureRule):
             seconds_of(self.delay, name="delay", maximum=MAX_VISIBILITY_SECONDS)
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Release:
-        """The delay that was asked for, the same for every message; without one, at once for the first receives."""
+        """The requested delay, the same for every message; without one, at once for the first receives."""
         if self.delay is not None:
             return Release(int(seconds_of(self.delay, name="delay")))
         if receive_count <= RELEASES_AT_ONCE:
@@ -238,8 +238,8 @@ def by_exception(
         by_exception({ValueError: dead_letter(), "shop.api.ApiError": backoff()}, otherwise=release())
 
     A rule also holds for the classes derived from its own; among several, the one nearest to the exception's class
-    counts. An ``ExceptionGroup`` is settled by the rule for a class that all exceptions in it have in common; where
-    they have none but ``Exception``, it counts as an ``Exception``. Causes (``raise ... from``) are not looked at.
+    counts. An ``ExceptionGroup`` is settled by the rule for a class that all exceptions in it have in common; if
+    that is only ``Exception``, it counts as an ``Exception``. Causes (``raise ... from``) are not looked at.
 
     Args:
         rules: Rules by the exception's class, or by the class's qualified name, so that the module need not be
@@ -250,8 +250,8 @@ def by_exception(
             not reported. ``release()`` by default.
 
     Raises:
-        TypeError: A key is neither an exception's class nor a name, or a rule is none.
-        ValueError: There are no rules, a rule is a choice by exception itself, or two are for one class.
+        TypeError: A key is neither an exception's class nor a name, or a value is not a failure rule.
+        ValueError: There are no rules, a rule is itself ``by_exception()``, or two rules are for one class.
     """
     by_name: dict[str, FailureRule] = {}
     for error, rule in rules.items():
@@ -328,7 +328,7 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
 
 
 def named_message_ids(error: BaseException) -> tuple[str, ...] | None:
-    """Return the ids that a ``MessageFailed`` names, or a group of nothing else, however deep it is nested.
+    """Return the ids that a ``MessageFailed`` names, or an exception group that contains nothing else at any depth.
 
     Args:
         error: What ended the work.
@@ -402,7 +402,7 @@ def failed_by_exception(named: Collection[str] | None, message_ids: Collection[s
     """Return which messages a task failed that failed for good itself.
 
     Args:
-        named: What :func:`named_message_ids` made of its exception; None where no exception is known.
+        named: What :func:`named_message_ids` made of its exception; None if no exception is known.
         message_ids: The messages that the task concerned.
 
     Returns:

@@ -28,7 +28,7 @@ class Member(Protocol):
     """A message of a group, as far as its order is concerned."""
 
     sequence: int
-    """A number of its own."""
+    """A unique number."""
     rank: int
     """Its place within its group: a higher number than that of the members before it. The order sets it."""
     group: str | None
@@ -42,7 +42,7 @@ class Member(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is not held any more."""
+        """Whether the lease has ended."""
 
 
 _Member = TypeVar("_Member", bound=Member)
@@ -77,7 +77,7 @@ class GroupOrder(Generic[_Member]):
         heappush(held.undecided, (member.rank, member.sequence, member))
 
     def dissolve(self, group: str) -> Iterator[_Member]:
-        """Give out the members of a group in their order; each is to be put into another group."""
+        """Yield the members of a group in their order; the caller puts each into another group."""
         held = self._groups[group]
         while (member := self.first(group)) is not None:
             yield member

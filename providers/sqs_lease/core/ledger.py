@@ -89,7 +89,7 @@ CALL_TIMEOUT_SECONDS: Final = 10.0
 """Longest wait for the answer to one call, by default."""
 
 SECOND_TRY_SECONDS: Final = 2.0
-"""With less than this left of a lease there is no time for a second try at extending it."""
+"""With less time left of a lease, a second try at extending it would come too late."""
 
 RELEASE_MARGIN_SECONDS: Final = 2.0
 """With less than this left a release could arrive after the lease ended, so the lease is left to end by itself."""
@@ -200,12 +200,12 @@ class Entry(Struct, eq=False, gc=False):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is not held any more."""
+        """Whether the lease has ended."""
         return self.phase is Phase.ENDED
 
     @property
     def is_being_settled(self) -> bool:
-        """Whether nothing extends it any more."""
+        """Whether its settlement has begun, so that it is no longer extended."""
         return self.settlement is not None and not self.behind
 
     def enter(self, phase: Phase) -> None:
@@ -272,7 +272,7 @@ class Ledger:
         return receipt in self._entries
 
     def lease(self, receipt: Receipt) -> Lease | None:
-        """The lease as it stands, with its deadline as confirmed so far; None when it is not (or no longer) held."""
+        """The lease with its deadline as confirmed so far; None if it is not held (any more)."""
         entry = self._entries.get(receipt)
         if entry is None:
             return None
@@ -288,7 +288,7 @@ class Ledger:
         )
 
     def certain_until(self, receipts: Iterable[Receipt]) -> float | None:
-        """Until when each lease of these that is held lasts at least; None where none is, or where one is doubtful."""
+        """The time until which each held lease of these lasts; None if none is held, or one is doubtful."""
         entries = [entry for receipt in receipts if (entry := self._entries.get(receipt)) is not None]
         if any(entry.doubtful for entry in entries):
             return None
@@ -327,10 +327,10 @@ class Ledger:
             self._move_to_batch(held, batch)
             if held.phase is Phase.WAITING and not held.is_being_settled:
                 self._await_renewal(held)
-            self._hurry(held)
+            self._make_due_now(held)
         elif (entry := self._admit(lease, policy, batch)) is not None:
             self._await_renewal(entry)
-            self._hurry(entry)
+            self._make_due_now(entry)
 
     def extend_now(self, receipt: Receipt) -> bool:
         """Make an extension due at once, whatever the policy says.
@@ -342,7 +342,7 @@ class Ledger:
         entry = self._entries.get(receipt)
         if entry is None:
             return False
-        self._hurry(entry)
+        self._make_due_now(entry)
         return entry.phase in (Phase.DUE, Phase.EXTENDING) and not entry.is_being_settled
 
     def settle(self, receipt: Receipt, settlement: Settlement, now: float, *, in_order: bool = True) -> bool:
@@ -408,17 +408,17 @@ class Ledger:
     def due(self, now: float, limit: int | None = None) -> list[Call]:
         """The calls to make now, in the order of the module's docstring.
 
-        They are to be made at once, and each must be reported, however it went.
+        The caller must make them at once, and report each one, whatever the result.
 
         Args:
             now: The time.
             limit: Most calls to return; what is left over is due still. None: no limit.
         """
         calls: list[Call] = []
-        self._note_what_time_brought(now)
+        self._process_timers(now)
         while limit is None or len(calls) < limit:
             if (call := self._next_call(now)) is None:
-                if not self._note_what_time_brought(now):
+                if not self._process_timers(now):
                     break
                 continue
             self._under_way[id(call)] = call
@@ -551,7 +551,7 @@ class Ledger:
                 self._stop_waiting_behind(first)
 
     def _await_renewal(self, entry: Entry) -> None:
-        """Put a lease to wait for its renewal, or for its end if there is none."""
+        """Let a lease wait for its renewal, or for its end if it cannot be renewed."""
         renew_at = entry.policy.renew_at(entry)
         if entry.phase is not Phase.WAITING:
             return  # a call of an earlier holder is under way, or the policy dropped the lease
@@ -568,13 +568,13 @@ class Ledger:
         self._waiting.push(renew_at, entry)
 
     def _await_end(self, entry: Entry, *, announced: bool) -> None:
-        """The lease cannot go on beyond its deadline: say so once, and wait for its settlement."""
+        """Wait for the end of a lease that cannot be extended beyond its deadline; announce that once."""
         entry.final = True
         if announced:
             self._events.append(Ending(entry.receipt, entry.deadline))
         self._waiting.push(entry.deadline, entry)
 
-    def _hurry(self, entry: Entry) -> None:
+    def _make_due_now(self, entry: Entry) -> None:
         if entry.phase is Phase.WAITING and not entry.final:
             self._fall_due(entry)
 
@@ -583,7 +583,7 @@ class Ledger:
         self._live.push(entry.deadline, entry)
 
     def _lose(self, entry: Entry, detail: str, *, took_place: bool = False) -> None:
-        """A lease is lost: one event says so, the one that is waited for.
+        """End a lost lease, with one event: ``Settled`` if a settlement waits for its outcome, ``Lost`` otherwise.
 
         Args:
             entry: The lease.
@@ -626,8 +626,8 @@ class Ledger:
 
     # Choosing calls
 
-    def _note_what_time_brought(self, now: float) -> bool:
-        """Move on what fell due; return whether anything did."""
+    def _process_timers(self, now: float) -> bool:
+        """Process the timers that are due; return whether any were."""
         moved = False
         for entry in self._waiting.pop_until(now, MOVED_AT_ONCE):
             moved = True
@@ -788,7 +788,7 @@ class Ledger:
         return DeleteCall(now, tuple(deleted)) if deleted else None
 
     def _next_retry(self, kind: type, now: float) -> Entry | None:
-        """A settlement that is to be tried again soon, to fill a call that is made anyway."""
+        """A settlement that is due for another try soon, to fill a call that is made anyway."""
         first = self._retries[kind].first()
         if first is None or first[0] > now + RIDE_ALONG_SECONDS:
             return None
@@ -855,7 +855,7 @@ class Ledger:
                 self._begin_settling(entry)
         failed = [entry for entry in failed if entry.phase is Phase.EXTENDING]
         refused = all(answer.verdict is Verdict.REFUSED for answer in answers)
-        # What is refused was not carried out, so there is no hurry after the deadline.
+        # A refused call did nothing, so there is no hurry after the deadline.
         seconds = MAX_VISIBILITY_SECONDS if refused else min(change.seconds for change in call.changes)
         self._extend_again(failed, seconds, now)
 

@@ -18,7 +18,7 @@ _BASE64 = "base64"
 class Receipt(Struct, frozen=True, gc=False):
     """Identifies one reception of one message: a redelivery has the same message id and another handle.
 
-    A receipt handle is a credential (whoever has it can delete the message), so ``repr`` and ``str``
+    A receipt handle is a credential (anyone who has it can delete the message), so ``repr`` and ``str``
     show only its last characters.
 
     Receipts and leases are values that Python's garbage collector does not look through: a triggerer may hold tens of
@@ -75,7 +75,7 @@ class Message:
 
     @property
     def sent_at(self) -> datetime | None:
-        """When the message was sent, in UTC; None where the service did not say."""
+        """When the message was sent, in UTC; None if the service did not say."""
         milliseconds = self.attributes.get("SentTimestamp")
         if milliseconds is None:
             return None
@@ -103,7 +103,7 @@ class Message:
         """Build a message from one entry of ``ReceiveMessage``'s answer, or from :meth:`as_dict`.
 
         Args:
-            answer: A mapping with ``MessageId`` and ``Body``; ``ReceiptHandle`` (empty where it is
+            answer: A mapping with ``MessageId`` and ``Body``; ``ReceiptHandle`` (empty if it is
                 missing), ``Attributes`` and ``MessageAttributes`` are optional.
 
         Raises:

@@ -15,18 +15,18 @@ _FIRST_CALLS_PER_SECOND: Final = 10.0
 
 _RECENT_CALLS: Final = 16
 _MOST_THROTTLED: Final = 3
-"""As many of the recent calls have to be throttled before calls are spaced wider."""
+"""How many of the recent calls must be throttled before calls are spaced wider."""
 
 _BEST_SECOND_LASTS_SECONDS: Final = 10.0
 
 _CALM_SECONDS: Final = 15.0
-"""After so long without a throttled call, calls are not spaced any more."""
+"""How long without a throttled call until calls are no longer spaced."""
 
 SHORTEST_PAUSE_SECONDS: Final = 0.04
 """How long the next call waits after a throttled one at least."""
 
 _UNPACED_CALLS_PER_SECOND: Final = 200.0
-"""From this pace on calls are not spaced any more: all the slots together hardly make more."""
+"""Above this pace calls are no longer spaced: all slots together hardly make more."""
 
 _BACK_OFF: Final = 0.75
 """What a throttled call leaves of the pace that the queue was seen to bear."""
@@ -64,8 +64,8 @@ def extension_retry_seconds(remaining_seconds: float, extension_seconds: float, 
 def settlement_retry_seconds(tries: int, remaining_seconds: float, random: Random) -> float:
     """How long to wait before a failed settlement is tried again: 0.2 s at first, doubling to 30 s, jittered.
 
-    It does not grow with what is left of the lease: a message that is to be visible at once must not wait longer
-    because its lease is long. But it is no more than a quarter of that.
+    A long lease does not make it longer: a message that is to be visible at once must not wait because of its lease.
+    But it is at most a quarter of the time left.
 
     Args:
         tries: How often it was tried, at least 1.
@@ -78,9 +78,9 @@ def settlement_retry_seconds(tries: int, remaining_seconds: float, random: Rando
 
 
 class CallPacing:
-    """Spaces the calls on one queue while the service throttles them, and not at all otherwise.
+    """Spaces the calls on one queue, but only while the service throttles them.
 
-    The rule is that of congestion control, from what the answers say:
+    The rule is congestion control, from the answers:
 
     - *Slower* when three of the last 16 calls were throttled, or two and none went through: single throttled calls
       cost little, and may have other causes than the pace. The pace becomes three quarters of what the queue bore: of
@@ -88,7 +88,7 @@ class CallPacing:
       went through in the best second of the last ten. Where nothing goes through it is halved.
     - *Faster* with each call that goes through: twofold up to three quarters of where throttling began last, by a
       twentieth a second near it, by a tenth beyond it, and twofold a second from twice that on. Slow answers make this
-      slower, because they say late what it did. When no call was throttled for 15 s, calls are not spaced any more.
+      slower, because they say late what it did. After 15 s without a throttled call, calls are no longer spaced.
 
     Only calls count that were sent since the last slow-down.
     """
@@ -176,7 +176,7 @@ class CallPacing:
             faster = self._rate * (1 + _PROBE_BEYOND_PER_SECOND * elapsed)
         else:
             faster = self._rate * 2.0**elapsed
-        # What was waited for at the slower pace need not be waited for any more.
+        # The wait at the slower pace may now be shorter.
         self.open_at = min(self.open_at, now + 1 / faster)
         self._rate = faster
         if self._rate > _UNPACED_CALLS_PER_SECOND or now - self._throttled_at > _CALM_SECONDS:

@@ -86,8 +86,8 @@ class RenewalPolicy(ABC):
             return self
         if visibility_seconds < 1:
             raise ValueError(
-                f"the queue's own visibility timeout is {visibility_seconds:g} s: receive with one of your own, "
-                "visibility=..., or raise the queue's"
+                f"the queue's own visibility timeout is {visibility_seconds:g} s: give the lease "
+                "another one, visibility=..., or raise the queue's"
             )
         return replace(self, visibility=visibility_seconds)
 
@@ -292,7 +292,7 @@ def with_visibility(policy: _Policy, takeover_seconds: float, queue_seconds: flo
 
 
 def seconds_left_at_worst(policy: RenewalPolicy) -> float | None:
-    """How much of a lease is left when it is about to be renewed; None where it is never extended.
+    """How much of a lease is left when it is about to be renewed; None if it is never extended.
 
     Args:
         policy: The policy, with its visibility timeout.

@@ -46,16 +46,16 @@ _Kind = TypeVar("_Kind")
 
 
 def resolve_policy(policy: RenewalPolicy | str | None, *, visibility: Duration | None = None) -> RenewalPolicy:
-    """Return the policy that a user described by object or name, with a visibility timeout of its own if given.
+    """Return the policy that a user gave as an object or a name, with the given visibility timeout, if any.
 
     Args:
         policy: A policy, the name of one (a key of :data:`POLICIES`), or None for :class:`Growing`.
         visibility: The visibility timeout, as a shortcut; seconds or a ``timedelta``.
 
     Raises:
-        ValueError: There is no such name, or ``policy`` has another visibility timeout already, or the
+        ValueError: No policy has that name, ``policy`` has another visibility timeout already, or the
             visibility timeout is out of range.
-        TypeError: The named policy cannot do without further arguments.
+        TypeError: The named policy needs more arguments.
     """
     if policy is None:
         return Growing(visibility=visibility)
@@ -83,7 +83,7 @@ def resolve_failure_rule(on_failure: OnFailure | None) -> FailureRule:
             ``{"kind": "backoff", "initial": 30}``; or None for :func:`release`.
 
     Raises:
-        ValueError: There is no rule of that name, or an argument is out of range.
+        ValueError: No rule has that name, or an argument is out of range.
         TypeError: It is something else, or an argument is unknown.
     """
     if on_failure is None:
@@ -109,7 +109,7 @@ def encode_policy(policy: RenewalPolicy) -> dict[str, Any]:
     """Return a policy as plain values: ``{"policy": name, **arguments}``, durations in seconds.
 
     Raises:
-        TypeError: It is none of the known policies.
+        TypeError: ``policy`` is not one of the known policies.
     """
     return {"policy": _name_of(policy, POLICIES), **_plain_fields(policy)}
 
@@ -128,7 +128,7 @@ def encode_failure_rule(rule: FailureRule) -> dict[str, Any]:
     """Return a failure rule as plain values: ``{"on_failure": name, **arguments}``, durations in seconds.
 
     Raises:
-        TypeError: It is none of the known rules.
+        TypeError: ``rule`` is not one of the known rules.
     """
     if isinstance(rule, ByExceptionRule):
         return {

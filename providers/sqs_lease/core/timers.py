@@ -23,7 +23,7 @@ class Record(Protocol):
     """What can be kept in these orders."""
 
     sequence: int
-    """A number of its own; among equal times the lower one comes first."""
+    """A unique number; among equal times the lower one comes first."""
     token: int
     """Says which item of the record is not stale; the orders count it up."""
     place: int

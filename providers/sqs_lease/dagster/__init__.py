@@ -8,7 +8,11 @@ from sqs_lease.dagster.attempts import RetryWithoutMessagesError
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.backlog_state import Backlog
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check, sqs_lease_check_result
-from sqs_lease.dagster.component import SqsIngestionComponent
+from sqs_lease.dagster.components.backlog_sensor import SqsBacklogSensorComponent
+from sqs_lease.dagster.components.function import SqsFunctionComponent
+from sqs_lease.dagster.components.ingestion import SqsIngestionComponent
+from sqs_lease.dagster.components.leased_asset import LeasedAssetComponent
+from sqs_lease.dagster.components.queue import SqsQueueComponent
 from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.lease_sensor.dispatch import DispatchError
 from sqs_lease.dagster.lease_sensor.sensor import LeaseSensorError, build_sqs_lease_sensor
@@ -26,11 +30,15 @@ __all__ = [
     "DispatchError",
     "JobError",
     "LeaseSensorError",
+    "LeasedAssetComponent",
     "LeasedBatch",
     "MessageFailed",
     "ResumedRunError",
     "RetryWithoutMessagesError",
+    "SqsBacklogSensorComponent",
+    "SqsFunctionComponent",
     "SqsIngestionComponent",
+    "SqsQueueComponent",
     "SqsQueueResource",
     "build_sqs_backlog_check",
     "build_sqs_backlog_sensor",

@@ -432,6 +432,29 @@ def missing_outputs(context: Context) -> list[str]:
         return []
 
 
+# Components
+
+
+def component_at(context: dg.ComponentLoadContext, path: str) -> object:
+    """Load another component of the same defs folder.
+
+    It is public, under a name that changed after Dagster 1.11. Without it, components cannot name each other.
+
+    Args:
+        context: Where the naming component is loaded.
+        path: Where the other one is, in the defs folder.
+
+    Raises:
+        UnsupportedDagsterError: It is not known how.
+        Exception: There is no component.
+    """
+    for name in ("load_component", "load_component_at_path"):
+        if (load := getattr(context, name, None)) is not None:
+            loaded: object = load(path)
+            return loaded
+    raise UnsupportedDagsterError("way to load a component by its path", "give the queue by its name instead")
+
+
 # Processes of steps
 
 

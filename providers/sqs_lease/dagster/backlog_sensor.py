@@ -35,14 +35,19 @@ from sqs_lease.dagster.backlog_state import (
     report_backlog,
     runs_of_sensor,
 )
-from sqs_lease.dagster.partitions import PartitionKeyError, add_requests, dynamic_keys
 from sqs_lease.dagster.resource import SqsQueueResource
-from sqs_lease.dagster.targets import RunConfig, Target, jobs_of_a_list, target_argument
+from sqs_lease.dagster.targets import (
+    MOST_RUNS_AT_ONCE,
+    PartitionKeyError,
+    RunConfig,
+    Target,
+    add_requests,
+    dynamic_keys,
+    jobs_of_a_list,
+    target_argument,
+)
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
-
-MOST_RUNS_AT_ONCE: Final = 4
-"""Most runs that one evaluation asks for: Dagster launches them one after the other, each in about 3 s."""
 
 _READ_SECONDS: Final = 20.0
 """How long reading the queue may take; an evaluation is cut off after 60 s."""
@@ -103,7 +108,7 @@ def build_sqs_backlog_sensor(
             it counts from when the sensor first saw messages that it started nothing for. None, the default: never.
         max_concurrent_runs: Most runs of the sensor that are queued or at work, 1 by default.
         messages_per_run: How many messages one run takes, its ``lease(max_messages=...)``; needed with more than
-            one concurrent run, of which as many are started as the backlog is worth, at most four an evaluation.
+            one concurrent run, of which as many are started as the backlog is worth, at most three an evaluation.
         pause_after_failure: The pause after a first failed run; 30 s by default, 0 for none.
         partition_key: The partition to run, or a function that tells it from what was seen. A partition of a dynamic
             partitions definition is added. With ``queue_asset``, the partition that is reported.

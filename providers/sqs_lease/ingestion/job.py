@@ -102,7 +102,7 @@ class JobProcess:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(self._grace_seconds)
         finally:
-            # Also when the wait itself is interrupted: whoever asks twice does not want to wait.
+            # Also when the wait itself is interrupted: a second signal means that nobody wants to wait.
             self._kill_what_is_left()
 
     def _lines(self) -> Iterator[str]:
@@ -121,7 +121,7 @@ def job_arguments(spec: Mapping[str, Any], manifests: Iterable[str], result: str
     Args:
         spec: Source, sink and workspace, see ``sqs_lease/ingestion/spec.py``.
         manifests: Where the messages are, as paths or URIs that the job reaches.
-        result: Where it writes its result; None where it is started under Dagster Pipes, which carries the result.
+        result: Where it writes its result; None if it is started under Dagster Pipes, which carries the result.
     """
     named = [argument for manifest in manifests for argument in ("--manifest", manifest)]
     return [*named, *(["--result", result] if result is not None else []), "--spec", json.dumps(dict(spec))]

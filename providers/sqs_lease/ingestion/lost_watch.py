@@ -1,4 +1,4 @@
-"""Ends a job whose messages are held no longer, while the task waits for it."""
+"""Ends a job whose messages are no longer held, while the task waits for it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 10.0
-"""How often it is asked; an answer may take requests to an orchestrator."""
+"""How often to ask: an answer may cost requests to an orchestrator."""
 
 
 @contextmanager
 def ending_when_lost(any_held: Callable[[], bool], end: Callable[[], object]) -> Iterator[Event]:
-    """In the block, end a job when the messages are held no longer.
+    """In the block, end a job when its messages are no longer held.
 
-    An answer that cannot be had is none: the job goes on.
+    While ``any_held`` fails, the job goes on.
 
     Args:
-        any_held: Says whether any message is still held; it is called in a thread of its own.
+        any_held: Says whether any message is still held; it is called in a separate thread.
         end: Ends the job; called again until the block ends.
 
     Yields:
-        An event that is set when the messages are held no longer.
+        An event that is set when the messages are no longer held.
     """
     lost, stop = Event(), Event()
 
@@ -34,7 +34,7 @@ def ending_when_lost(any_held: Callable[[], bool], end: Callable[[], object]) ->
             try:
                 held = not lost.is_set() and any_held()
             except Exception as error:  # noqa: BLE001 - orchestrators have errors of many kinds, and the work goes on
-                logger.warning("It cannot be found out whether the messages are still held: %r", error)
+                logger.warning("It is not known whether the messages are still held: %r", error)
                 continue
             if not held:
                 # Again and again: the job may not have been there yet the first time.

@@ -1,4 +1,4 @@
-"""What an ingestion leaves for whoever started it in another process: one JSON file, written when it is done.
+"""The result of an ingestion for the process that started it: one JSON file, written at its end.
 
 The format, version 1: one JSON object with ``"format": "sqs-lease-ingestion-result"``, ``"version": 1`` and the fields
 of :class:`StoredResult`. ``batchItemFailures`` names the messages that must not be deleted from the queue, in the shape
@@ -17,7 +17,7 @@ VERSION: Final = 1
 
 
 class ResultError(ValueError):
-    """The text is no result of an ingestion."""
+    """The text is not the result of an ingestion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StoredResult:
         ingested: How many have their records in the table because of this batch.
         empty: How many had nothing to store, and are done.
         duplicates: How many were done before, or stood in the batch more than once.
-        rejected: How many are no records.
+        rejected: How many are not valid records.
         rows: How many rows the batch brought.
         table_version: The version of the table that has them, where it has versions.
         rejects_stored: Whether the rejected messages are in the rejects table, and so are done too.
@@ -68,7 +68,7 @@ class StoredResult:
         except ValueError:
             plain = None
         if not isinstance(plain, Mapping) or plain.get("format") != FORMAT:
-            raise ResultError("it is no result of an ingestion")
+            raise ResultError("it is not the result of an ingestion")
         if plain.get("version") != VERSION:
             raise ResultError(f"it is a result of version {plain.get('version')!r}, and this release reads {VERSION}")
         try:

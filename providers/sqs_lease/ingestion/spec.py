@@ -1,4 +1,4 @@
-"""Which source and sink an ingestion has, as plain JSON values: checked by whoever plans it, without Spark.
+"""The source and the sink of an ingestion as plain JSON values, which can be checked without Spark.
 
 An orchestrator checks a spec when a pipeline is defined, hands it to a process that has Spark
 (``python -m sqs_lease.spark.job``), and needs nothing of Spark itself. For example::
@@ -65,7 +65,7 @@ class IngestionSpec:
         sink: Where the records go.
         workspace: Directory for the files of batches under way, an absolute path by which the driver and all executors
             reach it.
-        rejects: Where messages go that are no records; None leaves them to the queue.
+        rejects: Where messages go that are not valid records; None leaves them to the queue.
         spark_conf: Settings of the session, by name.
     """
 
@@ -113,12 +113,12 @@ class IngestionSpec:
         """Check a spec that is JSON text.
 
         Raises:
-            SpecError: As for :meth:`parse`, or it is no JSON.
+            SpecError: As for :meth:`parse`, or it is not JSON.
         """
         try:
             plain = json.loads(text)
         except ValueError as error:
-            raise SpecError(f"the spec is no JSON: {error}") from None
+            raise SpecError(f"the spec is not JSON: {error}") from None
         return cls.parse(plain)
 
 
@@ -126,12 +126,12 @@ def with_environment(value: Any, environment: Mapping[str, str]) -> Any:
     """Put the values of environment variables in place of ``{"env": "NAME"}``, at any depth.
 
     Raises:
-        SpecError: There is no such variable.
+        SpecError: The variable is not set.
     """
     if _is_reference(value):
         name = value["env"]
         if name not in environment:
-            raise SpecError(f"the spec wants the environment variable {name}, and it is not set where the job runs")
+            raise SpecError(f"the spec needs the environment variable {name}, and it is not set where the job runs")
         return environment[name]
     if isinstance(value, Mapping):
         return {key: with_environment(one, environment) for key, one in value.items()}
@@ -151,7 +151,7 @@ class Kind:
     Attributes:
         required: Parameters that must be given.
         optional: Parameters that may be left out.
-        one_of: Optional parameters exactly one of which must be given; empty where there are none.
+        one_of: Optional parameters of which exactly one must be given; empty without such parameters.
     """
 
     required: Mapping[str, Check] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def _text(value: Any, place: str) -> None:
     if _is_reference(value):
         return
     if not isinstance(value, str) or not value:
-        raise SpecError(f'{place} must be a text that is not empty, or {{"env": "NAME"}}, not {_shown(value)}')
+        raise SpecError(f'{place} must be a string that is not empty, or {{"env": "NAME"}}, not {_shown(value)}')
 
 
 def _url(value: Any, place: str) -> None:
@@ -177,7 +177,7 @@ def _url(value: Any, place: str) -> None:
 
 def _texts(value: Any, place: str) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise SpecError(f"{place} must be a list of texts, not {_shown(value)}")
+        raise SpecError(f"{place} must be a list of strings, not {_shown(value)}")
     for number, one in enumerate(value):
         _text(one, f"{place}[{number}]")
 
@@ -195,7 +195,7 @@ def _options(value: Any, place: str) -> None:
 
 def _settings_value(value: Any, place: str, name: str) -> None:
     if not (_is_reference(value) or isinstance(value, str | bool | int | float)):
-        raise SpecError(f'{place} must be a text, a number, true, false or {{"env": "NAME"}}, not {_shown(value)}')
+        raise SpecError(f'{place} must be a string, a number, true, false or {{"env": "NAME"}}, not {_shown(value)}')
     if _SECRET_NAME.search(name) and isinstance(value, str):
         raise SpecError(f'{place} looks like a secret, and a spec is stored and shown: give {{"env": "NAME"}} instead')
     if isinstance(value, str) and _has_password(value):
@@ -294,7 +294,7 @@ def _check_names(given: Mapping[str, Any], known: Sequence[str] | Mapping[str, A
 
 def _mapping(value: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise SpecError(f"{place} must be a mapping with texts as its keys, not {_shown(value)}")
+        raise SpecError(f"{place} must be a mapping with strings as its keys, not {_shown(value)}")
     return value
 
 

@@ -1,4 +1,4 @@
 """Keeps batches of leases: the keeper of a process, the driver of each queue, receiving into them.
 
-Internal, but for the names that ``sqs_lease`` exports.
+Internal, except the names that ``sqs_lease`` exports.
 """

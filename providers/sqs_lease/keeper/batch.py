@@ -15,8 +15,8 @@ from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, FailureRule
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.driver import QueueDriver
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, Countdown, RoundLimiter
 from sqs_lease.keeper.plug_ins import PlugIns, guarded
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Countdown, Turns
 
 
 class Meter(Protocol):
@@ -34,7 +34,7 @@ class Meter(Protocol):
         Args:
             queue_url: The queue.
             outcome: How.
-            settling_seconds: From the decision to settle it to the service's confirmation; None where there was no
+            settling_seconds: From the decision to settle it to the service's confirmation; None without a
                 decision: it was lost while its work went on.
         """
 
@@ -132,7 +132,7 @@ class Batch:
         random: Random,
         clock: Clock,
         meter: Meter,
-        turns: Turns,
+        rounds: RoundLimiter,
     ) -> None:
         self.queue_url = queue_url
         self.number = number
@@ -146,7 +146,7 @@ class Batch:
         self._random = random
         self._clock = clock
         self._meter = meter
-        self._turns = turns
+        self._rounds = rounds
         self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
         self._messages: dict[Receipt, Message] = {}
         # How leases ended. Those that ended alike share one value, as most of a batch do.
@@ -255,7 +255,7 @@ class Batch:
         return 0 if self._forgotten else len(self._leases) - len(self._outcomes) - len(self._handed_over)
 
     def oldest_received_at(self) -> float | None:
-        """When the oldest lease still held was received, by the keeper's clock; None where none is held.
+        """When the oldest lease still held was received, by the keeper's clock; None if none is held.
 
         Leases are put in by age, so this looks no further than to the first one that is held.
         """
@@ -265,7 +265,7 @@ class Batch:
         return next((lease.received_at for lease in held), None)
 
     def certain_until(self) -> float | None:
-        """Until when every lease still held lasts at least; None where there is none, or where one has lapsed."""
+        """The time until which every held lease lasts at least; None if no lease is held, or one has lapsed."""
         return None if self._forgotten else self._driver.certain_until(self._receipts(), self)
 
     def certain_seconds(self) -> float | None:
@@ -285,20 +285,20 @@ class Batch:
         return not self._forgotten and self._driver.holds(receipt, self)
 
     async def extend_now(self) -> None:
-        """Extend every lease still held, at once, whatever the policy says: the last act before another takes over."""
+        """Extend every held lease at once, whatever the policy says: the last call before another holder takes over."""
         async with asyncio.TaskGroup() as extending:
-            async for receipts in self._in_turns(self._receipts()):
+            async for receipts in self._in_slices(self._receipts()):
                 held = [receipt for receipt in receipts if self._is_held(receipt)]
                 extending.create_task(self._driver.extend_now(held))
 
     def forget(self) -> None:
-        """Hold no longer and call nothing: somebody else does. Who waits for a settlement is told that none comes."""
+        """Stop tracking the leases, without a call: another holder has them. Waiting settlements fail."""
         if self.count_held():
             self._driver.leave(self, self._receipts())
         self.end()
 
     def end(self) -> None:
-        """The driver was stopped: nothing is held any longer. Who waits for a settlement is told that none comes."""
+        """End the batch after its driver was stopped. Waiting settlements fail."""
         self._forgotten = True
         for wait in {id(wait): wait for waits in self._waits.values() for wait in waits}.values():
             wait.fail(f"The keeper of {self.queue_url} ended before the settlement")
@@ -307,11 +307,11 @@ class Batch:
     def _receipts(self) -> list[Receipt]:
         return [lease.receipt for lease in self._leases.values()]
 
-    async def _in_turns(self, receipts: Sequence[Receipt]) -> AsyncIterator[Sequence[Receipt]]:
-        """Give out receipts a slice at a time, so that the event loop gets to do other things in between."""
+    async def _in_slices(self, receipts: Sequence[Receipt]) -> AsyncIterator[Sequence[Receipt]]:
+        """Yield the receipts in slices, so that the event loop can do other work in between."""
         for start in range(0, len(receipts), LEASES_IN_A_ROUND):
             part = receipts[start : start + LEASES_IN_A_ROUND]
-            await self._turns.take(len(part))
+            await self._rounds.take(len(part))
             yield part
 
     # Settling
@@ -321,8 +321,8 @@ class Batch:
     ) -> Mapping[Receipt, Settled]:
         """Settle leases and wait for their outcomes.
 
-        To settle one twice gives its first outcome again, and so does settling one that was lost. On a FIFO queue a
-        delete waits until all earlier messages of its group have ended, and becomes a release where one of them was
+        Settling a lease twice gives its first outcome again, and settling a lost lease gives its loss. On a FIFO queue
+        a delete waits until all earlier messages of its group have ended, and becomes a release if one of them was
         returned (:mod:`sqs_lease.core.group_order`). This method does not wait for deletes behind a message whose work
         goes on: they happen later, and :meth:`outcomes` has them then.
 
@@ -330,10 +330,10 @@ class Batch:
             settlements: What becomes of each message.
             in_order: Whether that order is kept; True by default.
 
-        Whoever is cancelled while many thousands are begun leaves the rest undecided.
+        A caller that is cancelled while it begins many thousands leaves the rest undecided.
 
         Returns:
-            The outcomes; none for messages that wait for the work on an earlier one.
+            The outcomes, without those of messages that wait for the work on an earlier one.
 
         Raises:
             KeyError: A receipt is not of this batch.
@@ -341,16 +341,16 @@ class Batch:
         """
         receipts = list(settlements)
         unknown: list[Receipt] = []
-        async for some in self._in_turns(receipts):
+        async for some in self._in_slices(receipts):
             unknown += [receipt for receipt in some if not self._is_ours(receipt)]
         if unknown:
             raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
         wait = _Wait(Countdown())
         try:
-            async for some in self._in_turns(receipts):
+            async for some in self._in_slices(receipts):
                 self._begin_settling(some, settlements, wait, in_order=in_order)
             if self._driver.is_fifo:
-                async for some in self._in_turns(receipts):
+                async for some in self._in_slices(receipts):
                     for receipt in some:
                         if receipt in self._waits and self._driver.waits_for_work(receipt):
                             self._stop_waiting(receipt, wait)
@@ -378,7 +378,7 @@ class Batch:
             begun[receipt] = settlements[receipt]
         wait.countdown.expect(len(begun))
         if begun and (self._forgotten or not self._handed_over.isdisjoint(begun)):
-            raise KeeperClosedError(f"{len(begun)} messages of {self.queue_url} are not held here any more")
+            raise KeeperClosedError(f"{len(begun)} messages of {self.queue_url} are no longer held here")
         self._driver.settle(begun, self, in_order=in_order)
 
     def _stop_waiting(self, receipt: Receipt, wait: _Wait) -> None:
@@ -411,7 +411,7 @@ class Batch:
         """
         rule = self._rule_for(errors)
         failing: dict[Receipt, Settlement] = {}
-        async for some in self._in_turns(await self._chosen(receipts)):
+        async for some in self._in_slices(await self._chosen(receipts)):
             failing |= {receipt: self._failed_one(rule, reason, receipt) for receipt in some}
         return await self.settle(failing)
 
@@ -452,7 +452,7 @@ class Batch:
         if receipts is not None:
             return list(receipts)
         held: list[Receipt] = []
-        async for some in self._in_turns(self._receipts()):
+        async for some in self._in_slices(self._receipts()):
             held += [receipt for receipt in some if self._is_held(receipt)]
         return held
 

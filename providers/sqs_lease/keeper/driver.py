@@ -17,7 +17,7 @@ from sqs_lease.core.failure_rules import Settlement, printable
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Countdown
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, Countdown
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX
@@ -25,16 +25,16 @@ from sqs_lease.sqs.validation import FIFO_SUFFIX
 logger = logging.getLogger(__name__)
 
 CALLS_STARTED_AT_ONCE: Final = 1
-"""Calls of a queue begun before the event loop gets to do other things: each takes it some milliseconds.
+"""How many calls of a queue begin in one round of the event loop: each takes a few milliseconds.
 
-What it does in one go are the calls that all queues begin, and the answers to as many.
+A round also takes in the answers to as many calls.
 """
 
 LONGEST_SLEEP_SECONDS: Final = 30.0
-"""The event loop's timers stand still while the machine is suspended, leases do not: look again now and then."""
+"""Longest sleep: the event loop's timers stop while the machine is suspended, and the leases go on."""
 
 STALL_SECONDS: Final = 10.0
-"""A process that woke up so much later than it meant to may not be the holder any more: others took it for dead."""
+"""A process that wakes up this late may have lost its leases: others may have taken it for dead."""
 
 RESTART_SECONDS: Final = 1.0
 """How long the loop of a queue rests after an error that it did not expect, before it goes on."""
@@ -43,7 +43,7 @@ FAILING_SECONDS: Final = 60.0
 """How often a queue whose calls fail is named in the log."""
 
 NO_DEAD_LETTERS_SECONDS: Final = 10.0
-"""How long a queue that had no dead-letter queue is taken to have none, without another call."""
+"""How long to remember that a queue has no dead-letter queue before asking again."""
 
 REASON_ATTRIBUTE: Final = "sqs_lease_reason"
 """Message attribute of a dead-lettered message that says why it was put there."""
@@ -54,7 +54,7 @@ _MAX_MESSAGE_BYTES: Final = 1_048_576
 
 
 class Owner(Protocol):
-    """Who put leases into the driver and is told what becomes of them. None of this may raise."""
+    """Puts leases into the driver, and is told what becomes of them. No method may raise."""
 
     number: int
     """Tells owners apart: the messages of a group are in order within one owner's leases."""
@@ -69,10 +69,10 @@ class Owner(Protocol):
         """Another owner holds this lease from now on."""
 
     async def content(self, receipt: Receipt) -> Message | None:
-        """The message itself, to put it into a dead-letter queue; None if it cannot be had.
+        """The message itself, to put it into a dead-letter queue; None if its content is not known.
 
         Raises:
-            Exception: It cannot be had now, and may be later.
+            Exception: The content cannot be read now; a later call may succeed.
         """
 
 
@@ -106,7 +106,7 @@ class QueueDriver:
         self.is_fifo = queue_url.endswith(FIFO_SUFFIX)
         self._ledger = Ledger(random, fifo=self.is_fifo, call_timeout_seconds=call_timeout_seconds)
         self._owners: dict[Receipt, Owner] = {}
-        self._leaving: dict[Owner, list[Receipt]] = {}  # owners that left, and what is to be forgotten of theirs
+        self._leaving: dict[Owner, list[Receipt]] = {}  # owners that left, and which of their leases to forget
         self._calls: dict[asyncio.Task[None], Call] = {}
         self._unreported: set[int] = set()  # calls whose answers the ledger has not heard, by identity
         self._awaited: dict[Receipt, tuple[Countdown, ...]] = {}
@@ -128,11 +128,11 @@ class QueueDriver:
         """
         former = self._owners.get(lease.receipt)
         if former in self._leaving:
-            # Its owner gave it up, so what was confirmed or doubted of it there counts no more.
+            # Its owner gave it up, so the deadline and the doubts of that owner no longer count.
             self.forget(lease.receipt, former)
             former = None
         if former is not None and former is not owner and not at_once:
-            return  # it is held already, and nobody gave it up
+            return  # another owner holds it, and has not given it up
         self._owners[lease.receipt] = owner
         if former is not None and former is not owner:
             former.handed_over(lease.receipt)
@@ -148,7 +148,7 @@ class QueueDriver:
         return self._owners.get(receipt) is owner and receipt in self._ledger
 
     def lease(self, receipt: Receipt) -> Lease | None:
-        """The lease as it stands; None when it is no longer held."""
+        """The lease with its deadline; None if it is no longer held."""
         return self._ledger.lease(receipt)
 
     def leases(self, receipts: Iterable[Receipt], owner: Owner) -> list[Lease]:
@@ -186,16 +186,16 @@ class QueueDriver:
             self._drop(receipt)
 
     def supersede(self, receipt: Receipt, owner: Owner) -> None:
-        """A newer receipt of the message is about to be taken, and has its place: the owner hears no more of it."""
+        """Stop telling the owner about a receipt: a newer receipt of the message is about to take its place."""
         if self._owners.get(receipt) is owner:
             self._drop(receipt)
 
     def leave(self, owner: Owner, receipts: Iterable[Receipt]) -> None:
-        """Stop tracking all leases of an owner, without a call; it is told of nothing any more.
+        """Stop tracking all leases of an owner, without a call, and tell it nothing more.
 
         Args:
-            owner: Who holds nothing from now on.
-            receipts: Its leases. Of many thousands most are forgotten a little later, before any call is made.
+            owner: The owner.
+            receipts: Its leases. Many thousands are forgotten in slices, but before the next call.
         """
         self._leaving[owner] = list(receipts)
         self._forget_some()
@@ -211,7 +211,7 @@ class QueueDriver:
             del self._leaving[owner]
 
     async def extend_now(self, receipts: Iterable[Receipt]) -> None:
-        """Extend leases at once and wait until each was answered, whatever the answer, but not for ever."""
+        """Extend leases at once, and wait for the answers, whatever they are, for as long as a call may take."""
         answers = Countdown()
         alone = (answers,)
         for receipt in receipts:
@@ -225,7 +225,7 @@ class QueueDriver:
                 await answers.ended()
 
     async def stop(self) -> None:
-        """Make no more calls; those under way are given their time to be answered, then cancelled."""
+        """Stop making calls. Calls under way get the time to be answered, and are then cancelled."""
         self._stopped = True
         if self._loop_task is not None:
             self._loop_task.cancel()
@@ -298,12 +298,12 @@ class QueueDriver:
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
         """The loop never ends by itself; should it fail, leases would lapse in silence."""
         if task.cancelled():
-            # Who asked for something between the loop's cancellation and its end found it still alive.
+            # A request between the loop's cancellation and its end took the loop for alive.
             if self._wake.is_set():
                 self._kick()
         elif (error := task.exception()) is not None:
             logger.critical(
-                "The keeper of %s failed; it begins again in %g s", self._queue_url, RESTART_SECONDS, exc_info=error
+                "The keeper of %s failed; it starts again in %g s", self._queue_url, RESTART_SECONDS, exc_info=error
             )
             task.get_loop().call_later(RESTART_SECONDS, self._kick)
 
@@ -316,14 +316,14 @@ class QueueDriver:
             async with asyncio.timeout(timeout_seconds):
                 answers = list(await self._send(call))
         except asyncio.CancelledError:
-            # Carried out or not: whoever makes the last calls must not find the leases under way for ever.
+            # Whatever the call did: the last calls must not find these leases under way for ever.
             self._answered(call, ())
             raise
         except TimeoutError:
             text = f"no answer within {timeout_seconds:.1f} s"
             answers = [EntryAnswer(receipt, Verdict.TRANSIENT, text=text) for receipt in call.receipts]
         except Exception as error:  # noqa: BLE001 - named in the log, though not each time
-            # Whatever a transport does, the ledger must hear of it, or the leases would stay under way for ever.
+            # Whatever a transport raises, the ledger must learn of it, or the leases would stay under way for ever.
             text = f"{type(error).__name__} in the transport"
             answers = [EntryAnswer(receipt, Verdict.TRANSIENT, text=text) for receipt in call.receipts]
             self._name_failure(call, answers, error)
@@ -343,10 +343,10 @@ class QueueDriver:
         try:
             message = await owner.content(call.receipt) if owner is not None else None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may fail in any way, and work again later
-            text = f"the message's content cannot be had now ({type(error).__name__})"
+            text = f"the message's content cannot be read now ({type(error).__name__})"
             return EntryAnswer(call.receipt, Verdict.UNAVAILABLE, text=text)
         if message is None:
-            return EntryAnswer(call.receipt, Verdict.REFUSED, text="the message's content cannot be had any more")
+            return EntryAnswer(call.receipt, Verdict.REFUSED, text="the message's content is no longer known")
         try:
             url = await self._dead_letter_queue()
             if url is None:
@@ -436,7 +436,7 @@ class QueueDriver:
             owner.happened(events)
 
     def _drop(self, receipt: Receipt) -> None:
-        """A lease is not held any more; nobody waits for its extension in vain."""
+        """Stop tracking a lease, and wake all that wait for its extension."""
         self._owners.pop(receipt, None)
         self._heard_of(receipt)
 

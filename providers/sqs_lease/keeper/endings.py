@@ -1,4 +1,4 @@
-"""The end of work that is waited for, however often whoever waits is cancelled."""
+"""Waits for the end of a task, even when the waiting is cancelled, once or many times."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 async def cancelled_once(work: asyncio.Task[Any]) -> None:
-    """Cancel work, unless that was done already, and wait until it has come to its end."""
+    """Cancel a task, unless it was cancelled already, and wait for its end."""
     if not work.cancelling():
         work.cancel()
     await end_of(work)
 
 
 async def end_of(work: asyncio.Task[Any]) -> None:
-    """Wait for the end of work, however often the waiting is cancelled."""
+    """Wait for the end of a task, even when the waiting is cancelled, once or many times."""
     while not work.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([work])

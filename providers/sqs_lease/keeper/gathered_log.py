@@ -34,7 +34,7 @@ class GatheredLog(Generic[_Line]):
         self._waited: dict[Hashable, float] = {}  # how long the last line of a kind that goes on was gathered for
 
     def line(self, kind: Hashable, new: Callable[[], _Line]) -> _Line:
-        """Return the line to which one more event is to be added, from the event loop.
+        """Return the line for one more event, from the event loop.
 
         Args:
             kind: Which events make one line.

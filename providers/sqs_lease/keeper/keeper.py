@@ -16,7 +16,7 @@ from sqs_lease.core.ledger import CALL_TIMEOUT_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener, KeeperClosedError, MessageSource, Meter, Unmetered
 from sqs_lease.keeper.driver import QueueDriver
-from sqs_lease.keeper.turns import Turns
+from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Keeper:
         self._drivers: dict[str, QueueDriver] = {}
         self._batches: dict[Batch, None] = {}
         self._opened = 0  # batches so far
-        self._turns = Turns()
+        self._rounds = RoundLimiter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -147,7 +147,7 @@ class Keeper:
             random=self._random,
             clock=self.clock,
             meter=self._meter,
-            turns=self._turns,
+            rounds=self._rounds,
         )
         self._batches[batch] = None
         return batch
@@ -172,8 +172,8 @@ class Keeper:
     async def close(self, leaving: Leaving = Leaving.EXTEND) -> None:
         """Stop: treat what is still held as ``leaving`` says, give calls under way time to be answered, and end.
 
-        Stop receiving first: a message that is released is received at once by an open long poll of one's own.
-        Waits no longer than two call time-outs.
+        Stop receiving first: an open long poll of this process would receive a released message at once.
+        Waits at most two call time-outs.
         """
         self._closed = True
         if leaving is not Leaving.NOTHING:

@@ -26,7 +26,7 @@ _AS_ASKED: Final = frozenset(
 
 
 @dataclass(slots=True)
-class _Alike:
+class _SameEvents:
     """Events of one kind."""
 
     first: LeaseEvent
@@ -56,22 +56,22 @@ class LeaseLog:
     """
 
     def __init__(self, queue_url: str) -> None:
-        self._lines = GatheredLog[_Alike](lambda alike: _log(alike, queue_url))
+        self._lines = GatheredLog[_SameEvents](lambda events: _log(events, queue_url))
 
     def happened(self, event: LeaseEvent) -> None:
         """Take in an event, in the event loop."""
         kind = event.outcome.name if isinstance(event, Settled) else type(event).__name__
         if kind not in _AS_ASKED:
-            self._lines.line(kind, partial(_Alike, event)).add(event)
+            self._lines.line(kind, partial(_SameEvents, event)).add(event)
 
     def flush(self) -> None:
         """Log at once what was gathered."""
         self._lines.flush()
 
 
-def _log(alike: _Alike, queue_url: str) -> None:
-    which = alike.which()
-    match alike.first:
+def _log(events: _SameEvents, queue_url: str) -> None:
+    which = events.which()
+    match events.first:
         case Lost(detail=detail):
             logger.error(
                 "Lost the lease of %s of %s: another consumer may work on it as well, and it will neither be deleted "

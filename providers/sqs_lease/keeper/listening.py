@@ -1,4 +1,4 @@
-"""Tells a user's listener what happens to leases, in a thread of its own: it may block, raise, or ask the batch."""
+"""Tells a user's listener what happens to leases, in a separate thread: it may block, raise, or ask the batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ListenerThread:
     """Calls a listener for one event after the other. Its thread starts with the first event.
 
     Args:
-        listener: The listener. Its first failure is logged, and it is told of further events all the same.
+        listener: The listener. Its first failure is logged, and it still gets the events that follow.
         queue: The queue, for the log.
     """
 
@@ -53,7 +53,7 @@ class ListenerThread:
             try:
                 self._listener(event)
             except BaseException:
-                # SystemExit, too: it would end this thread, and nobody would be told any more.
+                # SystemExit, too: it would end this thread, and the listener would miss all later events.
                 if not self._failed:
                     self._failed = True
                     logger.exception(

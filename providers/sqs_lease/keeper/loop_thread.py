@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that block: leases are extended there while the caller works.
+"""An event loop in a separate thread, for callers that block: leases are extended there while the caller works.
 
 The thread lives until somebody ends it, and longer than what it was started for may be in use. So it keeps nothing
 alive for that long that is not its own:
@@ -8,7 +8,7 @@ alive for that long that is not its own:
   context variables may lead to all that the caller has: Dagster's lead from the run's context over the exception of a
   step to the suspended generator that holds the lease.
 
-Nobody waits for ever: when the loop ends, for whatever reason, each caller that still waits gets an error.
+No caller waits for ever: when the loop ends, for whatever reason, each waiting caller gets an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAST_TASKS_SECONDS: Final = 5.0
 
 
 class LoopThreadError(RuntimeError):
-    """The loop cannot be asked for anything from here, or any more; the text says why."""
+    """The loop cannot be called from here, or has ended; the text says why."""
 
 
 class LoopThread:
@@ -127,7 +127,7 @@ class LoopThread:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the loop takes no more calls: it was ended, or its thread died."""
+        """Whether the loop refuses calls because it was ended, or its thread died."""
         return self._calls.ended is not None
 
     def stop(self) -> None:
@@ -156,7 +156,7 @@ class LoopThread:
             )
         self._refuse_own_thread()
         if sys.is_finalizing():
-            raise LoopThreadError(f"The interpreter is ending: the thread {self._thread.name!r} does not run any more")
+            raise LoopThreadError(f"The interpreter is ending: the thread {self._thread.name!r} has stopped")
 
     def _refuse_own_thread(self) -> None:
         if threading.current_thread() is self._thread:
@@ -170,7 +170,7 @@ class _Calls:
     """The calls that wait for the loop, and whether it takes more; used by all threads."""
 
     def __init__(self, name: str) -> None:
-        self.ended: str | None = None  # why it takes no more calls
+        self.ended: str | None = None  # why it refuses calls
         self.is_served = True  # the thread takes callbacks still, and has not begun to end
         self._name = name
         self._waiting: set[Future[Any]] = set()
@@ -188,7 +188,7 @@ class _Calls:
             self._waiting.discard(result)
 
     def end(self, why: str) -> None:
-        """Take no more calls."""
+        """Refuse calls from now on."""
         with self._lock:
             self.ended = self.ended or why
 
@@ -211,7 +211,7 @@ def _serve(loop: asyncio.AbstractEventLoop, calls: _Calls) -> None:
     except BaseException as error:
         # SystemExit leaves the loop from any callback.
         died = error
-        logger.critical("The thread %r died: what it held is not extended any more", name, exc_info=error)
+        logger.critical("The thread %r died: its leases are no longer extended", name, exc_info=error)
     calls.end(f"the thread {name!r} " + ("has ended" if died is None else f"died of {type(died).__name__}"))
     calls.is_served = False
     calls.fail(died)

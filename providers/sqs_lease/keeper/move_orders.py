@@ -1,4 +1,4 @@
-"""What is to be moved out of a dead-letter queue, and how it is done: by a move task of SQS, or message by message.
+"""What to move out of a dead-letter queue, and how: by a move task of SQS, or message by message.
 
 It knows nothing of hosts: Airflow's task and the command ``sqs-lease redrive`` both move by it.
 """
@@ -78,7 +78,7 @@ class _NotFollowedError(OutcomeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveOrder:
-    """What is to be moved, as plain values.
+    """What to move, as plain values.
 
     Attributes:
         queue: The dead-letter queue's URL, name or ARN.
@@ -100,7 +100,7 @@ class MoveOrder:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether only some messages are to be moved."""
+        """Whether to move only some messages."""
         return (self.reason, self.older_than_seconds, self.newer_than_seconds) != (None, None, None)
 
     def check(self) -> None:
@@ -139,7 +139,7 @@ class MoveOrder:
         return f"moving messages of {self.queue}"
 
     def pattern(self) -> re.Pattern[str] | None:
-        """What is looked for in the reason; None where any message is moved."""
+        """The text to look for in the reason; None to move any message."""
         return None if self.reason is None else re.compile(self.reason)
 
     def matcher(self, clock: Clock) -> Matches:
@@ -167,7 +167,7 @@ class StartedMove:
         source_arn: The dead-letter queue.
         started_after: When the move task before it was started, by the service's clock, in seconds since the epoch; 0
             if there was none.
-        handle: The task's handle; empty where only the service knows it.
+        handle: The task's handle; empty if only the service knows it.
     """
 
     source_arn: str
@@ -191,7 +191,7 @@ async def start(transport: RedriveTransport, order: MoveOrder, clock: Clock) -> 
     queue_url = await transport.queue_url(order.queue)
     source_arn = (await transport.queue_attributes(queue_url)).arn
     destination_arn = await _destination_arn(transport, order, queue_url, source_arn)
-    with _telling_of_move_tasks(queue_url):
+    with _translate_move_task_errors(queue_url):
         tasks = await transport.move_tasks(source_arn)
         unknown = StartedMove(source_arn, max((task.started_at for task in tasks), default=0.0))
         is_lost = False
@@ -234,7 +234,7 @@ async def follow(
 ) -> dict[str, Any]:
     """Follow a move task to its end, log its progress, and return what it moved.
 
-    It is cancelled when its time is up, and when it cannot be followed any more.
+    It is cancelled when its time is up, and when it can no longer be followed.
 
     Args:
         transport: Reaches SQS.
@@ -276,7 +276,7 @@ async def cancel(transport: RedriveTransport, started: StartedMove, clock: Clock
     """Cancel a move task unless it has ended.
 
     Returns:
-        The task as SQS lists it afterwards; None where it does not list it.
+        The task as SQS lists it afterwards; None if it does not list it.
 
     Raises:
         SqsError: It could not be cancelled, and goes on.
@@ -300,7 +300,7 @@ async def cancel(transport: RedriveTransport, started: StartedMove, clock: Clock
 
 
 async def abandon(transport: RedriveTransport, started: StartedMove, clock: Clock) -> None:
-    """Cancel a move task that nobody follows any more, and say in the log what became of it."""
+    """Cancel a move task that is no longer followed, and log what became of it."""
     try:
         task = await cancel(transport, started, clock)
     except SqsError as error:
@@ -342,7 +342,7 @@ async def _followed(
                 listed_at = clock.now()
                 progress = _progress(_report(task))
             elif clock.now() - listed_at > NOT_LISTED_SECONDS:
-                raise _NotFollowedError("SQS does not list it any more", FAILED)
+                raise _NotFollowedError("SQS no longer lists it", FAILED)
             else:
                 progress = "SQS does not list it now"
         if clock.now() - logged_at >= LOG_SECONDS:
@@ -366,11 +366,11 @@ async def move_filtered(
     Args:
         transport: Reaches SQS.
         keeper: Holds the messages; it is left open.
-        order: What is to be moved.
+        order: What to move.
         takeover_seconds: How long nobody may extend a lease, e.g. while another process takes over.
         ends_at: Until when it may take, in seconds since the epoch; None, the default, for ever.
         max_moved: How many messages to move, at most; None, the default, for all that match.
-        counts: Is kept up to date with what was done so far, for who wants to see it meanwhile.
+        counts: Updated while messages move, so that the caller can show progress.
 
     Raises:
         OutcomeError: Not all of them could be moved.
@@ -480,7 +480,7 @@ async def only_source(transport: RedriveTransport, queue_url: str) -> str | None
         queue_url: The dead-letter queue.
 
     Raises:
-        OutcomeError: There is no such queue.
+        OutcomeError: The queue does not exist.
         SqsError: The queue cannot be used.
     """
     try:
@@ -504,8 +504,8 @@ def _runs_already(queue_url: str, tasks: Sequence[MoveTask]) -> OutcomeError:
 
 
 @contextmanager
-def _telling_of_move_tasks(queue_url: str) -> Iterator[None]:
-    """Add what move tasks need to the errors of their calls."""
+def _translate_move_task_errors(queue_url: str) -> Iterator[None]:
+    """Add to the errors of move task calls what the calls need."""
     try:
         yield
     except SqsError as error:

@@ -4,20 +4,21 @@ The rules:
 
 - **Each message is looked at once.** All messages are received with a lease. Those that do not match are held until the
   end, so that they are not received again, and are then released.
-- **A message is deleted only after SQS confirmed that it was sent.** It is sent only while its lease is certain. Where
+- **A message is deleted only after SQS confirmed that it was sent.** It is sent only while its lease is certain. If
   the answer to a send is lost, it is sent again: a standard queue may then have it twice, and a FIFO queue drops the
-  second one. One that was sent and comes again, because it could not be deleted, is deleted then.
+  second one. A message that was sent and could not be deleted is deleted when it comes again.
 - **Body, attributes and message group stay.** The message has another id and sent time, and its receive count begins
   anew. On a FIFO queue its deduplication id is its id in the dead-letter queue, as after SQS itself moved it there. Two
   messages may share any other deduplication id, and SQS would drop one of them while it says that it took both.
-- **Order within message groups stays.** Messages of a FIFO queue are sent group by group, in order; behind one that
-  could not be sent nothing of its group is sent. SQS gives out no message of a group while an earlier one is held, so
-  what is behind a message that does not match cannot be looked at.
-- **It ends.** It stops at ``max_messages``, at the end of the queue, and leaves alone what was sent after it began:
+- **Order within message groups stays.** Messages of a FIFO queue are sent group by group, in order. If one
+  cannot be sent, the messages behind it in its group are not sent. SQS gives out no message of a group while an
+  earlier one is held, so the messages behind one that does not match cannot be looked at.
+- **It ends.** It stops at ``max_messages`` or at the end of the queue. It leaves alone what was sent after it began:
   messages that it moved may fail again, and come back while it runs. For one visibility timeout from its start it waits
-  for messages that others hold: a mover that was killed held them. :attr:`MoveCounts.hidden` counts what was not seen.
+  for messages that others hold, because a mover that was killed may have held them. :attr:`MoveCounts.hidden` counts
+  what was not seen.
 - **A queue that cannot be sent to stops the messages for it**, and the whole move if it is the only destination.
-- **Cancelled**, it starts no more sends, waits for those under way, releases what it holds and then raises.
+- **Cancelled**, it stops sending, waits for the sends under way, releases what it holds and then raises.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class MoveCounts:
 
     Attributes:
         looked_at: Messages received.
-        matched: Those of them that are to be moved.
+        matched: How many of them match, and are to be moved.
         moved: Those that were sent, and deleted afterwards.
         duplicated: Those that were sent but could not be deleted: they are in both queues.
         failed: Those that were not sent.
@@ -102,7 +103,7 @@ class Destinations:
         transport: Reaches SQS.
         destination_url: The queue for all; None sends each back to the queue that it came from.
         only_source_url: The only queue whose dead-letter queue this is, for messages that were sent there directly;
-            None where there are several, or none is known.
+            None if there are several, or none is known.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Destinations:
         self._found: dict[str | None, str | SqsError] = {}
 
     async def of(self, message: Message) -> str | None:
-        """Return the URL of the queue that a message goes to; None where nothing says which.
+        """Return the URL of the queue that a message goes to; None if nothing says which.
 
         Raises:
             SqsError: The queue cannot be used, or cannot be looked up now.
@@ -150,7 +151,7 @@ class MessageMover:
         max_per_second: How many to send in a second, at most; None for no limit.
         max_moved: How many to move, at most; None for all that match. Those beyond that are held until the end, like
             those that do not match.
-        counts: Where to count, for who wants to see it meanwhile; by default counts of its own.
+        counts: Updated while messages move, so that the caller can show progress; new counts by default.
 
     Attributes:
         counts: What was done so far.
@@ -197,7 +198,7 @@ class MessageMover:
         # Rounded up: a lease that lasts longer than believed harms nobody.
         seconds = math.ceil(self._policy.visibility_seconds)
         receiver = Receiver(self._transport, self._queue_url, visibility_seconds=seconds, clock=self._clock)
-        # In a context of its own: the keeper's calls may serve others, too.
+        # In a separate context: the keeper's calls may serve others, too.
         batch = Context().run(partial(self._keeper.open_batch, self._queue_url, policy=self._policy))
 
         def hold(reception: Reception) -> None:
@@ -342,7 +343,7 @@ class MessageMover:
         self.counts.duplicated = len(self._sent) - len(self._deleted)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not once no more sends are to start."""
+        """Wait, unless sending was stopped."""
         if seconds > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -1,8 +1,8 @@
 """Leases on their way from one process to another: as plain values, with times that both processes understand.
 
 A process counts time by a clock of its own (:class:`sqs_lease.clock.Clock`); what it hands over has seconds since the
-epoch. The plain values have the receipt handles in them, with which a message can be deleted: whoever stores them
-encrypts them, or puts them where only their user can read them.
+epoch. The plain values contain the receipt handles, with which a message can be deleted. A caller that stores them
+must encrypt them, or write them where only their user can read them.
 """
 
 from __future__ import annotations

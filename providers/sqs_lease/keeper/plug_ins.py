@@ -119,5 +119,5 @@ class _GuardedPolicy(RenewalPolicy):
         return self.guard.ask(lambda policy: policy.renew_at(lease))
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
-        """As the policy says; nothing where it says None."""
+        """As the policy says; None if the policy says None."""
         return self.guard.ask(lambda policy: policy.extension_seconds(lease, now)) or 0.0

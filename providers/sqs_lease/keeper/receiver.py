@@ -11,9 +11,9 @@ A collection waits up to ``wait`` for the first message, then up to ``linger`` f
   up, so a collection can take up to one second, and the time of an answer, longer.
 - **One receipt for each message.** A standard queue may deliver a message twice within one collection. The delivery
   with the higher receive count is the newer one. The receiver hands it over like any message: *its receipt replaces
-  the receipt of the same message id handed over before*, which must not be extended, released or deleted any more
-  (:class:`sqs_lease.keeper.keeper.Batch` does that). The receiver drops a delivery that is older than what it handed
-  over.
+  the receipt of the same message id handed over before*. The old receipt must no longer be extended, released or
+  deleted (:class:`sqs_lease.keeper.keeper.Batch` sees to that). The receiver drops a delivery that is older than the
+  one it handed over.
 - **Lost answers of FIFO queues are asked for again.** Each poll of a FIFO queue has a ``ReceiveRequestAttemptId``. When
   its answer is lost (a time-out, a torn connection, a 500), the receiver repeats the poll with the same id. It does so
   within the five minutes for which the service remembers the id, and for up to ten seconds after the waiting ended. A
@@ -28,7 +28,7 @@ A collection waits up to ``wait`` for the first message, then up to ``linger`` f
   once. Errors that stay (denied, no such queue, ...) are always raised, at once. So is an exception of ``on_received``.
   Before it raises anything, the receiver awaits the polls in flight and hands over what they bring.
 
-**Stopping.** :meth:`Receiver.stop` starts no more polls, awaits those in flight (each ends after its wait and the
+**Stopping.** :meth:`Receiver.stop` stops polling, awaits the polls in flight (each ends after its wait and the
 transport's time for an answer) and returns what there is. **Cancelling** a collection does the same and then raises
 ``CancelledError``: by then every message that the service gave was handed over, and no poll is open that could take a
 message which the caller releases. The receiver never cancels a poll that was sent: a cancelled HTTP call may have been
@@ -153,8 +153,8 @@ class Receiver:
             wait: How long to wait for a first message; 0 looks once.
             linger: How long to wait for more after the first ones; 1 s by default, 0 takes what the first answer
                 brings.
-            on_received: Called in the event loop with each poll's messages. It must not block. If it raises, no more
-                polls are sent, it still gets the messages of those in flight, and then its first exception is raised.
+            on_received: Called in the event loop with each poll's messages. It must not block. If it raises, polling
+                stops, it still gets the messages of polls in flight, and then its first exception is raised.
 
         Returns:
             What was received: nothing if nothing came within ``wait``, and nothing after :meth:`stop`.
@@ -163,7 +163,7 @@ class Receiver:
             ValueError: An argument is out of range.
             SqsError: See the module's docstring.
         """
-        # SQS allows no more messages of a queue in flight.
+        # SQS allows at most this many messages of a queue in flight.
         check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, f"receiving from {self.queue_url}")
         collection = _Collection(
             self._transport,
@@ -185,7 +185,7 @@ class Receiver:
             self._collections.discard(collection)
 
     def stop(self) -> None:
-        """Start no more polls, now and later; each collection under way ends when its polls in flight are answered."""
+        """Stop polling, now and later. Each collection under way ends when its polls in flight are answered."""
         self._stopped = True
         for collection in self._collections:
             collection.stop()
@@ -298,7 +298,7 @@ class _Collection:
         return _Poll(min(missing, MAX_BATCH_ENTRIES), attempt_id)
 
     def _seconds_to_next_step(self) -> float | None:
-        """How long until something is due even if no poll is answered; None where only answers matter."""
+        """How long until something is due even without an answer to a poll; None if only answers matter."""
         if self._closing:
             return None
         now = self._clock.now()

@@ -309,7 +309,7 @@ class LeaseSession:
             await to_its_end(self._close())
 
     async def give_back_dropped(self) -> None:
-        """Give back what nobody refers to any more, and say so."""
+        """Give back the messages of a lease that nothing refers to, and log it."""
         await self.give_back()
         logger.warning("A lease of %s was dropped before its block ended: its messages were given back", self.queue)
 
@@ -360,7 +360,7 @@ class LeaseSession:
         """What becomes of the messages that the block leaves, by how it ended: see the module's table.
 
         Args:
-            error: What the block raised; None where it ended well.
+            error: What the block raised; None if it ended well.
         """
         left = [message for message in self.messages if message.receipt not in self._decided]
         receipts = [message.receipt for message in left]
@@ -420,7 +420,7 @@ class LeaseSession:
             self._listener.end(LISTENER_SECONDS if waits else 0.0)
 
     def _refusal(self, outcomes: Mapping[Receipt, Settled]) -> SettlementError | None:
-        """The error for those that were refused and that no error told of yet."""
+        """The error for messages whose settlement was refused, without those that an earlier error named."""
         refused = [
             settled
             for settled in outcomes.values()
@@ -490,7 +490,7 @@ class SessionMessages(ReceivedMessages):
 
 
 async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine to its end, even if the caller is cancelled meanwhile; the cancellation goes on afterwards."""
+    """Run a coroutine to completion, even if the caller is cancelled meanwhile; then raise the cancellation."""
     task = asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -506,13 +506,13 @@ async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def ended(queue: str) -> RuntimeError:
-    """The error for who settles messages after the end of their block."""
+    """The error for settling messages after the end of their block."""
     return RuntimeError(
         f"The block of this lease of {queue} has ended, and its messages were settled then: settle them within it"
     )
 
 
 def _named(ids: Sequence[str]) -> str:
-    """The ids of some messages, of the first ones where there are many."""
+    """The ids of some messages; only the first ones if there are many."""
     shown = ", ".join(ids[:_NAMED_MESSAGES])
     return shown if len(ids) <= _NAMED_MESSAGES else f"{shown} and {len(ids) - _NAMED_MESSAGES} more"

@@ -1,4 +1,4 @@
 """Access to the SQS API: one transport protocol, its implementations, error classification and receiving.
 
-Internal, but for the exceptions in :mod:`sqs_lease.sqs.errors`.
+Internal, except the exceptions in :mod:`sqs_lease.sqs.errors`.
 """

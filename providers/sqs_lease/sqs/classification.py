@@ -386,7 +386,7 @@ def error_from_code(
         text: The service's text.
         operation: The API operation, e.g. ``ReceiveMessage``.
         queue: The queue's URL, or what the caller gave for it.
-        status: The HTTP status; decides only about codes that are not known. None where there was none.
+        status: The HTTP status; decides only about codes that are not known. None if there was none.
         secrets: See :func:`redacted`.
     """
     plain = plain_code(code)
@@ -402,7 +402,7 @@ def error_from_exception(
     Args:
         error: What the client raised.
         operation: The API operation that was called, e.g. ``ReceiveMessage``; None while the client was made.
-        queue: The queue's URL, or what the caller gave for it; empty where no queue is known yet.
+        queue: The queue's URL, or what the caller gave for it; empty if no queue is known yet.
         secrets: See :func:`redacted`.
 
     Returns:
@@ -439,7 +439,7 @@ def translate_client_errors(queue: str) -> Iterator[None]:
     """Turn what botocore raises while a client is made into errors that name the queue and the remedy.
 
     Args:
-        queue: The queue's URL, name or ARN; empty where no queue is known yet.
+        queue: The queue's URL, name or ARN; empty if no queue is known yet.
 
     Raises:
         SqsError: The client cannot be made: no region, an unknown profile, no credentials, an unusable setting.
@@ -476,18 +476,18 @@ def _may_have_been_sent(error: Exception) -> bool:
         return False
     # urllib3 wraps what happened on the way to a proxy once more.
     cause = getattr(cause, "original_error", cause)
-    # The proxy refused to make a tunnel: urllib3 has no exception of its own for that.
+    # The proxy refused to make a tunnel: urllib3 has no exception class for that.
     refused_tunnel = type(cause) is OSError and str(cause).startswith("Tunnel connection failed")
     return not refused_tunnel and _NOT_CONNECTED.isdisjoint(_names(cause))
 
 
 def _is_stale_refresh(error: Exception) -> bool:
-    """Whether the credentials that a refresh brought had expired already; botocore has no exception of its own."""
+    """Whether refreshed credentials had already expired; botocore has no exception class for that."""
     return type(error) is RuntimeError and "refreshed credentials are still expired" in str(error)
 
 
 def _is_invalid_endpoint(error: Exception) -> bool:
-    """Whether an endpoint URL cannot be used, e.g. without a scheme; botocore has no exception of its own."""
+    """Whether an endpoint URL cannot be used, e.g. without a scheme; botocore has no exception class for that."""
     return type(error) is ValueError and str(error).startswith("Invalid endpoint")
 
 

@@ -98,7 +98,8 @@ def make_client(access: AwsAccess | None = None, *, queue: str | None = None) ->
 
     Raises:
         ValueError: ``queue`` is not a queue name, ARN or URL.
-        sqs_lease.sqs.errors.ConfigurationError: There is no region or no such profile, or a setting is unusable.
+        sqs_lease.sqs.errors.ConfigurationError: No region is configured, the profile does not exist, or a setting
+            is unusable.
         sqs_lease.sqs.errors.CredentialsError: There are no credentials, or only a part of them.
         sqs_lease.sqs.errors.SqsError: The client cannot be made for another reason; the text says which.
     """

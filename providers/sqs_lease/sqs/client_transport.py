@@ -315,7 +315,7 @@ class ClientTransport(ABC):
 
     async def _opened(self, queue: str) -> Capacity:
         if self._closed:
-            raise RuntimeError("the transport is closed and makes no more calls")
+            raise RuntimeError("the transport is closed and makes no calls")
         if self._capacity is None:
             async with self._opening:
                 if self._capacity is None:
@@ -342,7 +342,7 @@ class ClientTransport(ABC):
 
 
 class _UnreadableAnswerError(Exception):
-    """An answer of status 2xx has no JSON object in it."""
+    """An answer of status 2xx is not a JSON object."""
 
 
 def _check_answer(response_dict: Mapping[str, Any], **_: Any) -> None:

@@ -21,7 +21,7 @@ class SqsError(Exception):
         code: The service's error code without prefixes, e.g. ``QueueDoesNotExist``; the exception's name
             where no answer came.
         text: The service's own text, without receipt handles and bodies.
-        remedy: What of the error's text says what to do; empty where that is not known by itself.
+        remedy: What of the error's text says what to do; empty if that is not known by itself.
     """
 
     verdict: ClassVar[Verdict] = Verdict.REFUSED

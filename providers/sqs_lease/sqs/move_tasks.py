@@ -18,7 +18,7 @@ MAX_LISTED_TASKS: Final = 10
 """As many move tasks of a queue the service lists at most, the newest first."""
 
 MAX_MOVES_PER_SECOND: Final = 500
-"""The service moves no more messages in a second."""
+"""The most messages that the service moves in a second."""
 
 NOT_A_DEAD_LETTER_QUEUE: Final = "must be configured as a dead letter queue"
 """A part of the text, in lower case, by which the service refuses a source that is not a dead-letter queue."""
@@ -40,7 +40,7 @@ class MoveTask:
     Attributes:
         status: ``RUNNING``, ``COMPLETED``, ``CANCELLING``, ``CANCELLED`` or ``FAILED``.
         moved: Approximate number of messages moved so far.
-        to_move: Approximate number of messages that there were at the start; None where the service does not say.
+        to_move: Approximate number of messages that there were at the start; None if the service does not say.
         failure: Why it failed; empty for other statuses.
         handle: What cancels it; the service gives it while the task runs only, else it is empty.
         started_at: When it was started, in seconds since the epoch.

@@ -39,7 +39,7 @@ def oldest_age_request(arn: str, now: float) -> dict[str, Any]:
 
 
 def oldest_age_seconds(answer: Mapping[str, Any]) -> float | None:
-    """Read the newest value, in seconds; None where there is none."""
+    """Read the newest value, in seconds; None if CloudWatch has no value."""
     points = answer.get("Datapoints") or ()
     newest = max(points, key=lambda point: point["Timestamp"], default=None)
     return None if newest is None else float(newest["Maximum"])

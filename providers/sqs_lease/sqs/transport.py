@@ -57,7 +57,7 @@ class Transport(Protocol):
         Raises:
             ValueError: ``queue`` is not a queue name, ARN or URL.
             sqs_lease.sqs.errors.WrongRegionError: The ARN or URL names another region than the client's.
-            sqs_lease.sqs.errors.QueueNotFoundError: There is no such queue, or the caller may not see it.
+            sqs_lease.sqs.errors.QueueNotFoundError: The queue does not exist, or the caller may not see it.
             sqs_lease.sqs.errors.SqsError: The call failed otherwise.
         """
 

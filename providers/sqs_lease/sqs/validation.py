@@ -114,13 +114,13 @@ def check_visibility(seconds: int, doing: str, *, minimum: int = 0) -> None:
 
 
 def check_whole_number(value: int, name: str, minimum: int, maximum: int, doing: str) -> None:
-    """Check a whole number.
+    """Check an integer.
 
     Raises:
-        ValueError: ``value`` is not a whole number, or out of range.
+        ValueError: ``value`` is not an integer, or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise ValueError(f"{doing}: {name} must be a whole number from {minimum} to {maximum}, not {value!r}")
+        raise ValueError(f"{doing}: {name} must be an integer from {minimum} to {maximum}, not {value!r}")
 
 
 def check_batch(entries: Sequence[object], queue_url: str) -> None:

@@ -59,7 +59,7 @@ class AuditEntry:
         queue_url: In which queue.
         message_id: To which message.
         handle: The receipt handle used, or, for an expiry, the one under which it was in flight.
-        caller: Who called: the name of the transport; empty for direct calls.
+        caller: The name of the transport that called; empty for direct calls.
         until: Until when the message is invisible now, where that was set.
         stale: The handle was superseded by a later receive.
         code: The service's error code, where it refused.

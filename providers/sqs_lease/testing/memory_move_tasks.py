@@ -63,7 +63,7 @@ class _Move:
         return self.began_at + self.moved / self.per_second
 
     def advance(self, now: float) -> None:
-        """Move what was due by now."""
+        """Move the messages that are due."""
         if self.status == CANCELLING and now >= self.cancelled_at + CANCELLING_SECONDS:
             self.status = CANCELLED
         while self.status == RUNNING and self.next_at() <= now:
@@ -114,13 +114,13 @@ class MoveTasks:
         return handle
 
     def advance(self) -> None:
-        """Move what was due by now."""
+        """Move the messages that are due."""
         for move in self._moves:
             if move.listed().is_active:
                 move.advance(move.source.catch_up())
 
     def next_move_at(self) -> float | None:
-        """When the next message is moved; None where no task runs."""
+        """When the next message is moved; None if no task runs."""
         return min((move.next_at() for move in self._moves if move.status == RUNNING), default=None)
 
     def of(self, source: MemoryQueue) -> Sequence[MoveTask]:

@@ -155,7 +155,7 @@ class MemorySqs:
         """Return the URL of a queue.
 
         Raises:
-            MemorySqsError: There is no such queue.
+            MemorySqsError: The queue does not exist.
         """
         for url, queue in self._queues.items():
             if queue.settings.name == name:
@@ -221,7 +221,7 @@ class MemorySqs:
             max_messages: 1 to 10.
             visibility_seconds: Their visibility timeout; the queue's own by default.
             attempt_id: ``ReceiveRequestAttemptId``, FIFO only.
-            caller: Who receives, for the audit trail.
+            caller: The receiver's name in the audit trail.
 
         Raises:
             MemorySqsError: The service would refuse it.
@@ -346,7 +346,7 @@ class MemorySqs:
         """The last ten move tasks of a queue, the newest first.
 
         Raises:
-            MemorySqsError: There is no such queue.
+            MemorySqsError: The queue does not exist.
         """
         with self._lock:
             if source_url not in self._queues:
@@ -355,7 +355,7 @@ class MemorySqs:
             return self._moves.of(self._queues[source_url])
 
     def cancel_message_move_task(self, handle: str) -> None:
-        """End a running move task: it moves no more messages, and is cancelled a second later.
+        """End a running move task: it stops moving messages, and is cancelled a second later.
 
         Raises:
             MemorySqsError: No running task has this handle.
@@ -368,7 +368,7 @@ class MemorySqs:
         """The URLs of the queues whose dead-letter queue this is.
 
         Raises:
-            MemorySqsError: There is no such queue.
+            MemorySqsError: The queue does not exist.
         """
         with self._lock:
             dead_letters = self._queue(queue_url)
@@ -378,7 +378,7 @@ class MemorySqs:
         """What the queue says of itself; the counts are exact here.
 
         Raises:
-            MemorySqsError: There is no such queue.
+            MemorySqsError: The queue does not exist.
         """
         with self._lock:
             queue = self._queue(queue_url)
@@ -399,7 +399,7 @@ class MemorySqs:
         """The messages that a queue holds, by id, in the order in which they came, each with its state.
 
         Raises:
-            MemorySqsError: There is no such queue.
+            MemorySqsError: The queue does not exist.
         """
         with self._lock:
             queue = self._queue(queue_url)
@@ -410,7 +410,7 @@ class MemorySqs:
         """The bodies of the messages that a queue holds, by id, in the order in which they came.
 
         Raises:
-            MemorySqsError: There is no such queue.
+            MemorySqsError: The queue does not exist.
         """
         with self._lock:
             queue = self._queue(queue_url)

@@ -34,11 +34,11 @@ class MemoryTransport:
         sqs: The service.
         faults: What goes wrong with each call; nothing by default. See :mod:`sqs_lease.testing.faults`, or write a
             function.
-        name: Who calls, for the service's audit trail.
+        name: The caller's name in the service's audit trail.
 
     Attributes:
         calls: The calls made so far, in order.
-        is_in_memory: That nothing real is received here, so whoever tries something out may receive.
+        is_in_memory: True: nothing real is received here, so that experiments may receive.
     """
 
     is_in_memory = True

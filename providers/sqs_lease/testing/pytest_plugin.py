@@ -19,7 +19,7 @@ def leased_queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeasedQueues]:
     That is ``sqs_lease.lease`` and ``async_lease``, Dagster's ``SqsQueueResource`` (also in sensors and checks), and
     the leases of a DAG under ``dag.test()``. A lease sensor of Dagster receives in every evaluation, and what holds its
     batches ends with the test. No server is started and no AWS account is asked. Work that reaches AWS by
-    itself, or in processes of its own, is not redirected.
+    itself, or in its own processes, is not redirected.
     """
     queues = LeasedQueues()
     monkeypatch.setattr("sqs_lease.sqs.client.make_client", lambda access=None, *, queue=None: None)

@@ -206,7 +206,7 @@ def record(
 def entries(
     message_ids: Sequence[str], outcome: str = INGESTED, reason: str | None = None, sent_at: datetime | None = SENT
 ) -> pa.Table:
-    """What is to be kept of messages."""
+    """What to keep of messages."""
     return pa.Table.from_pylist(
         [
             {"message_id": message_id, "sent_at": sent_at, "outcome": outcome, "reason": reason}

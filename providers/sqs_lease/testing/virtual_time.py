@@ -118,7 +118,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call back after a delay. Time moves on by a step of a float at least, however short the delay is."""
+        """Call back after a delay. Time moves on by at least one step of a float, even for a tiny delay."""
         now = self.time()
         when = now + delay
         if delay > 0 and when == now:
@@ -249,8 +249,8 @@ def run_virtual(
         What the coroutine returns. Tasks that it leaves behind are cancelled.
 
     Raises:
-        VirtualDeadlockError: The coroutine, or a task that does not end on cancellation, waits for what
-            cannot happen any more.
+        VirtualDeadlockError: The coroutine, or a task that does not end on cancellation, waits for something
+            that can no longer happen.
         VirtualLivelockError: Callbacks follow one another without end while time stands still.
         RuntimeError: An event loop runs already in this thread.
     """

@@ -235,7 +235,7 @@ def test_a_submitted_job_that_fails_fails_its_task_by_its_own_error_and_gives_th
     outcome: Outcome,
 ) -> None:
     assert outcome.runs[BROKEN]["tasks"]["store"] == "failed"
-    error = "the spec wants the environment variable NOT_SET, and it is not set where the job runs"
+    error = "the spec needs the environment variable NOT_SET, and it is not set where the job runs"
     assert re.search(rf"AirflowException.*{error}", outcome.said), outcome.said
     assert outcome.left[BROKEN] == sorted(BODIES)
     assert outcome.files(BROKEN) == []

@@ -71,13 +71,28 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return made
 
 
+OTHERS = {"SqsQueueComponent": "queue", "SqsFunctionComponent": "function", "SqsBacklogSensorComponent": "sensor"}
+
+
+def test_dg_scaffolds_the_other_components_so_that_their_yaml_is_right(tmp_path: Path) -> None:
+    made = Project(tmp_path)
+    for component, name in OTHERS.items():
+        code, said = made.dg("scaffold", "defs", f"sqs_lease.dagster.{component}", name)
+        assert code == 0, said
+    assert made.dg("check", "yaml") == (0, "All component YAML validated successfully.\n")
+    (made.defs.parent / "orders.py").write_text("def load(messages):\n    pass\n")
+    code, said = made.dg("check", "defs", "--use-active-venv")
+    assert code == 0, said
+
+
 def test_dg_lists_scaffolds_and_checks_the_component(project: Project) -> None:
     with ThreadPoolExecutor() as pool:
         listed, checked, loaded = pool.map(
             lambda arguments: project.dg(*arguments),
             [("list", "components"), ("check", "yaml"), ("check", "defs", "--use-active-venv")],
         )
-    assert "sqs_lease.dagster.SqsIngestionComponent" in listed[1]
+    for name in ("SqsIngestionComponent", *OTHERS):
+        assert f"sqs_lease.dagster.{name}" in listed[1]
     assert checked == (0, "All component YAML validated successfully.\n")
     assert loaded[0] == 0, loaded[1]
     assert "All definitions loaded successfully." in loaded[1]

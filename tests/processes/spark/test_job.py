@@ -147,5 +147,5 @@ def test_an_error_is_one_line_and_comes_before_spark_is_started(place: Place) ->
     _, said = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 1
     assert said.splitlines() == [
-        "error: the spec wants the environment variable NOT_SET, and it is not set where the job runs"
+        "error: the spec needs the environment variable NOT_SET, and it is not set where the job runs"
     ]

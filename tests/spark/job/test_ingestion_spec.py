@@ -40,12 +40,12 @@ def test_a_spec_becomes_its_parts() -> None:
         (with_(workspace="s3://bucket/batches"), "workspace must be the absolute path of a directory"),
         (with_(source={"kind": "jsn", "schema": "id INT"}), "source must have a 'kind' of json, .*did you mean 'json'"),
         (with_(source={"schema": "id INT"}), "source must have a 'kind' of json"),
-        (with_(source="json"), "source must be a mapping with texts as its keys, not a str"),
+        (with_(source="json"), "source must be a mapping with strings as its keys, not a str"),
         (with_(source={"kind": "json"}), r"source \(json\) needs exactly one of 'schema', 'inferred_schema'"),
         (with_(source={"kind": "json", "schema": "a INT", "inferred_schema": "/s"}), "exactly one of"),
-        (with_(source={"kind": "json", "schema": ""}), "source.schema must be a text"),
+        (with_(source={"kind": "json", "schema": ""}), "source.schema must be a string"),
         (with_(source={"kind": "json", "schema": "a INT", "new_fields": "ad"}), "'ad'; did you mean 'add'"),
-        (with_(source={"kind": "json", "schema": "a INT", "dedupe_by": "a"}), "dedupe_by must be a list of texts"),
+        (with_(source={"kind": "json", "schema": "a INT", "dedupe_by": "a"}), "dedupe_by must be a list of strings"),
         (
             with_(source={"kind": "json", "schema": "a TIMESTAMP", "timestamp_units": {"a": "seconds"}}),
             "must be one of s, ms, us, not 'seconds'",
@@ -55,10 +55,13 @@ def test_a_spec_becomes_its_parts() -> None:
         (with_(source={"kind": "s3-events", "format": "csv"}), r"source \(s3-events\) needs 'schema'"),
         (with_(sink={"kind": "delta"}), r"sink \(delta\) needs 'path'"),
         (with_(sink={"kind": "delta", "path": "/a", "partition": ["a"]}), "mean 'partition_by'"),
-        (with_(sink={"kind": "delta", "path": "/a", "partition_by": "a"}), "sink.partition_by must be a list of texts"),
-        (with_(sink={"kind": "delta", "path": "/a", "partition_by": [1]}), r"sink.partition_by\[0\] must be a text"),
+        (
+            with_(sink={"kind": "delta", "path": "/a", "partition_by": "a"}),
+            "sink.partition_by must be a list of strings",
+        ),
+        (with_(sink={"kind": "delta", "path": "/a", "partition_by": [1]}), r"sink.partition_by\[0\] must be a string"),
         (with_(rejects={"kind": "delta"}), r"rejects \(delta\) needs 'path'"),
-        (with_(spark_conf={"spark.jars": ["a.jar"]}), r"spark_conf\['spark.jars'\] must be a text, a number"),
+        (with_(spark_conf={"spark.jars": ["a.jar"]}), r"spark_conf\['spark.jars'\] must be a string, a number"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -68,7 +71,7 @@ def test_what_is_wrong_is_said(spec: Any, said: str) -> None:
 
 
 def test_text_that_is_no_json_is_said() -> None:
-    with pytest.raises(SpecError, match="the spec is no JSON"):
+    with pytest.raises(SpecError, match="the spec is not JSON"):
         IngestionSpec.parse_json("{")
 
 

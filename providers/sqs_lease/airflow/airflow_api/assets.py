@@ -36,7 +36,7 @@ class AssetState:
         self._store = AssetStateStoreAccessor(name=asset)
 
     async def get(self, key: str, *, patience_seconds: float = 0.0) -> Any:
-        """Return the value; None where there is none. With patience it is asked for again while no answer comes.
+        """Return the value; None if it does not exist. With patience the request is repeated while no answer comes.
 
         Raises:
             CommsError: There was no usable answer.
@@ -78,7 +78,7 @@ class TaskAssetState:
         self._store = AssetStateStoreAccessor(name=asset)
 
     def get(self, key: str) -> Any:
-        """Return the value; None where there is none.
+        """Return the value; None if it does not exist.
 
         Raises:
             CommsError: There was no usable answer.
@@ -98,5 +98,5 @@ class TaskAssetState:
             return method(**arguments)
         except AirflowRuntimeError as error:
             raise CommsError(
-                f"Airflow refused what it was asked about the state store of asset {self.asset!r}: {error}"
+                f"Airflow refused a request about the state store of asset {self.asset!r}: {error}"
             ) from error

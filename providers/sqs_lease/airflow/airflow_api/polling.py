@@ -1,16 +1,16 @@
-"""Reads task states for all triggers of a triggerer: one question a DAG and second, for all of its watched runs.
+"""Reads task states for all triggers of a triggerer: one question a second for each DAG, about all its watched runs.
 
-The supervisor that answers serves one request at a time, so triggers that asked each for itself would fill its time.
+The supervisor that answers serves one request at a time. If each trigger asked for itself, that would fill its time.
 The questions for several DAGs are asked side by side, a few at once, so that a DAG whose states take long to read
 delays no other. How often a DAG is asked for follows from what it costs and from what it brings:
 
 - after an answer, at least as long as the answer took passes before the next question;
-- the longer no state of a DAG changed, the more seldom it is asked for;
+- the longer a DAG's states stay the same, the less often they are read;
 - runs whose states take too long to read together are asked for in smaller groups.
 
-Beside this the signals of failed tasks come in, by one request for all triggers (:class:`SignalPoller`), and triggers
-take turns in reading the reports of single tasks, so that these do not keep the states waiting. :class:`StallWatch`
-tells when all of this stood still.
+Signals of failed tasks come in by a request of their own, one for all triggers (:class:`SignalPoller`). Triggers take
+turns in reading the reports of single tasks, so that the reports do not delay the states. :class:`StallWatch` tells
+when the whole process stood still.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ FetchStates: TypeAlias = Callable[[str, Sequence[str], Collection[str]], Awaitab
 POLL_SECONDS: Final = 1.0
 """Shortest pause between two questions for a DAG."""
 
-LONGEST_POLL_SECONDS: Final = 6.0
+LONGEST_POLL_SECONDS: Final = 7.0
 """Longest pause of this kind. The messages of a run that is cleared are held that much longer, at most."""
 
 LONGEST_UNSIGNALLED_SECONDS: Final = 2.0
-"""The same where nobody signals failures."""
+"""The same for a run that has no failure signals."""
 
 QUIET_SHARE: Final = 0.1
 """The pause as a share of how long no state changed: the end of work is seen after a tenth of its time, at most.
@@ -59,10 +59,10 @@ QUESTIONS_AT_ONCE: Final = 4
 """Questions under way at the same time, for all DAGs together."""
 
 MAX_RUNS_IN_REQUEST: Final = 100
-"""Runs named in one request: they travel in an address, whose length is limited."""
+"""Runs named in one request: they are part of a URL, whose length is limited."""
 
 READERS_AT_ONCE: Final = 4
-"""Reports of single tasks being read at once; what else is asked waits for no more of them, about 0.1 s."""
+"""Reports of single tasks that are read at once. Another request waits for at most that many, about 0.1 s."""
 
 
 class StateWatch:
@@ -73,9 +73,9 @@ class StateWatch:
         answers: How many answers there were so far.
         asked_at: When the question was asked whose answer is the newest, by the poller's clock.
         signals: The signals there are, by the newest answer.
-        turn: To be held while something else is asked of Airflow about a task.
+        turn: Hold it during any other request to Airflow about a task.
         stalls: When this process stood still.
-        longest_pause_seconds: Longest pause between two questions, but for slow answers.
+        longest_pause_seconds: Longest pause between two questions, unless answers are slow.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class StateWatch:
         self._states: TaskStates = {}
 
     async def next(self) -> TaskStates:
-        """Wait for the next answer, or for signals, and return the states. Without an answer this waits on."""
+        """Wait for the next answer, or for signals, and return the states. Keep waiting while no answer comes."""
         await self._changed.wait()
         self._changed.clear()
         return self._states
 
     def answered(self, states: TaskStates, asked_at: float) -> bool:
-        """Take in an answer, and return whether it is news. The poller calls this."""
+        """Take in an answer, and return whether it says anything new. The poller calls this."""
         is_news = self.answers == 0 or states != self._states
         self.answers += 1
         self.asked_at = asked_at
@@ -121,21 +121,21 @@ class StateWatch:
             self._changed.set()
 
     def acted_on(self, signals: Iterable[str]) -> None:
-        """Have signals removed, because what they say was taken in."""
+        """Have signals removed after their content was taken in."""
         self._signal_poller.done_with(signals)
 
     def finished(self) -> None:
-        """Have all further signals removed: there is nothing left that they could be about."""
+        """Have all further signals removed: no work is left that they could be about."""
         if self._signals_prefix is not None:
             self._signal_poller.finished(self._signals_prefix)
 
 
 class StatePoller:
-    """Asks for states while anybody watches, and tells each who watches.
+    """Asks for states while there are watches, and passes the answers to them.
 
     Args:
         fetch: How to ask; by default Airflow's supervisor is asked.
-        signal_poller: Who asks for signals.
+        signal_poller: Asks for signals.
         clock: Source of time for stalls; the machine's by default.
     """
 
@@ -168,9 +168,9 @@ class StatePoller:
             dag_id: The DAG.
             run_id: The run.
             task_ids: The tasks.
-            signals: With what the keys of signals begin that are to be watched as well; None: there are none.
-            longest_pause_seconds: Longest pause between two questions, where no state changed for long and answers
-                are quick. 6 s by default.
+            signals: The prefix of the keys of the signals to watch as well; None watches no signals.
+            longest_pause_seconds: Longest pause between two questions when no state has changed for long and answers
+                are quick. 7 s by default.
         """
         watch = StateWatch(
             frozenset(task_ids), longest_pause_seconds, self._turn, self._stalls, self._signal_poller, signals
@@ -198,7 +198,7 @@ class _Asking:
 
     Attributes:
         clock: The same.
-        turn: To be held during a question.
+        turn: Hold it during a question.
     """
 
     def __init__(self, fetch: FetchStates, clock: Clock) -> None:
@@ -211,7 +211,7 @@ class _Asking:
         """Ask one question.
 
         Raises:
-            CommsError: There was no usable answer; this was logged if all was well before.
+            CommsError: There was no usable answer. The first such error is logged.
         """
         try:
             answer = await self._fetch(dag_id, run_ids, task_ids)
@@ -227,7 +227,7 @@ class _Asking:
         return answer
 
     def forget(self, dag_id: str) -> None:
-        """A DAG is not asked for any more."""
+        """Stop tracking a DAG whose states are no longer read."""
         self._unanswered.discard(dag_id)
 
 
@@ -241,18 +241,18 @@ class _WatchedDag:
         self._newly_watched = asyncio.Event()
         self._news_at = asyncio.get_running_loop().time()
         self._runs_at_once = MAX_RUNS_IN_REQUEST
-        # In a context of its own: what it logs belongs to no single trigger.
+        # In a separate context: its log lines belong to no single trigger.
         self._task = asyncio.get_running_loop().create_task(
             self._poll(), name=f"sqs-lease task states of {dag_id}", context=Context()
         )
 
     def add(self, run_id: str, watch: StateWatch) -> None:
-        """Ask for the watch's states as well, from now on."""
+        """Start asking for the watch's states as well."""
         self._runs.setdefault(run_id, set()).add(watch)
         self._newly_watched.set()
 
     def remove(self, run_id: str, watch: StateWatch) -> bool:
-        """Ask for the watch's states no more, and return whether anything is left to ask for."""
+        """Stop asking for the watch's states, and return whether anything is left to ask for."""
         self._runs[run_id].discard(watch)
         if not self._runs[run_id]:
             del self._runs[run_id]
@@ -271,7 +271,7 @@ class _WatchedDag:
                 pause_seconds = max(pause_seconds, min(QUIET_SHARE * quiet_seconds, self._longest_pause_seconds()))
                 pause_seconds = max(pause_seconds, ended_at - began_at)
             while self._runs and (left := ended_at + pause_seconds - loop.time()) > 0:
-                # Who begins to watch does not wait for the next round.
+                # A new watch does not wait for the next round.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left):
                         await self._newly_watched.wait()
@@ -291,7 +291,7 @@ class _WatchedDag:
 
     async def _ask(self, run_ids: Sequence[str]) -> bool:
         async with self._asking.turn:
-            # As it is now, because time passed: who begins to watch during the question is not told its answer.
+            # Read again, because time passed: a watch that begins during the question does not get its answer.
             watched = {run_id: tuple(self._runs[run_id]) for run_id in run_ids if run_id in self._runs}
             if not watched:
                 return True
@@ -365,7 +365,7 @@ class FailureSignals:
         return f"{self.prefix}{self.work_task_ids.index(task_id)}.{map_index}"
 
     def instance(self, key: str) -> tuple[str, int] | None:
-        """Which task instance a key signals; None where it is none of these signals."""
+        """Which task instance a key signals; None if the key is not one of these signals."""
         index, _, map_index = key.removeprefix(self.prefix).partition(".")
         if not key.startswith(self.prefix) or not index.isdecimal() or int(index) >= len(self.work_task_ids):
             return None
@@ -378,7 +378,7 @@ class FailureSignals:
 SIGNAL_SECONDS: Final = 0.4
 """Pause between two requests while tasks fail: with it a failure is known here after 0.2 s on average."""
 
-QUIET_SIGNAL_SECONDS: Final = 0.8
+QUIET_SIGNAL_SECONDS: Final = 1.0
 """The same while none fails: each request costs Airflow's database two statements, also where nothing ever fails."""
 
 FAILURES_END_SECONDS: Final = 60.0
@@ -402,7 +402,7 @@ Listener: TypeAlias = Callable[[frozenset[str]], None]
 
 @dataclass(slots=True)
 class _Deletion:
-    """A signal that is to be gone: how often that was tried, and when to try it again, by the loop's clock."""
+    """A signal to delete: how often that was tried, and when to try again, by the loop's clock."""
 
     attempts: int = 0
     due_at: float = 0.0
@@ -412,7 +412,8 @@ class SignalPoller:
     """Asks for the signals of failed work tasks while anybody listens, and tells each listener about its own.
 
     Signals that were acted upon are deleted. Airflow may confirm that and do nothing, as with the variables of a team,
-    so a signal counts as deleted when it is not found any more. One that stays is left alone for longer and longer.
+    so a signal counts as deleted when a request no longer finds it. The deletion of a signal that stays is tried again,
+    after longer and longer pauses.
 
     Args:
         fetch: How to ask for the keys with a prefix; by default Airflow's supervisor is asked.
@@ -438,7 +439,7 @@ class SignalPoller:
         self._listeners.setdefault(prefix, []).append(listener)
         self._finished.pop(prefix, None)
         if self._task is None or self._task.done():
-            # In a context of its own: what it logs belongs to no single trigger.
+            # In a separate context: its log lines belong to no single trigger.
             self._task = asyncio.get_running_loop().create_task(
                 self._poll(), name="sqs-lease failure signals", context=Context()
             )
@@ -545,7 +546,7 @@ class StallWatch:
             self._beat_at = self._clock.now()
         self._users += 1
         if self._beating is None or self._beating.done():
-            # In a context of its own: it belongs to no single trigger.
+            # In a separate context: it belongs to no single trigger.
             self._beating = asyncio.get_running_loop().create_task(
                 self._beat(), name="sqs-lease stalls", context=Context()
             )
@@ -555,9 +556,9 @@ class StallWatch:
             self._users -= 1
 
     def last_ended_at(self) -> float:
-        """When the last stall ended, by the clock; minus infinity where there was none.
+        """When the last stall ended, by the clock; minus infinity if this process never stalled.
 
-        Whoever runs first after a stall finds it by this, even before the next beat.
+        The first caller after a stall learns of it here, even before the next beat.
         """
         now = self._clock.now()
         if now - self._beat_at > STALL_SECONDS:

@@ -224,7 +224,7 @@ async def publish(
         task: The trigger's own task: Airflow allows no other.
         key: The XCom's key.
         value: The value, before serialisation.
-        mapped_length: How many instances a task mapped over the value is expanded to; None where none is.
+        mapped_length: How many instances a task mapped over the value is expanded to; None without mapped tasks.
         patience_seconds: How long it is set again while no answer comes; 0 sets it once.
 
     Raises:
@@ -257,7 +257,7 @@ async def publish(
 
 
 async def pull(task: RunOfTask, key: str, *, map_index: int = UNMAPPED) -> Any:
-    """Read an XCom of any task of the DAG; None where there is none.
+    """Read an XCom of any task of the DAG; None if it does not exist.
 
     Raises:
         CommsError: There was no usable answer.
@@ -320,7 +320,7 @@ def mapped_over(expanded: Any) -> tuple[Any, str] | None:
         expanded: The mapped task or group.
 
     Returns:
-        The task and the key of its XCom; None where it is expanded over something else, or that cannot be told.
+        The task and the key of its XCom; None if it is expanded over something else, or over what is not known.
     """
     try:
         from airflow.sdk.definitions.xcom_arg import MapXComArg, PlainXComArg
@@ -388,7 +388,7 @@ class _StoredXCom(BaseXCom):
 
 
 async def _stored(task: RunOfTask, key: str, map_index: int) -> Any:
-    """An XCom as it is stored, with its ``key`` and ``value``; None where there is none."""
+    """An XCom as it is stored, with its ``key`` and ``value``; None if it does not exist."""
     return await ask(
         f"the XCom {key!r} of {task}",
         _StoredXCom.get_one,
@@ -401,12 +401,12 @@ async def _stored(task: RunOfTask, key: str, map_index: int) -> Any:
 
 
 async def _deserialised_by_backend(stored: Any) -> Any:
-    """What a backend of the user's own makes of a stored value; it may read it from another service."""
+    """The value that a custom XCom backend makes of a stored one; it may read it from another service."""
     try:
         async with asyncio.timeout(BACKEND_SECONDS):
             return await asyncio.to_thread(XCom.deserialize_value, stored)
     except Exception as error:
-        # What it raises is its own affair; to the trigger it is one answer that cannot be had now.
+        # A backend may raise anything; for the trigger it is a missing answer.
         raise CommsError(f"the XCom backend {XCom.__name__} cannot read {stored.key!r}: {error!r}") from error
 
 
@@ -429,7 +429,7 @@ async def ask(what: str, method: Callable[..., _T], /, *, for_all_triggers: bool
     except TimeoutError:
         raise NoAnswerError(f"Airflow gave no answer about {what} within {ANSWER_SECONDS:g} s") from None
     except AirflowRuntimeError as error:
-        raise CommsError(f"Airflow refused what it was asked about {what}: {error}") from error
+        raise CommsError(f"Airflow refused a request about {what}: {error}") from error
     except Exception as error:
         # The connection to the supervisor broke, or Airflow should not give this answer.
         raise CommsError(f"asking Airflow about {what} failed: {error!r}") from error
@@ -505,8 +505,8 @@ class RequestLimiter:
 
     The supervisor reads the log lines of triggers, too: 4 kB of them for each request that it serves, and none for the
     four seconds in which it loads the API server's code for its first answer. Airflow logs a line for each trigger
-    that starts. After some two hundred that were not read, the socket is full, and whoever logs next blocks the event
-    loop. So as long as many triggers start, nothing is asked.
+    that starts. After some two hundred that were not read, the socket is full, and the next log line blocks the event
+    loop. So while many triggers start, nothing is asked.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """How a run gets the batches of the events that started it: it asks the trigger, and waits to be named.
 
 Asked for are all batches whose events came to the run. Left out are those that another run has, those that a keeper
-has or had already (this task was cleared, or the batch came in two events), and those that are open no more: settled,
+has or had already (this task was cleared, or the batch came in two events), and those that are no longer open: settled,
 released, or lapsed while no triggerer ran.
 """
 
@@ -33,7 +33,7 @@ class Store(Protocol):
     """What runs need of the asset state store, see :class:`~sqs_lease.airflow.airflow_api.assets.TaskAssetState`."""
 
     def get(self, key: str) -> Any:
-        """Return the value of a key; None where there is none."""
+        """Return the value of a key; None if the key does not exist."""
 
     def put(self, key: str, value: Any) -> None:
         """Set the value of a key."""

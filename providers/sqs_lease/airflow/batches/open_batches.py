@@ -10,7 +10,7 @@ A batch goes through the stages of :class:`~sqs_lease.airflow.batches.protocol.S
 
 Everything that another process must know is in the registry (``protocol.py``) before it matters: a batch before its
 event is fired, a claim before the run may know of it. A trigger that takes over reads it, holds what waits and
-hands on what was claimed. Each start of a trigger names itself there, and one that is not named any more stops.
+hands on what was claimed. Each start of a trigger writes its name there, and stops when it finds another name.
 
 An event is fired again where no run claims its batch, because Airflow makes one run of all events up to the one that
 queued it. An event that comes while a run is queued, but not made yet (``max_active_runs``, a busy scheduler), belongs
@@ -78,7 +78,7 @@ FIRST_REMINDER_SECONDS: Final = 60.0
 """So long after its event a batch that nobody claimed gets it fired again; then after twice as long, and so on."""
 
 LONGEST_REMINDER_SECONDS: Final = 300.0
-"""The longest pause between two such events: a DAG that is not paused any more sees what waits after so long."""
+"""The longest pause between two such events: within it, a DAG that was unpaused sees the batches that wait."""
 
 FIRST_PAUSE_SECONDS: Final = 30.0
 """How long nothing is received after a batch came back unused; twice as long each time, until a keeper takes one."""
@@ -263,7 +263,7 @@ class OpenBatches:
             shared = self.open_batch(handed.policy)
             self.keepers.enter(entry.batch_id, shared, self)
             contents = [replace(messages[one.receipt.message_id], receipt=one.receipt) for one in lasting]
-            await adopt(shared.batch, from_wall_time(lasting, self.keepers.clock), contents, self.keepers.slices)
+            await adopt(shared.batch, from_wall_time(lasting, self.keepers.clock), contents, self.keepers.rounds)
         logger.info("Taking over batch %s of %s, which is %s", entry.batch_id, self.queue_url, entry.stage.value)
         held = _Held(shared, handed.policy)
         batch = _OpenBatch(entry, held, lease, Reminder.from_now(self.keepers.clock.now()))
@@ -279,7 +279,7 @@ class OpenBatches:
     async def _leave_unreadable(self, entry: RegisteredBatch, lease: Mapping[str, Any], error: PayloadError) -> None:
         """Serve the queue without a batch that cannot be held: nobody extends its leases, so it comes back soon."""
         logger.error(
-            "Leaving batch %s of %s alone, its messages come back when their visibility timeout ends: %s",
+            "Leaving batch %s of %s alone; its messages come back when their visibility timeout ends: %s",
             entry.batch_id,
             self.queue_url,
             error,
@@ -355,7 +355,7 @@ class OpenBatches:
     # Attending
 
     async def attend(self) -> None:
-        """Look after the open batches, for ever.
+        """Look after the open batches, without end.
 
         Raises:
             ReplacedError: Another trigger does.
@@ -365,7 +365,9 @@ class OpenBatches:
                 await self._look()
             except (CommsError, PayloadError) as error:
                 if not self._in_trouble:
-                    logger.warning("The registry of %s cannot be kept; leases are extended meanwhile: %s", self, error)
+                    logger.warning(
+                        "The registry of %s cannot be read or written; leases are extended meanwhile: %s", self, error
+                    )
                 self._in_trouble = True
             else:
                 self._in_trouble = False
@@ -528,7 +530,7 @@ class OpenBatches:
     async def _store(self, batch: _OpenBatch, held: _Held, *, patience_seconds: float = 0.0) -> None:
         """Store what is still held of a batch, in place of what was stored of it before."""
         batch_id = batch.entry.batch_id
-        leases, messages = await held_by(held.shared.batch, self.keepers.slices, self.keepers.clock)
+        leases, messages = await held_by(held.shared.batch, self.keepers.rounds, self.keepers.clock)
         handed = HandedLease(batch_id, self.queue_url, held.policy, self.connection, leases)
         batch.lease, published = await publishable(self.payload, handed, messages)
         if self.payload is None:
@@ -577,7 +579,7 @@ class OpenBatches:
                 await self._release(batch, held.shared)
 
     async def leave(self) -> None:
-        """Extend what waits once, and hold it no longer: a trigger that takes over finds it in the registry."""
+        """Extend the waiting batches once, and stop tracking them: the next trigger finds them in the registry."""
         ours = [(batch.entry.batch_id, held.shared) for batch, held in self._waiting() if held.shared.owner is self]
         await asyncio.gather(*(self.keepers.leave(batch_id, shared, Leaving.EXTEND) for batch_id, shared in ours))
 

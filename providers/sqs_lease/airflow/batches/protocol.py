@@ -108,7 +108,7 @@ class BatchEvent:
 
     @classmethod
     def decode(cls, extra: Mapping[str, Any] | None) -> Self | None:
-        """Build it from an asset event's ``extra``; None where that is no event of ours."""
+        """Build it from an asset event's ``extra``; None if the event is not one of this package."""
         payload = (extra or {}).get("payload")
         if not isinstance(payload, Mapping) or payload.get("kind") != EVENT_KIND:
             return None
@@ -124,7 +124,7 @@ class RegisteredBatch:
         messages: How many messages it was received with.
         received_at: When its event was fired first, in seconds since the epoch.
         stage: How far it has come.
-        claimant: Who has it; None while it waits.
+        claimant: The run that has it; None while it waits.
     """
 
     batch_id: str
@@ -139,7 +139,7 @@ class BatchRegistry:
     """What the trigger shows to runs, and to the trigger that takes over from it.
 
     Attributes:
-        owner: A name that each start of a trigger gives itself: who does not find its own any more was replaced.
+        owner: A name that each start of a trigger gives itself: a trigger that finds another name was replaced.
         queue_url: The queue.
         entries: The open batches by their ids, in the order of arrival.
     """
@@ -155,7 +155,7 @@ class BatchRegistry:
 
     @classmethod
     def decode(cls, plain: Mapping[str, Any] | None) -> Self | None:
-        """Build it from what :meth:`encode` returned; None is none."""
+        """Build it from what :meth:`encode` returned; return None for None."""
         if plain is None:
             return None
         entries = [
@@ -184,7 +184,7 @@ class Claim:
 
     @classmethod
     def decode(cls, plain: Mapping[str, Any] | None) -> Self | None:
-        """Build it from what :meth:`encode` returned; None, or nothing in it, is none."""
+        """Build it from what :meth:`encode` returned; return None for None or an empty mapping."""
         if not plain:
             return None
         return cls(Claimant(**plain["claimant"]), tuple(plain["batch_ids"]))

@@ -56,12 +56,12 @@ def _report(task_instance: Any, error: object) -> None:
     if not keepers:
         return
     # A thread, because a request of a task process cannot be given a time limit.
-    telling = Thread(
+    reporting = Thread(
         target=_tell, args=(task_instance, keepers, FailureReport.of(error)), name="sqs-lease failure", daemon=True
     )
-    telling.start()
-    telling.join(REPORT_SECONDS)
-    if telling.is_alive():
+    reporting.start()
+    reporting.join(REPORT_SECONDS)
+    if reporting.is_alive():
         logger.warning("Airflow did not take the report of this failure within %g s", REPORT_SECONDS)
 
 
@@ -76,7 +76,7 @@ def _keepers_of(task: Any) -> list[SqsLeaseKeeperOperator]:
 
 
 def _counts_as_running(task_instance: Any) -> bool:
-    """Whether nobody cleared or marked the task meanwhile: Airflow ends its process then, and that is no failure."""
+    """Whether the task counts as running. Airflow also ends the process of a task that a user cleared or marked."""
     map_index = task_instance.map_index
     states = task_instance.get_task_states(
         dag_id=task_instance.dag_id,
@@ -95,7 +95,7 @@ def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: Fai
     try:
         if not _counts_as_running(task_instance):
             return
-        # First the report, so that whoever sees the signal finds it.
+        # The report comes first: a keeper that sees the signal must find it.
         task_instance.xcom_push(key=FAILURE_KEY, value=report.encode())
         if not (triggers_are_supported() and triggerer_deletes_variables()):
             return  # Nobody looks for signals: the keeper sees the task's state, and finds the report then.

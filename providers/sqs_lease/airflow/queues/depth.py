@@ -1,7 +1,7 @@
 """The task that waits until a queue is deep, or shallow, enough; and its trigger.
 
 SQS gives approximate counts. The age of the oldest message is a metric of CloudWatch, which is a minute or more behind.
-It is read only where a bound for it is set: that needs a permission of its own.
+It is read only if a bound for it is set, because it needs another permission.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COUNTS: Final = ("visible", "in_flight", "delayed")
 """The counts that SQS gives of a queue."""
 
 SHORTEST_POKE_SECONDS: Final = 1.0
-"""A trigger pauses so long between two looks, however small ``poke_interval`` is."""
+"""Shortest pause of a trigger between two looks, even if ``poke_interval`` is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +70,20 @@ class DepthBounds:
         """Check the values.
 
         Raises:
-            ValueError: A bound is out of range, there is none, or none can be met.
+            ValueError: A bound is out of range, no bound is given, or no queue can meet the bounds.
         """
         bounds = (self.at_least, self.at_most, self.oldest_at_least_seconds, self.oldest_at_most_seconds)
         if bounds == (None,) * len(bounds):
             raise ValueError(f"{task_id!r} waits for nothing: set at_least, at_most, oldest_at_least or oldest_at_most")
         for name, bound in (("at_least", self.at_least), ("at_most", self.at_most)):
             if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
-                raise ValueError(f"{name} of {task_id!r} must be a whole number of messages, not {bound!r}")
+                raise ValueError(f"{name} of {task_id!r} must be a number of messages (an integer), not {bound!r}")
         if not self.counts or not set(self.counts) <= set(COUNTS):
             raise ValueError(f"counts of {task_id!r} must be one or more of {', '.join(COUNTS)}, not {self.counts!r}")
         if not _fits(self.at_least, self.at_most) or not _fits(
             self.oldest_at_least_seconds, self.oldest_at_most_seconds
         ):
-            raise ValueError(f"{task_id!r} waits for what cannot be: a lower bound is above its upper bound")
+            raise ValueError(f"{task_id!r} can never succeed, because a lower bound is above its upper bound")
 
     def hold(self, depth: Depth) -> bool:
         """Whether all bounds hold."""
@@ -114,7 +114,7 @@ class Depth:
         visible: Approximate number of messages that can be received.
         in_flight: Approximate number of messages that are being worked on.
         delayed: Approximate number of messages whose delay still runs.
-        oldest_seconds: Age of the oldest message by CloudWatch; None where that was not asked, or has no value.
+        oldest_seconds: Age of the oldest message by CloudWatch; None if CloudWatch was not asked, or has no value.
     """
 
     visible: int
@@ -317,7 +317,7 @@ class SqsQueueDepthTrigger(QueueTrigger):
         if not self.bounds.need_age:
             return _depth(attributes, None)
         try:
-            with _telling_of_cloudwatch(attributes.arn):
+            with _translate_cloudwatch_errors(attributes.arn):
                 if self._cloudwatch is None:
                     # Importing the hook, reading the connection and loading the service's model all block.
                     making = await asyncio.to_thread(cloudwatch_client, self.connection, attributes.arn)
@@ -358,18 +358,18 @@ async def _attributes(transport: Transport, queue: str) -> QueueAttributes:
 
 
 async def _oldest_age(making: Any, arn: str, clock: Clock) -> float | None:
-    with _telling_of_cloudwatch(arn):
+    with _translate_cloudwatch_errors(arn):
         async with making as client:
             return await _newest_age(client, arn, clock)
 
 
 async def _newest_age(client: Any, arn: str, clock: Clock) -> float | None:
-    """The newest value of the metric, in seconds; None where there is none."""
+    """The newest value of the metric, in seconds; None if CloudWatch has no value."""
     return oldest_age_seconds(await client.get_metric_statistics(**oldest_age_request(arn, clock.wall())))
 
 
 @contextmanager
-def _telling_of_cloudwatch(arn: str) -> Iterator[None]:
+def _translate_cloudwatch_errors(arn: str) -> Iterator[None]:
     """Turn what a client of CloudWatch raises into errors that name the queue, and a missing permission."""
     try:
         yield

@@ -13,9 +13,9 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
+from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
 from sqs_lease.airflow.links import SqsQueueLink
-from sqs_lease.airflow.runtime import DEFERRAL_SECONDS, SharedKeeper, TriggererKeepers, carried_out, triggerer_keepers
+from sqs_lease.airflow.runtime import DEFERRAL_SECONDS, SharedKeeper, TriggererKeepers, shielded, triggerer_keepers
 from sqs_lease.keeper.outcome import FAILED, TIMED_OUT, OutcomeError
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import queue_reference
@@ -114,7 +114,7 @@ class QueueTrigger(BaseTrigger):
     Args:
         queue: The queue's URL, name or ARN.
         deferred_at: When the task deferred, in seconds since the epoch.
-        ends_at: Until when the work may take, in the same; None for ever.
+        ends_at: When the work must end, by the same clock; None for no limit.
         connection: The attributes of :class:`~sqs_lease.airflow.aws_connection.AwsConnection`.
     """
 
@@ -150,7 +150,7 @@ class QueueTrigger(BaseTrigger):
         await asyncio.sleep(max(0.0, self.deferred_at + DEFERRAL_SECONDS - keepers.clock.wall()))
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
-    @carried_out
+    @shielded
     async def cleanup(self) -> None:
         """Give the triggerer's client back."""
         if self._keepers is not None and self._shared is not None:
@@ -159,7 +159,7 @@ class QueueTrigger(BaseTrigger):
 
     async def _acquire(self, keepers: TriggererKeepers) -> SharedKeeper:
         if self._shared is None:
-            with telling_of_aws(self.queue):
+            with translate_aws_errors(self.queue):
                 self._shared = await keepers.acquire(self.connection)
         return self._shared
 

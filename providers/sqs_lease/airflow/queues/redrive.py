@@ -1,9 +1,9 @@
 """The task that moves messages out of a dead-letter queue, and its triggers.
 
 Without a filter the service does the work, by a *move task* (``StartMessageMoveTask``): the task starts it on a worker,
-and its trigger follows it. Whoever follows knows the move task by its handle, so another triggerer
+and its trigger follows it. The trigger knows the move task by its handle, so another triggerer
 can take over. The service has no filter. With one, the messages are received with a lease, and those that match are
-sent and then deleted (:mod:`sqs_lease.keeper.moving`); another triggerer that takes over begins anew with what is left.
+sent and then deleted (:mod:`sqs_lease.keeper.moving`); a triggerer that takes over starts again with what is left.
 
 A move task is cancelled when its time is up, when it cannot be followed, and when a user marks or clears its task. It
 goes on when a triggerer stops, and when Airflow does not say what became of the task.
@@ -25,7 +25,7 @@ from sqs_lease.airflow.airflow_api.requests import CommsError, run_of, state_key
 from sqs_lease.airflow.queues.queue_task import TRIGGERER_MARGIN, QueueTask, QueueTrigger, is_final
 from sqs_lease.airflow.queues.worker_calls import WorkerCalls
 from sqs_lease.airflow.receiving.collector import takeover_seconds
-from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, carried_out
+from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, shielded
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.keeper.endings import cancelled_once
@@ -235,7 +235,7 @@ class SqsMoveTaskTrigger(QueueTrigger):
         super().__init__(**common)
         self.started = StartedMove(source_arn, started_after, handle)
 
-    @carried_out
+    @shielded
     async def on_kill(self) -> None:
         """Cancel the move task, unless its Airflow task is deferred still: then another triggerer follows it."""
         keepers = self._keepers

@@ -1,4 +1,4 @@
-"""Calls of a task that does not defer: a transport in a thread of its own, whose loop the task's thread waits for."""
+"""Calls of a task that does not defer: a transport in a separate thread, whose loop the task's thread waits for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Self, TypeVar
 
-from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, telling_of_aws
+from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
 from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.loop_thread import LoopThread
 from sqs_lease.sqs.move_tasks import RedriveTransport
@@ -27,7 +27,7 @@ class WorkerCalls:
     """
 
     def __init__(self, connection: AwsConnection, queue: str) -> None:
-        with telling_of_aws(queue):
+        with translate_aws_errors(queue):
             # In this thread: Airflow's connections are read through the task's own channel.
             self._transport = make_transport(connection)
         self._thread = LoopThread(f"sqs-lease {queue}")
@@ -70,7 +70,7 @@ class WorkerCalls:
         return self._thread.run(known())
 
     def cancel(self) -> None:
-        """Begin no more work, cancel what is under way, and wait for its end; a signal handler may call this."""
+        """Refuse new work, cancel the work under way, and wait for its end; a signal handler may call this."""
         self._is_cancelled = True
         if self._work is not None:
             self._thread.run(cancelled_once(self._work))

@@ -118,11 +118,11 @@ class Collector:
 
     @classmethod
     async def open(cls, options: CollectOptions, transport: Transport, clock: Clock) -> Collector:
-        """Look the queue up, and find out how its messages are to be held.
+        """Look up the queue, and decide how to hold its messages.
 
         Raises:
             SqsError: The queue cannot be used.
-            ValueError: An option is out of range, or is no name of a queue.
+            ValueError: An option is out of range, or ``queue`` is not a queue name, URL or ARN.
         """
         queue_url = await transport.queue_url(options.queue)
         attributes = await transport.queue_attributes(queue_url)
@@ -162,7 +162,7 @@ class Collector:
 
         try:
             while not self._stopped:
-                # A receiver that was stopped receives no more: the last batch, or one that was lost, ended by its size.
+                # A stopped receiver does not start again: the last batch, or one that was lost, ended by its size.
                 self._receiver = self._open_receiver()
                 self._bytes_left = most_bytes
                 collected = await self._receiver.collect(
@@ -200,7 +200,7 @@ class Collector:
         await self._settle(batch, settlements, _CANNOT_BE_USED)
 
     def stop(self) -> None:
-        """Receive no more: a collection under way ends with what it has, once its polls were answered."""
+        """Stop receiving: a collection under way ends with what it has, once its polls are answered."""
         self._stopped = True
         self._receiver.stop()
 
@@ -313,7 +313,7 @@ class Collector:
         aside: Batch,
         what: str,
     ) -> None:
-        """Begin to settle messages that are no part of the batch."""
+        """Begin to settle messages that do not go into the batch."""
         hold(aside, messages)
         settling = asyncio.get_running_loop().create_task(self._settle(aside, settlements, what))
         self._settling.add(settling)
@@ -400,7 +400,7 @@ def with_visibility(policy: _Policy, queue_seconds: float = 0.0) -> _Policy:
 
 
 def takeover_risk(policy: RenewalPolicy) -> str | None:
-    """Say why leases could run out during a takeover, for people; None where they outlive it, or are never extended.
+    """Say why leases could run out during a takeover, for people; None if they outlive it, or are never extended.
 
     Args:
         policy: The policy, with its visibility timeout.
@@ -460,7 +460,7 @@ class ReceiveOptions:
 
     @property
     def most_bytes(self) -> int | None:
-        """The size at which the batch ends, in bytes; None where it is stored."""
+        """The size at which the batch ends, in bytes; None if it is stored."""
         return INLINE_BYTES if self.payload is None else None
 
     def collecting(self) -> CollectOptions:

@@ -83,7 +83,7 @@ class MessageFilter:
         Raises:
             ValueError: The kind does not exist, an option is missing or is not for this kind, the expression is not
                 JSONPath, or the function cannot be used.
-            TypeError: The match values are no collection of JSON values.
+            TypeError: The match values are not a collection of JSON values.
         """
         if kind is None:
             if match_values is not None or expression is not None:
@@ -146,7 +146,7 @@ def _find_in_body(kind: str, expression: str) -> Callable[[Message], list[Any]]:
         parsed = parse_extended(expression) if kind == JSONPATH_EXTENDED else parse(expression)
     except Exception as error:
         # The library raises bare exceptions besides its own.
-        raise ValueError(f"message_filtering_config is no JSONPath expression, {expression!r}: {error}") from error
+        raise ValueError(f"message_filtering_config is not a JSONPath expression, {expression!r}: {error}") from error
 
     def find(message: Message) -> list[Any]:
         try:
@@ -241,7 +241,7 @@ def check_unmatched(rule: object) -> UnmatchedRule:
     """Return the rule for messages that do not match, if it is one.
 
     Raises:
-        TypeError: It is none.
+        TypeError: ``rule`` is not a failure rule.
         ValueError: It makes them visible at once, to be received again by the same sensor.
     """
     if not isinstance(rule, FailureRule | DiscardRule):
@@ -258,7 +258,7 @@ def encode_unmatched(rule: UnmatchedRule) -> dict[str, Any]:
     """Return the rule as plain values.
 
     Raises:
-        TypeError: It is none of the known rules.
+        TypeError: ``rule`` is not one of the known rules.
     """
     return {"on_failure": _DISCARD} if isinstance(rule, DiscardRule) else encode_failure_rule(rule)
 

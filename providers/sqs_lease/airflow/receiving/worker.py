@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, telling_of_aws
+from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
 from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.transfer.lease import HandedLease
 from sqs_lease.airflow.transfer.payload import (
@@ -58,7 +58,7 @@ class WorkerLease:
         batch: The batch, once it is being received.
         lease: The lease as plain values, once it was made publishable.
         leases: The leases then, in the order of the messages.
-        listener: Who else is told what happens to the leases, in the background thread.
+        listener: Is told what happens to the leases as well, in the background thread.
 
     Args:
         options: What to receive, and how to hold it.
@@ -76,7 +76,7 @@ class WorkerLease:
         self.listener: EventListener | None = None
         self._lease_log = LeaseLog(options.queue)
         self._collector: Collector | None = None
-        with telling_of_aws(options.queue):
+        with translate_aws_errors(options.queue):
             # In this thread: Airflow's connections are read through the task's own channel.
             self._transport: Transport = make_transport(AwsConnection.decode(options.connection))
         self.thread = LoopThread(f"sqs-lease {options.queue}")
@@ -106,7 +106,7 @@ class WorkerLease:
 
         Raises:
             SqsError: The queue cannot be received from.
-            ValueError: It is no queue.
+            ValueError: ``queue`` is not a queue name, URL or ARN.
             GivenBackError: The batch was given back meanwhile, with all that was still on its way.
         """
         return self.thread.run(self._receive(wait_seconds))
@@ -131,7 +131,7 @@ class WorkerLease:
         self.thread.run(self._extend_for(seconds))
 
     def give_back(self) -> None:
-        """Receive no more, and make visible again what is held; what was stored of it is removed.
+        """Stop receiving, make the held messages visible again, and remove what was stored of them.
 
         It may be called by a signal handler in the middle of any other method: a poll of :meth:`receive` that is under
         way then ends in its time, and what it brings is given back as well.
@@ -140,7 +140,7 @@ class WorkerLease:
         remove_batch(self.lease)
 
     def close(self) -> None:
-        """Hold nothing any more, without a call; the leases stand as they are."""
+        """Stop tracking all leases, without a call; they last until their deadlines."""
         try:
             self.thread.run(self._close())
         finally:
@@ -247,7 +247,7 @@ def give_back_handed(lease: Mapping[str, Any]) -> str:
     """
     try:
         handed = read_leases(lease)
-        with telling_of_aws(handed.queue_url):
+        with translate_aws_errors(handed.queue_url):
             transport = make_transport(handed.connection)
         thread = LoopThread(f"sqs-lease {handed.queue_url}")
         try:

@@ -24,7 +24,7 @@ def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str) -> list[
         receive_task_id: The sensor whose messages they work on.
 
     Raises:
-        ValueError: There are none, one is not in the DAG, or two could not be told apart by their states.
+        ValueError: No task is named, one is not in the DAG, or the states of two cannot be told apart.
     """
     work = []
     for task_id in task_ids:
@@ -60,7 +60,7 @@ def continues_messages(task: Any, receive_task_id: str) -> bool:
 
 
 def _one_source(task: Any) -> Any:
-    """The task whose return value another one is expanded over, item by item; None where that is not so simple."""
+    """The task whose return value another one is expanded over, item by item; None for any other expansion."""
     # A mapped task in a mapped group does not exist (yet), so one of the two is all there is.
     expanded = task if task.is_mapped else _mapped_group(task)
     source = None if expanded is None else mapped_over(expanded)

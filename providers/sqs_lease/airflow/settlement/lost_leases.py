@@ -51,8 +51,8 @@ def encode_on_lost(on_lost: object) -> str | dict[str, Any]:
     """Return it as plain values, as the trigger takes it.
 
     Raises:
-        ValueError: It is a word that means nothing.
-        TypeError: It is something else, or the callback's arguments are no plain values.
+        ValueError: It is an unknown word.
+        TypeError: It is not a word or a callback, or the callback's arguments are not plain values.
     """
     if on_lost in (WARN, FAIL):
         return str(on_lost)

@@ -72,7 +72,7 @@ class InstanceReport:
     Attributes:
         failed_ids: The messages that it failed.
         errors: The qualified names of the class of the exception that it failed with, and of those that this
-            derives from; empty where no exception is known.
+            derives from; empty if no exception is known.
         reasons: Why it failed single messages, as far as it said so.
     """
 
@@ -88,7 +88,7 @@ class Failure:
     Attributes:
         reason: For people, the same for all messages that failed in the same way.
         errors: As in :class:`InstanceReport`.
-        detail: What the work said of this message alone; empty where it said nothing.
+        detail: What the work said of this message alone; empty if it said nothing.
     """
 
     reason: str
@@ -205,7 +205,7 @@ class Judgement:
         return not self._one_by_one and common.pending and common.failed is None and not self._ended.named
 
     def on(self, held: Iterable[int]) -> Decision:
-        """Decide on the messages at some positions; this costs no more than these."""
+        """Decide on the messages at some positions; the cost depends on these positions only."""
         delete: list[int] = []
         release: list[int] = []
         fail: dict[int, Failure] = {}
@@ -235,7 +235,7 @@ class Judgement:
 
 
 def tasks_one_by_one(work: Iterable[WorkTask], messages: int, states: TaskStates) -> Sequence[WorkTask]:
-    """The tasks whose map index ``i`` works on message ``i`` alone, as far as their instances show by now."""
+    """The tasks whose map index ``i`` works on message ``i`` alone, as far as their instances show so far."""
     return [task for task in work if _is_one_by_one(task, messages, states)]
 
 
@@ -261,7 +261,7 @@ def affected(work: Sequence[WorkTask], messages: int, before: TaskStates, states
 
 @dataclass(slots=True)
 class _Standing:
-    """What a number of task instances say together of the messages that they concern."""
+    """What several task instances together say about their messages."""
 
     failed: Failure | None = None
     never_done: Failure | None = None
@@ -270,7 +270,7 @@ class _Standing:
 
 
 class _Ended:
-    """Takes in task instances one after the other: what their states and their reports say."""
+    """Takes in the states and reports of task instances, one after the other."""
 
     def __init__(
         self, reports: Mapping[InstanceKey, InstanceReport], *, read_failures: bool, by_exception: bool
@@ -319,7 +319,7 @@ class _Ended:
 
 
 def _is_one_by_one(task: WorkTask, messages: int, states: TaskStates) -> bool:
-    """Whether map index ``i`` of a task is message ``i``, as far as its instances show by now."""
+    """Whether map index ``i`` of a task is message ``i``, as far as its instances show so far."""
     if not task.per_message:
         return False
     # Before it was expanded it stands under its own name, and concerns all in the same way.
@@ -362,7 +362,7 @@ REFUSALS: Final = "refusals"
 
 
 def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> str | None:
-    """Return why the keeper of a batch fails, for people; None where it does not.
+    """Return why the keeper of a batch fails, for people; None if it does not.
 
     Args:
         report: The lease report.

@@ -44,7 +44,7 @@ from sqs_lease.airflow.settlement.rules import (
     tasks_one_by_one,
 )
 from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Certainty, Progress, counts_of
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.core.failure_rules import (
@@ -64,8 +64,8 @@ from sqs_lease.core.failure_rules import (
 from sqs_lease.core.group_order import hold_back, ready
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.keeper.gathered_log import GatheredLog
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ _OUTCOMES: Final[Mapping[type, Outcome]] = {
 
 
 class Settler:
-    """Decides on one batch and carries it out, until nothing of it is held any more.
+    """Decides on the messages of one batch and settles them, until no lease is left.
 
     Args:
         task: The keeper's task.
@@ -109,7 +109,7 @@ class Settler:
         clock: Source of time.
         inherited: What another process settled and counted before.
         settle_after: Nothing is settled before this time of the clock.
-        signals: By what signals the workers tell of failures; None if they do not tell of them at all.
+        signals: The signals by which workers report failures; None if they do not report them.
         ordered: Whether the messages of a FIFO group are settled in their order.
     """
 
@@ -148,7 +148,7 @@ class Settler:
         self._held_back: frozenset[int] = frozenset()  # decided, but behind others of their group
         self._progress = dict(inherited.settled)
         self._noted = Progress(self._progress, batch_id=inherited.batch_id, counts=inherited.counts)
-        self._certainty = Certainty(batch, clock)
+        self._deadline_note = DeadlineNote(batch, clock)
         self._unwritten = False
         self._reports = WorkReports(task, work, self._message_ids)
         self._errors_matter = isinstance(on_failure, ByExceptionRule | DeadLetterRule)
@@ -177,7 +177,7 @@ class Settler:
                 states = await watch.next()
                 if self._may_settle(states, watch):
                     await self._look(states, watch)
-                    await self._note_certainty()
+                    await self._note_deadlines()
             if self._settling:
                 await asyncio.gather(*self._settling)
             if self._unwritten:
@@ -214,10 +214,10 @@ class Settler:
             case Lost():
                 self._ended(event.receipt, Outcome.LOST)
             case Lapsed():
-                self._unwritten = True  # whoever resumes the keeper is to count it
+                self._unwritten = True  # a keeper that resumes must count it
 
     def _ended(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Note how a lease ended: nobody who resumes the keeper may extend it, and it counts there.
+        """Note how a lease ended: a keeper that resumes counts it and must not extend it.
 
         What was written ahead is corrected where SQS did something else.
         """
@@ -269,7 +269,7 @@ class Settler:
     def _may_settle(self, states: TaskStates, watch: StateWatch) -> bool:
         """Whether this process is certainly the one that holds the batch.
 
-        A keeper that is not deferred any more was cleared or marked, or ended in another triggerer while this
+        A keeper that is no longer deferred was cleared or marked, or ended in another triggerer while this
         one stood still. After a stall only what was asked since counts, however long the answer took.
         """
         stalled_until = watch.stalls.last_ended_at()
@@ -319,13 +319,13 @@ class Settler:
                     async with turn:
                         await self._reports.read(instance, states)
                 except CommsError as error:
-                    logger.warning("What %s[%d] said of its messages cannot be read yet: %s", *instance, error)
+                    logger.warning("The failure report of %s[%d] cannot be read yet: %s", *instance, error)
                     self._unread |= dict.fromkeys(instances[number:])
                     return
             positions = self._concerned(instances, states)
 
     def _next_unread(self, states: TaskStates) -> Sequence[InstanceKey]:
-        """Some instances whose reports are to be read next."""
+        """Some instances whose reports to read next."""
         instances: list[InstanceKey] = []
         while self._unread and len(instances) < READS_AT_ONCE:
             instance, _ = self._unread.popitem()
@@ -395,7 +395,7 @@ class Settler:
                 if self._open.pop(position, _ENDED) is not _ENDED:
                     self._progress[position] = _OUTCOMES[type(settlements[position])]
             await asyncio.sleep(0)
-        # Ahead of the calls: whoever resumes the keeper must not extend these again.
+        # Before the calls: a keeper that resumes must not extend these again.
         await self._write_progress()
         for some in _slices(positions):
             settling = asyncio.get_running_loop().create_task(
@@ -428,7 +428,7 @@ class Settler:
         reason = f"{failure.reason} in run {self._task.run_id} of DAG {self._task.dag_id}"
         return rule.settlement(
             receive_count=self._leases[position].receive_count,
-            # First what was said of this message: a reason that is too long is cut off at its end.
+            # The message's own detail comes first: a reason that is too long is cut off at its end.
             reason=f"{failure.detail} ({reason})" if failure.detail else reason,
             random=self._random,
         )
@@ -437,22 +437,22 @@ class Settler:
         try:
             await self._publish_progress()
         except CommsError as error:
-            logger.warning("The keeper's progress cannot be written down; settling all the same: %s", error)
+            logger.warning("The keeper's progress cannot be written; messages are settled anyway: %s", error)
 
-    async def _note_certainty(self) -> None:
-        """After extensions, write down how long the leases last now: who takes over may then release them."""
-        if not self._certainty.is_news() and not self._unwritten:
+    async def _note_deadlines(self) -> None:
+        """After extensions, write how long the leases last now: a process that takes over may then release them."""
+        if not self._deadline_note.is_due() and not self._unwritten:
             return
         try:
             self.progress()
             await self._publish_progress()
         except CommsError as error:
-            logger.warning("How long the leases last cannot be written down; they are extended all the same: %s", error)
+            logger.warning("The deadline of the leases cannot be written; they are extended anyway: %s", error)
 
     def progress(self) -> Progress:
-        """What was settled, how long the leases last and what was counted, as it is now."""
+        """The progress now: what was settled, how long the leases last, and the counts."""
         counts = counts_of(self._batch, self._inherited.counts)
-        self._noted = Progress(self._progress, self._certainty.until(), self._inherited.batch_id, counts)
+        self._noted = Progress(self._progress, self._deadline_note.until(), self._inherited.batch_id, counts)
         return self._noted
 
     async def _publish_progress(self) -> None:

@@ -35,15 +35,15 @@ from typing import Final
 from sqs_lease.airflow.airflow_api.polling import POLL_SECONDS, StateWatch
 from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, TaskStates, publish
 from sqs_lease.airflow.runtime import SharedBatch, TriggererKeepers
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Certainty, Progress, counts_of, read_takeover
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of, read_takeover
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.keeper.batch import Batch
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, RoundLimiter
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import to_wall_time
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ ADOPTION_SECONDS: Final = 2.0
 TAKEOVER_SECONDS: Final = 5.0
 """How long a trigger that took a batch over from another process waits before it settles anything.
 
-By then the other process has read of the takeover, and extends no more what is released here.
+By then the other process has read the takeover, and no longer extends what is released here.
 """
 
 LONGEST_PAUSE_SECONDS: Final = 10.0
@@ -83,11 +83,11 @@ class HandOff:
     Args:
         keepers: What the triggers of this process share.
         batch_id: The name by which the keeper's trigger claims the batch.
-        shared: The batch; whoever made it gives it away by this.
+        shared: The batch; its creator gives up ownership here.
         keeper_task: The task whose trigger is to take the batch.
         timeout_seconds: The hand-off timeout.
         released: Called after the batch was released, when nobody needs anything that was stored with it.
-        receive_task: The task that received, where clearing it means that the batch is not wanted any more; None
+        receive_task: The task that received, if clearing it means that the batch is no longer wanted; None
             also writes no notes.
         progress: Gives what a keeper's trigger left to write down; by default nothing was settled yet.
     """
@@ -110,7 +110,7 @@ class HandOff:
         self._timeout_seconds = timeout_seconds
         self._released = released
         self._receive_task = receive_task
-        self._certainty = Certainty(shared.batch, keepers.clock)
+        self._deadline_note = DeadlineNote(shared.batch, keepers.clock)
         self._progress = self._nothing_settled if progress is None else progress
         self._first_notes_go_to = receive_task if progress is None else None
         self._lease_log = LeaseLog(shared.batch.queue_url)
@@ -128,7 +128,7 @@ class HandOff:
         """Begin to hold the batch, from the event loop."""
         self._shared.listener = self._lease_log.happened
         self._keepers.enter(self._batch_id, self._shared, self)
-        # Counted before whoever received the batch gives up its own use of the keeper.
+        # Counted before the trigger that received the batch gives up its own use of the keeper.
         self._shared.shared_keeper.users += 1
         return self._keepers.loop.create_task(
             self._run(), name=f"sqs-lease hand-off to {self._keeper_task}", context=Context()
@@ -138,7 +138,7 @@ class HandOff:
         try:
             await self._hold()
         except asyncio.CancelledError:
-            # The triggerer stops. Whoever takes over needs time: this is the most that can be given.
+            # The triggerer stops. One last extension gives the next holder as much time as possible.
             if self._is_ours():
                 await self._keepers.leave(self._batch_id, self._shared, Leaving.EXTEND)
             raise
@@ -161,7 +161,7 @@ class HandOff:
                 if self._state == "deferred" or self._ended_at is not None:
                     await self._wait_for_trigger(watch, now, ends_at)
                 elif now < ends_at:
-                    if self._certainty.is_news():
+                    if self._deadline_note.is_due():
                         await self._note(self._first_notes_go_to)
                 elif self._state == "running" or self._deferred_at is not None:
                     self._forget("its keeper took it over, or is about to")
@@ -209,7 +209,7 @@ class HandOff:
         if takeover is not None:
             self._forget("its keeper's trigger runs in another triggerer")
         elif self._ended_at is None:
-            if self._certainty.is_news() or not self._noted_for_trigger:
+            if self._deadline_note.is_due() or not self._noted_for_trigger:
                 self._noted_for_trigger = True
                 await self._note(None if self._receive_task is None else self._keeper_task)
             if now >= ends_at and not self._warned:
@@ -232,19 +232,19 @@ class HandOff:
         try:
             await publish(task, PROGRESS_KEY, self._progress().encode(), patience_seconds=0)
         except CommsError as error:
-            logger.warning("How long the leases of %s last cannot be written down: %s", self._keeper_task, error)
+            logger.warning("The deadline of the leases of %s cannot be written: %s", self._keeper_task, error)
 
     def _nothing_settled(self) -> Progress:
         batch = self._shared.batch
         return Progress(
-            certain_until=self._certainty.until(), batch_id=self._batch_id, counts=counts_of(batch, before={})
+            certain_until=self._deadline_note.until(), batch_id=self._batch_id, counts=counts_of(batch, before={})
         )
 
     def _is_ours(self) -> bool:
         return self._shared.owner is self
 
     def _forget(self, why: str) -> None:
-        logger.info("Batch %s of %s is not held here any more: %s", self._batch_id, self._keeper_task, why)
+        logger.info("Batch %s of %s is no longer held here: %s", self._batch_id, self._keeper_task, why)
         self._keepers.remove(self._batch_id, self._shared)
         self._shared.owner = None
 
@@ -299,7 +299,7 @@ class GatheredParts:
 async def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner: object) -> GatheredParts:
     """Become the owner of the parts that are held in this process, and dissolve them.
 
-    Whoever held a part sees that it owns it no more. The leases are held by nobody afterwards: the caller must
+    The former owners see that they no longer own their parts. Afterwards nothing holds the leases: the caller must
     put them into a batch of its own before it awaits anything but its turn.
 
     Args:
@@ -314,7 +314,7 @@ async def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner
         shared = keepers.claim(part_id, owner, _ignore)
         if shared is None:
             continue
-        await keepers.slices.take(shared.batch.count_held())
+        await keepers.rounds.take(shared.batch.count_held())
         leases.update((lease.receipt, lease) for lease in shared.batch.leases())
         messages += shared.batch.messages()
         ended.update(shared.batch.outcomes())
@@ -323,41 +323,41 @@ async def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner
 
 
 def _ignore(event: LeaseEvent) -> None:
-    """A part that is being dissolved has nobody to tell."""
+    """Do nothing: a part that is being dissolved has no listener."""
 
 
-async def held_by(batch: Batch, turns: Turns, clock: Clock) -> tuple[list[Lease], list[Message]]:
+async def held_by(batch: Batch, rounds: RoundLimiter, clock: Clock) -> tuple[list[Lease], list[Message]]:
     """Return the leases that a batch still holds, in times since the epoch, and their messages in the same order.
 
     Args:
-        batch: The batch; what ends meanwhile may be left out or not, but both lists are of the same messages.
-        turns: Where slices take their turns.
+        batch: The batch. Leases that end meanwhile may be missing, but both lists name the same messages.
+        rounds: Shares the rounds of the event loop among slices of work.
         clock: The batch's clock.
     """
     leases = batch.leases()
     await asyncio.sleep(0)
-    contents = await _by_receipt(batch.messages(), turns)
+    contents = await _by_receipt(batch.messages(), rounds)
     held: list[Lease] = []
     messages: list[Message] = []
     for start in range(0, len(leases), LEASES_IN_A_ROUND):
         some = leases[start : start + LEASES_IN_A_ROUND]
-        await turns.take(len(some))
+        await rounds.take(len(some))
         both = [(lease, contents[lease.receipt]) for lease in some if lease.receipt in contents]
         held += to_wall_time([lease for lease, _ in both], clock)
         messages += [message for _, message in both]
     return held, messages
 
 
-async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Message], turns: Turns) -> None:
+async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Message], rounds: RoundLimiter) -> None:
     """Let a batch hold leases that were held elsewhere, see :meth:`Batch.adopt`.
 
-    Whoever is cancelled meanwhile finds all of them held.
+    If the caller is cancelled meanwhile, the batch holds all of them all the same.
 
     Args:
         batch: The batch.
         leases: The leases, in times of the keeper's clock.
         messages: Their messages, as far as their content is known.
-        turns: Where slices take their turns.
+        rounds: Shares the rounds of the event loop among slices of work.
 
     Raises:
         KeeperClosedError: The keeper was closed, or the batch dropped: nobody would extend them.
@@ -369,10 +369,10 @@ async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Messag
 
     adopted = 0
     try:
-        contents = await _by_receipt(messages, turns)
+        contents = await _by_receipt(messages, rounds)
         while adopted < len(leases):
             some = leases[adopted : adopted + LEASES_IN_A_ROUND]
-            await turns.take(len(some))
+            await rounds.take(len(some))
             adopted += len(some)
             adopt_some(some)
     except BaseException:
@@ -380,10 +380,10 @@ async def adopt(batch: Batch, leases: Sequence[Lease], messages: Sequence[Messag
         raise
 
 
-async def _by_receipt(messages: Sequence[Message], turns: Turns) -> dict[Receipt, Message]:
+async def _by_receipt(messages: Sequence[Message], rounds: RoundLimiter) -> dict[Receipt, Message]:
     contents: dict[Receipt, Message] = {}
     for start in range(0, len(messages), LEASES_IN_A_ROUND):
         some = messages[start : start + LEASES_IN_A_ROUND]
-        await turns.take(len(some))
+        await rounds.take(len(some))
         contents.update((message.receipt, message) for message in some)
     return contents

@@ -19,8 +19,8 @@ from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.keeper.plain_leases import decode_leases, encode_leases
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND
 
 LEASE_KEY: Final = "lease"
 """The sensor's XCom key for it; the messages themselves, without receipt handles, are the sensor's return value."""
@@ -40,7 +40,7 @@ class HandedLease:
         connection: How AWS is reached.
         leases: In the order of the messages in the sensor's return value; times in seconds since the epoch.
         part_ids: The batches that it was merged from, under which triggers of this process may hold parts of it;
-            empty where it was received as one.
+            empty if it was received as one.
     """
 
     batch_id: str
@@ -51,7 +51,7 @@ class HandedLease:
     part_ids: Sequence[str] = ()
 
     def encode(self) -> dict[str, Any]:
-        """Return it as plain values, the receipt handles encrypted: whoever may see the DAG sees its XComs."""
+        """Return it as plain values, with encrypted receipt handles: every reader of the DAG can read its XComs."""
         return {**self._head(), "sealed_leases": seal_leases(self.leases)}
 
     def encode_stored(self, *, manifest_uri: str, leases_uri: str) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         A lease of the third shape above, whose messages are those of the parts in order; a single part as it is.
 
     Raises:
-        ValueError: There is no part, or the parts differ in queue, connection or renewal policy.
+        ValueError: ``parts`` is empty, or the parts differ in queue, connection or renewal policy.
     """
     if not parts:
         raise ValueError("there is no lease to merge")

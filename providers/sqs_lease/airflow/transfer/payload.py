@@ -74,12 +74,12 @@ def check_payload(payload: object, task_id: str) -> None:
     """Check the ``payload`` of a sensor while the DAG is parsed; what is templated is checked when it is known.
 
     Raises:
-        TypeError: It is no text.
+        TypeError: It is not a string.
         ValueError: It is neither a URI nor an absolute path.
         ModuleNotFoundError: What manifests are written with is not installed.
     """
     if not isinstance(payload, str):
-        raise TypeError(f"payload of {task_id!r} must be a text, a URI or an absolute path, not {payload!r}")
+        raise TypeError(f"payload of {task_id!r} must be a string, a URI or an absolute path, not {payload!r}")
     if "{{" not in payload and not (payload.startswith("/") or "://" in payload):
         raise ValueError(
             f"payload of {task_id!r} must be a URI (s3://connection@bucket/prefix, file:///directory) or an absolute "
@@ -89,7 +89,7 @@ def check_payload(payload: object, task_id: str) -> None:
 
 
 def default_payload() -> str | None:
-    """Where this installation stores batches that are too large for XComs; None where it does not say.
+    """Where this installation stores batches that are too large for XComs; None if it does not say.
 
     Raises:
         ValueError: It is neither a URI nor an absolute path.
@@ -109,7 +109,7 @@ def published_bytes(message: Message) -> int:
 
 
 def why_unpublishable(message: Message, *, stored: bool) -> str | None:
-    """Say why Airflow cannot take a message, without quoting it; None where it can.
+    """Say why Airflow cannot take a message, without quoting it; None if it can.
 
     One such message would otherwise fail the whole batch, now and each time it is received again.
 
@@ -223,8 +223,8 @@ def remove_batch(lease: Mapping[str, Any]) -> None:
 def _remove(uri: str) -> None:
     try:
         _path(uri).unlink(missing_ok=True)
-    except Exception as error:  # noqa: BLE001 - each store has errors of its own, and nothing depends on it any more
-        logger.warning("%s cannot be removed (%s); nothing needs it any more", uri, _told(error))
+    except Exception as error:  # noqa: BLE001 - each store has its own errors, and nothing depends on the file now
+        logger.warning("%s cannot be removed (%s); nothing needs it now", uri, _told(error))
 
 
 def read_messages(messages: BatchValue) -> list[dict[str, Any]]:
@@ -267,7 +267,7 @@ def _stored_messages(reference: Mapping[str, Any]) -> Iterator[Message]:
             yield from read_manifest(_path(uri)).messages
         except FileNotFoundError as error:
             raise PayloadError(
-                f"{uri} is gone: the keeper removes it when every message was settled. Clear the receiving task to "
+                f"{uri} is gone: the keeper removes it after it has settled every message. Clear the receiving task to "
                 "receive again what came back; if the run is under way, check that all workers reach that path"
             ) from error
         except ManifestError as error:
@@ -316,7 +316,7 @@ def read_leases(lease: Mapping[str, Any]) -> HandedLease:
         plain = {**lease, "parts": [_with_leases(part) for part in lease["parts"]]}
     try:
         return HandedLease.decode(plain)
-    except Exception:  # noqa: BLE001 - cryptography's own, which is not among our dependencies, or what is no JSON
+    except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies, or of text that is not JSON
         # Not the error itself: without a key what is decoded are receipt handles.
         raise OtherKeyError(
             f"the leases of {lease['messages']} messages of {lease['queue_url']} cannot be decrypted: they were "

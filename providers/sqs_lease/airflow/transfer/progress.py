@@ -1,16 +1,16 @@
-"""The notes about one batch that triggers leave for each other as XComs: what was settled, and who holds the batch.
+"""XComs about one batch that triggers write for each other: what was settled, and which trigger holds the batch.
 
-**Progress** (:data:`PROGRESS_KEY`) says what was settled and how long the leases last. Settlements are written down
-before they are carried out, so that no other process extends what this one is giving away. The time until which the
-leases last is written down after extensions: a process that takes over then knows that they are certain, and may
-release what fails. It is an XCom of the keeper's task; until that task has deferred, the process that received writes
-it as an XCom of the receiving task.
+**Progress** (:data:`PROGRESS_KEY`) says what was settled and how long the leases last. A trigger writes settlements
+before it makes them, so that no other process extends what this one is giving away. It writes the deadline of the
+leases after extensions: a process that takes over then knows that the leases hold, and may release what fails.
+Progress is an XCom of the keeper's task. Until that task has deferred, the process that received writes it as an XCom
+of the receiving task.
 
 **Takeover** (:data:`TAKEOVER_KEY`), an XCom of the keeper's task, says that the keeper's trigger took the batch from
-another process, which stops extending it then.
+another process. That process then stops extending it.
 
 Airflow deletes a task's XComs when its next try begins. A process that does not know of that try yet may still write
-one, so each note names its batch, and readers ignore the notes of other batches.
+one. So each note names its batch, and readers ignore notes about other batches.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PROGRESS_KEY: Final = "settled"
 TAKEOVER_KEY: Final = "taken_over"
 """The XCom key of a takeover."""
 
-CERTAINTY_SECONDS: Final = 15.0
-"""Shortest time between two notes of how long the leases last: a takeover needs one that is newer than the lease."""
+DEADLINE_NOTE_SECONDS: Final = 15.0
+"""Shortest time between two notes of the leases' deadline: a takeover needs a note newer than the lease."""
 
 
 _HELD: Final = "-"
@@ -49,9 +49,9 @@ class Progress:
 
     Attributes:
         settled: What was settled, or is about to be, by the message's position in the batch.
-        certain_until: Until when every lease that is held lasts at least, in seconds since the epoch; None where
-            nothing newer is known than what the sensor handed over, or where a lease has lapsed.
-        batch_id: The batch; None where the note does not say.
+        certain_until: The time until which every held lease lasts at least, in seconds since the epoch. None if a
+            lease has lapsed, or if nothing newer is known than what the sensor handed over.
+        batch_id: The batch; None if the note does not say.
         counts: What else was counted so far, by its name in the report: extensions, and leases that lapsed.
     """
 
@@ -71,20 +71,20 @@ class Progress:
 
     @classmethod
     def decode(cls, plain: Mapping[str, Any] | None) -> Self:
-        """Build it from what :meth:`encode` returned; None, or a mapping without anything, is nothing so far."""
+        """Build it from what :meth:`encode` returned; None or an empty mapping means that nothing was settled."""
         plain = plain or {}
         letters = enumerate(plain.get("settled", ""))
         settled = {position: OUTCOME_LETTERS[letter] for position, letter in letters if letter != _HELD}
         return cls(settled, plain.get("certain_until"), plain.get("batch_id"), plain.get("counts", {}))
 
-    def brought_up_to_date(self, leases: Iterable[Lease]) -> list[Lease]:
-        """The leases as they were handed over, with the deadlines that are known since; times since the epoch."""
+    def with_known_deadlines(self, leases: Iterable[Lease]) -> list[Lease]:
+        """The leases that were handed over, with the newest known deadlines; times are seconds since the epoch."""
         until = self.certain_until
         return [lease if until is None else replace(lease, deadline=max(lease.deadline, until)) for lease in leases]
 
 
 async def read_progress(task: RunOfTask, batch_id: str) -> Progress | None:
-    """Read what a task's XCom says of a batch; None where it says nothing, or speaks of another batch.
+    """Read the progress of a batch from a task's XCom; None if it is missing, or about another batch.
 
     Raises:
         CommsError: There was no usable answer.
@@ -95,7 +95,7 @@ async def read_progress(task: RunOfTask, batch_id: str) -> Progress | None:
 
 
 def counts_of(batch: Batch, before: Mapping[str, int]) -> dict[str, int]:
-    """What was counted of a batch here, in addition to what other processes counted before."""
+    """The counts of a batch: those of this process added to those of processes before it."""
     return {
         "extensions": batch.extensions + before.get("extensions", 0),
         "extension_calls": batch.extension_calls + before.get("extension_calls", 0),
@@ -122,7 +122,7 @@ class Takeover:
 
 
 async def read_takeover(keeper_task: RunOfTask, batch_id: str) -> Takeover | None:
-    """Read which trigger took a batch over from another process; None where none did.
+    """Read which trigger took a batch over from another process; None if no trigger did.
 
     Raises:
         CommsError: There was no usable answer.
@@ -133,15 +133,15 @@ async def read_takeover(keeper_task: RunOfTask, batch_id: str) -> Takeover | Non
 
 
 def _letters(settled: Mapping[int, Outcome]) -> str:
-    """What was settled, as a text: the letter at a position is the outcome of that message."""
+    """Settlements as text: the letter at a position is the outcome of that message."""
     letters = [_HELD] * (max(settled, default=-1) + 1)
     for position, outcome in settled.items():
         letters[position] = _LETTERS[outcome]
     return "".join(letters)
 
 
-class Certainty:
-    """Says when it is time for another note of how long the leases of a batch last.
+class DeadlineNote:
+    """Says when to note again how long the leases of a batch last, and what to note.
 
     Args:
         batch: The batch.
@@ -154,15 +154,15 @@ class Certainty:
         self._noted_extensions = 0
         self._noted_at = -math.inf
 
-    def is_news(self) -> bool:
-        """Whether leases were extended since the last note, and that is some time ago; it counts as noted then."""
+    def is_due(self) -> bool:
+        """Whether to write a note: leases were extended since the last one, some time ago. True counts as noted."""
         extensions, now = self._batch.extensions, self._clock.now()
-        if extensions == self._noted_extensions or now - self._noted_at < CERTAINTY_SECONDS:
+        if extensions == self._noted_extensions or now - self._noted_at < DEADLINE_NOTE_SECONDS:
             return False
         self._noted_extensions, self._noted_at = extensions, now
         return True
 
     def until(self) -> float | None:
-        """Until when every lease that is held lasts at least, in seconds since the epoch; None if one has lapsed."""
+        """The time until which every held lease lasts at least, in seconds since the epoch; None if one has lapsed."""
         until = self._batch.certain_until()
         return None if until is None else until + self._clock.wall() - self._clock.now()

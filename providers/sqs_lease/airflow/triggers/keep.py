@@ -48,7 +48,7 @@ from sqs_lease.airflow.runtime import (
     SharedBatch,
     SharedKeeper,
     TriggererKeepers,
-    carried_out,
+    shielded,
     triggerer_keepers,
 )
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
@@ -251,7 +251,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return False
 
     async def _release(self, keepers: TriggererKeepers, batch: SharedBatch) -> None:
-        """Give back what is held: nobody will keep it any more."""
+        """Release what is held: no keeper follows."""
         keepers.batches.pop(self.lease["batch_id"], None)
         await batch.batch.release_all()
         await remove_files(self.lease)
@@ -266,9 +266,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 begins_again = was_cleared(receiving, states) or states.get(receiving.task_id) == "deferred"
                 seen = seen + 1 if begins_again else 0
 
-    @carried_out
+    @shielded
     async def cleanup(self) -> None:
-        """Leave what is still held to whoever resumes the keeper: one last extension, nothing is released."""
+        """Extend the held leases once more and release nothing: the next process resumes the keeper."""
         keepers, batch = self._keepers, self._batch
         self._lease_log.flush()
         try:
@@ -282,7 +282,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         finally:
             self._batch = self._shared_keeper = None
 
-    @carried_out
+    @shielded
     async def on_kill(self) -> None:
         """A user acted on the task, or a triggerer that stood still came back; the states tell which.
 
@@ -305,7 +305,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         try:
             kept = await self._kept_by(task, receiving)
         except CommsError as error:
-            logger.warning("Leaving the leases alone, their messages come back by themselves: %s", error)
+            logger.warning(
+                "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
+            )
             kept = _Kept.ELSEWHERE
         if batch.owner is not self:
             return  # The next try began in this process meanwhile, and claimed the batch.
@@ -370,7 +372,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if is_elsewhere:
                 self._knows_progress = False
                 progress = await self._progress(task, handed, keepers, meanwhile)
-            leases = from_wall_time(progress.brought_up_to_date(handed.leases), keepers.clock)
+            leases = from_wall_time(progress.with_known_deadlines(handed.leases), keepers.clock)
             parts = await gather_parts(keepers, handed.part_ids, self)
             leases = parts.newest(meanwhile.end(leases))
             logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
@@ -379,7 +381,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             self._batch = batch
             to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
             held = [lease for lease in to_hold if lease.receipt not in parts.ended]
-            await adopt(batch.batch, held, parts.messages, keepers.slices)
+            await adopt(batch.batch, held, parts.messages, keepers.rounds)
             if is_elsewhere:
                 await self._tell_of_takeover(task, handed)
                 settle_after = keepers.clock.now() + TAKEOVER_SECONDS
@@ -413,7 +415,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def _progress(
         self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, meanwhile: _HeldMeanwhile
     ) -> Progress:
-        """What was settled before, and how long the leases last; nothing where Airflow refuses to say."""
+        """What was settled before, and how long the leases last; empty if Airflow refuses to answer."""
         while True:
             try:
                 progress = await self._read_progress(task, handed, keepers)
@@ -450,7 +452,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         decision = decide(work, answer.get(task.run_id, {}), {}, message_ids, positions, read_failures=False)
         ended = dict.fromkeys((*decision.delete, *decision.release, *decision.fail), Outcome.EXPIRED)
         logger.warning(
-            "This task was tried before, and nothing is known of what that try settled: leaving %d messages alone, "
+            "This task was tried before, and it is not known what that try settled: leaving %d messages alone, "
             "because their work has ended",
             len(ended),
         )
@@ -469,10 +471,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
 
 class _HeldMeanwhile:
-    """Holds all messages of a batch while nobody knows which of them were settled before.
+    """Holds all messages of a batch while it is not known which of them were settled before.
 
-    This is a batch of its own, and forgotten in the end: what becomes of messages that were settled before counts
-    nowhere. SQS may say that they are lost, and their old deadlines are over.
+    They are held in a separate batch, which is dropped in the end: it does not count what becomes of messages that were
+    settled before. SQS may say that those are lost, and their old deadlines have passed.
 
     Args:
         keepers: What the triggers of this process share.
@@ -516,12 +518,12 @@ class _HeldMeanwhile:
             return
         parts = [keepers.batches[part_id].batch for part_id in handed.part_ids if part_id in keepers.batches]
         to_hold = [lease for lease in self._leases if not any(part.holds(lease.receipt) for part in parts)]
-        await adopt(shared.batch, to_hold, [], keepers.slices)
+        await adopt(shared.batch, to_hold, [], keepers.rounds)
         await shared.batch.extend_now()
         self._extended_by = keepers.clock.now()
 
     def end(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Hold nothing any more; the caller holds what is left to hold before it awaits anything but its turn.
+        """Stop tracking all leases. The caller must hold the rest before it awaits anything but its turn.
 
         Args:
             leases: All leases of the batch, with the deadlines that are known by what was settled.
@@ -541,7 +543,7 @@ class _HeldMeanwhile:
 
 
 def _ignore(event: LeaseEvent) -> None:
-    """Nobody is to be told."""
+    """Do nothing: no listener."""
 
 
 def plain_work(work: Sequence[WorkTask]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ the keeper needs, and then ends the task as successful from the triggerer, witho
 :class:`~sqs_lease.airflow.transfer.handoff.HandOff` holds the batch until the keeper's trigger takes it.
 
 When it ends before that (the triggerer stops, a user acts on the task, Airflow does not take the XComs), it
-releases what it received: nobody but this trigger knows of those leases yet, and whoever resumes it receives afresh.
+releases what it received: only this trigger knows of those leases, and a trigger that resumes receives anew.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     publish,
     run_of,
 )
-from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
+from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
 from sqs_lease.airflow.links import LINK_KEY, console_link
 from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.runtime import (
@@ -36,7 +36,7 @@ from sqs_lease.airflow.runtime import (
     SharedBatch,
     SharedKeeper,
     TriggererKeepers,
-    carried_out,
+    shielded,
     triggerer_keepers,
 )
 from sqs_lease.airflow.transfer.handoff import HandOff, held_by
@@ -127,7 +127,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         ).start()
         yield TaskSuccessEvent()
 
-    @carried_out
+    @shielded
     async def cleanup(self) -> None:
         """Release what was received but not handed on."""
         keepers, batch = self._keepers, self._batch
@@ -154,7 +154,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     async def _receive(self, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
         """Receive until there is a batch; without one when the time is up."""
-        with telling_of_aws(self.options.queue):
+        with translate_aws_errors(self.options.queue):
             self._shared_keeper = await keepers.acquire(AwsConnection.decode(self.options.connection))
         shared_keeper = self._shared_keeper
         self._collector = collector = await Collector.open(
@@ -173,7 +173,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self, task: RunOfTask, shared: SharedBatch, policy: RenewalPolicy, keepers: TriggererKeepers
     ) -> None:
         # Both in the order of arrival, without what was lost meanwhile.
-        leases, messages = await held_by(shared.batch, keepers.slices, keepers.clock)
+        leases, messages = await held_by(shared.batch, keepers.rounds, keepers.clock)
         handed = HandedLease(
             self.options.batch_id,
             shared.batch.queue_url,

@@ -3,10 +3,10 @@
 What a run must do to get a batch is done by :class:`~sqs_lease.airflow.operators.SqsLeaseFromEventOperator`. When
 the trigger ends:
 
-- the triggerer stops, or gives it to another one: one last extension, and whoever resumes takes over from the registry;
-- the watcher is removed (the DAG was paused, deleted or changed): what no run has is released, unless another
+- the triggerer stops, or gives it to another one: one last extension; the next start takes over from the registry;
+- the watcher is removed (the DAG was paused, deleted or changed): messages without a run are released, unless another
   start of the trigger took the registry over already;
-- the triggerer is killed: the same as when it stops, only that the leases last as they stand.
+- the triggerer is killed: the same as when it stops, without the last extension.
 
 It never ends by itself: what goes wrong is logged, and tried again after a while.
 """
@@ -25,7 +25,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from botocore.exceptions import BotoCoreError
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, NoAnswerError, watched_assets
-from sqs_lease.airflow.aws_connection import AwsConnection, telling_of_aws
+from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
 from sqs_lease.airflow.batches.open_batches import OpenBatches, ReplacedError
 from sqs_lease.airflow.batches.protocol import BatchEvent, Place
 from sqs_lease.airflow.dag_file import warn_author
@@ -44,7 +44,7 @@ from sqs_lease.airflow.receiving.filters import (
     decode_unmatched,
     encode_unmatched,
 )
-from sqs_lease.airflow.runtime import SharedBatch, SharedKeeper, TriggererKeepers, carried_out, triggerer_keepers
+from sqs_lease.airflow.runtime import SharedBatch, SharedKeeper, TriggererKeepers, shielded, triggerer_keepers
 from sqs_lease.airflow.transfer.payload import PayloadError, check_payload, default_payload
 from sqs_lease.clock import Clock
 from sqs_lease.core.durations import Duration, seconds_of
@@ -73,8 +73,8 @@ Messages are released after the last poll was answered, or it would receive them
 after 10 s. Polls of 20 s would be 3 instead of 12 requests a minute.
 """
 
-FIRST_TROUBLE_SECONDS: Final = 5.0
-LONGEST_TROUBLE_SECONDS: Final = 300.0
+FIRST_WAIT_SECONDS: Final = 5.0
+LONGEST_WAIT_SECONDS: Final = 300.0
 """Pauses after an error: the first, doubled each time up to the longest."""
 
 LONGEST_MISSING_SECONDS: Final = 30.0
@@ -124,7 +124,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         botocore_config: Arguments of ``botocore.config.Config``.
 
     Raises:
-        ValueError: A value is out of range, or the queue is none.
+        ValueError: A value is out of range, or ``queue`` is not a queue name, URL or ARN.
         TypeError: A value cannot be sent to the triggerer.
     """
 
@@ -243,9 +243,9 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 event.cancel()
         await serving
 
-    @carried_out
+    @shielded
     async def cleanup(self) -> None:
-        """Leave what waits to whoever resumes the trigger; what nobody knows of yet is released."""
+        """Leave the waiting batches to the trigger's next start; release messages that no registry names yet."""
         keepers, batches = self._keepers, self._batches
         try:
             for task in self._work:
@@ -266,7 +266,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         finally:
             self._shared_keeper = self._batches = self._collecting = None
 
-    @carried_out
+    @shielded
     async def on_kill(self) -> None:
         """The watcher is gone, or a triggerer that stood still came back: the registry tells which."""
         if self._batches is None:
@@ -275,7 +275,11 @@ class SqsLeaseTrigger(BaseEventTrigger):
         try:
             await self._batches.give_back()
         except CommsError as error:
-            logger.warning("Leaving the batches of %s alone, their messages come back: %s", self.queue_url, error)
+            logger.warning(
+                "Leaving the batches of %s alone; their messages come back when their visibility timeout ends: %s",
+                self.queue_url,
+                error,
+            )
 
     async def _serve(self, keepers: TriggererKeepers, asset: str, poll_age: PollAge) -> None:
         queue = await self._open(keepers, asset)
@@ -296,15 +300,15 @@ class SqsLeaseTrigger(BaseEventTrigger):
 
     async def _open(self, keepers: TriggererKeepers, asset: str) -> _OpenQueue:
         """Reach the queue and take over the registry; what fails is tried again, for as long as it takes."""
-        trouble = _Trouble(self.queue_url, keepers.clock)
+        outage = _Outage(self.queue_url, keepers.clock)
         while True:
             try:
                 if self._shared_keeper is None:
-                    with telling_of_aws(self.queue_url):
+                    with translate_aws_errors(self.queue_url):
                         self._shared_keeper = await keepers.acquire(self.connection)
                 return await self._open_with(keepers, self._shared_keeper, asset)
             except (SqsError, BotoCoreError, CommsError, PayloadError, OSError, ValueError) as error:
-                await trouble.wait(error)
+                await outage.wait(error)
 
     async def _open_with(self, keepers: TriggererKeepers, shared_keeper: SharedKeeper, asset: str) -> _OpenQueue:
         options = CollectOptions(
@@ -339,18 +343,18 @@ class SqsLeaseTrigger(BaseEventTrigger):
 
     async def _receive(self, keepers: TriggererKeepers, queue: _OpenQueue, poll_age: PollAge) -> None:
         """Receive one batch after the other; what fails is tried again, for as long as it takes."""
-        trouble = _Trouble(self.queue_url, keepers.clock)
+        outage = _Outage(self.queue_url, keepers.clock)
         while True:
             with poll_age.resting():
                 await queue.batches.room()
             try:
-                if trouble.said:
+                if outage.logged:
                     # What Airflow does not take is given back, and each receive counts for the redrive policy: nothing
                     # is received until Airflow answers.
                     await queue.batches.is_served()
                 await self._receive_one(keepers, queue)
                 poll_age.answered()
-                trouble.is_over()
+                outage.is_over()
             except Exception as error:
                 # Whatever it is: a trigger that ends is started again at once, and would receive the same messages.
                 if not isinstance(error, SqsError | CommsError | PayloadError):
@@ -358,7 +362,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 if self._collecting is not None:
                     await keepers.leave(*self._collecting, Leaving.RELEASE)
                     self._collecting = None
-                await trouble.wait(error)
+                await outage.wait(error)
 
     async def _receive_one(self, keepers: TriggererKeepers, queue: _OpenQueue) -> None:
         batch_id, shared = uuid.uuid4().hex, queue.batches.open_batch(queue.collector.policy)
@@ -412,28 +416,28 @@ class _OpenQueue:
 
 
 @dataclass(slots=True)
-class _Trouble:
-    """Waits after errors, longer each time, and logs them: another error at once, the same one more and more rarely."""
+class _Outage:
+    """Waits after each error, longer each time. It logs a new error at once, and the same error less and less often."""
 
     queue_url: str
     clock: Clock
-    seconds: float = FIRST_TROUBLE_SECONDS
-    said: str = ""
+    seconds: float = FIRST_WAIT_SECONDS
+    logged: str = ""
     silence_seconds: float = 0.0
     silent_until: float = 0.0
 
     async def wait(self, error: Exception) -> None:
-        """Say what happened, and wait."""
-        longest = LONGEST_MISSING_SECONDS if isinstance(error, QueueNotFoundError) else LONGEST_TROUBLE_SECONDS
+        """Log the error, and wait."""
+        longest = LONGEST_MISSING_SECONDS if isinstance(error, QueueNotFoundError) else LONGEST_WAIT_SECONDS
         seconds = min(self.seconds, longest)
-        self.seconds = min(self.seconds * 2, LONGEST_TROUBLE_SECONDS)
+        self.seconds = min(self.seconds * 2, LONGEST_WAIT_SECONDS)
         self._say(str(error), seconds)
         await asyncio.sleep(seconds)
 
     def _say(self, text: str, seconds: float) -> None:
         now = self.clock.now()
-        if text != self.said:
-            self.said, self.silence_seconds = text, FIRST_TROUBLE_SECONDS
+        if text != self.logged:
+            self.logged, self.silence_seconds = text, FIRST_WAIT_SECONDS
         elif now < self.silent_until:
             return
         self.silent_until = now + self.silence_seconds
@@ -441,23 +445,23 @@ class _Trouble:
         logger.error("No events of %s for %g s: %s", self.queue_url, seconds, text)
 
     def is_over(self) -> None:
-        """Something succeeded."""
-        self.seconds, self.said = FIRST_TROUBLE_SECONDS, ""
+        """Note that a call succeeded: the next error waits the shortest time again, and is logged."""
+        self.seconds, self.logged = FIRST_WAIT_SECONDS, ""
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
-    # What they end with was logged, or is being raised already.
+    # Their errors were logged, or are being raised already.
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _in_order(values: Iterable[Any]) -> list[Any]:
-    """Sets in an order that is the same in every process: Airflow tells a changed trigger by its arguments."""
+    """Put a set into an order that is the same in every process: Airflow compares triggers by their arguments."""
     return sorted(values, key=repr) if isinstance(values, set | frozenset) else list(values)
 
 
 def _whole_number(value: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
     return value

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,8 @@ import msgspec
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement, exception_names
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster._internals import assets_of_job, job_of_assets, refusals, with_partition, wrong_config
-from sqs_lease.dagster.partitions import PartitionKeyError, dynamic_keys
-from sqs_lease.dagster.targets import Job, RunConfig, is_job
+from sqs_lease.dagster.run_batch.folder import BatchFolder
+from sqs_lease.dagster.targets import Job, PartitionKeyError, RunConfig, dynamic_keys, is_job
 
 _SHOWN_CHARACTERS: Final = 60
 _SHOWN_MESSAGES: Final = 5
@@ -399,3 +399,47 @@ def _place(error: BaseException) -> str:
     """Where an exception was raised, as file and line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+RUN: Final = "run.json"
+"""The file in a batch's directory that says which run it goes to: after a crash, the same is asked for again.
+
+It is written before ``leases.json`` and removed after it, so a batch that is held has it if it had one. Files are
+removed in the order of their names (``lease_files.py``).
+"""
+
+
+class RecordedRun(msgspec.Struct, frozen=True):
+    """What the file says.
+
+    Attributes:
+        destination: The run.
+        after: The ids of the batches that it waits for.
+    """
+
+    destination: Destination
+    after: tuple[str, ...] = ()
+
+
+def write_run(folder: BatchFolder, destination: Destination, after: Iterable[str]) -> None:
+    """Write the run that a batch goes to.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    folder.put(RUN, msgspec.json.encode(RecordedRun(destination, tuple(sorted(after)))))
+
+
+def read_run(folder: BatchFolder) -> RecordedRun | None:
+    """Read it; None if it does not exist or cannot be decoded.
+
+    Raises:
+        OSError: It cannot be read, and may be later.
+    """
+    content = folder.get(RUN)
+    if content is None:
+        return None
+    try:
+        return msgspec.json.decode(content, type=RecordedRun)
+    except (msgspec.DecodeError, UnicodeError):
+        return None

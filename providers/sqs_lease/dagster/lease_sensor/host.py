@@ -49,18 +49,22 @@ from sqs_lease.dagster.lease_sensor.dispatch import (
     Destination,
     Dispatcher,
     Part,
+    RecordedRun,
     Undispatched,
     divided,
+    read_run,
     undispatched_text,
+    write_run,
 )
-from sqs_lease.dagster.lease_sensor.run_files import RecordedRun, read_run, write_run
 from sqs_lease.dagster.lease_sensor.runs import Decision, Fate
-from sqs_lease.dagster.lease_sensor.settings import MOST_RUNS_AT_ONCE, HostSettings, Request, Tick
+from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request, Tick
 from sqs_lease.dagster.lease_sensor.settler import BatchSettler, KeptBatch
 from sqs_lease.dagster.metadata import lease_summary
 from sqs_lease.dagster.run_batch.folder import BatchFolder, listed
 from sqs_lease.dagster.run_batch.lease_files import RecordedLeases, read_leases, write_held_until, write_leases
 from sqs_lease.dagster.run_batch.ownership import Ownership
+from sqs_lease.dagster.run_batch.run_folders import workspace_path
+from sqs_lease.dagster.targets import MOST_RUNS_AT_ONCE
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.loop_thread import LoopThread
@@ -131,7 +135,8 @@ class LeaseHost:
         self._settings = settings
         self._instance = instance
         self._clock: Clock = SystemClock() if clock is None else clock
-        self._ownership = Ownership(settings.directory, settings.deployment)
+        self._directory = workspace_path(settings.uri)
+        self._ownership = Ownership(self._directory, settings.deployment)
         former = self._ownership.take()
         fence = 0.0 if former is None else settings.fence_seconds
         self._settles_from = self._clock.now() + fence
@@ -460,7 +465,7 @@ class LeaseHost:
         policy: RenewalPolicy,
         on_event: Callable[[LeaseEvent], None] | None = None,
     ) -> KeptBatch:
-        folder = BatchFolder(self._settings.directory / batch_id)
+        folder = BatchFolder(self._directory / batch_id)
         held = self._keeper.open_batch(
             queue_url,
             policy=policy,
@@ -488,7 +493,7 @@ class LeaseHost:
         """The directories of batches that are not held here."""
         return [
             BatchFolder(path)
-            for path in listed(self._settings.directory)
+            for path in listed(self._directory)
             if path.name not in self._batches and _BATCH_ID.fullmatch(path.name)
         ]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -24,7 +24,6 @@ from sqs_lease import blocking
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
@@ -44,11 +43,10 @@ from sqs_lease.dagster.backlog_state import UNREADABLE_SECONDS
 from sqs_lease.dagster.lease_sensor.dispatch import AssetKeys, Dispatch, Dispatcher
 from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
-from sqs_lease.dagster.partitions import add_requests
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
-from sqs_lease.dagster.run_batch.run_folders import check_workspace, workspace_path
-from sqs_lease.dagster.targets import Job, RunConfig, Target, jobs_of_a_list, target_argument
+from sqs_lease.dagster.run_batch.run_folders import check_workspace
+from sqs_lease.dagster.targets import Job, RunConfig, Target, add_requests, jobs_of_a_list, target_argument
 from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
@@ -161,11 +159,9 @@ def build_sqs_lease_sensor(
     jobs = jobs_of_a_list(target)
     if (job is None and len(jobs) > 1) or (job is not None and not jobs):
         raise ValueError(f"{whose}: give job= with a list of several jobs as target, and only then")
-    uri = f"{workspace.rstrip('/')}/{name}"
-    sensor = _LeaseSensor(
-        name=name,
-        uri=uri,
-        queue=queue,
+    settings = HostSettings(
+        sensor=name,
+        uri=f"{workspace.rstrip('/')}/{name}",
         policy=resolve_policy(policy, visibility=visibility),
         on_failure=failure_rule(on_failure),
         max_messages=max_messages,
@@ -173,8 +169,9 @@ def build_sqs_lease_sensor(
         linger_seconds=linger_seconds,
         max_batches=max_batches,
         run_deadline_seconds=seconds_of(run_deadline, name="run_deadline", minimum=1, maximum=MAX_VISIBILITY_SECONDS),
-        dispatch=Dispatch(job, partition_key, asset_selection, run_config, run_tags, jobs),
     )
+    dispatch = Dispatch(job, partition_key, asset_selection, run_config, run_tags, jobs)
+    sensor = _LeaseSensor(settings, queue, dispatch)
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         return sensor.evaluate(context, made)
@@ -192,16 +189,8 @@ def build_sqs_lease_sensor(
 
 @dataclass(frozen=True, slots=True)
 class _LeaseSensor:
-    name: str
-    uri: str
+    settings: HostSettings
     queue: SqsQueueResource
-    policy: RenewalPolicy
-    on_failure: FailureRule
-    max_messages: int
-    wait_seconds: float
-    linger_seconds: float
-    max_batches: int
-    run_deadline_seconds: float
     dispatch: Dispatch
 
     def evaluate(self, context: dg.SensorEvaluationContext, made: dg.SensorDefinition) -> dg.SensorResult:
@@ -213,7 +202,7 @@ class _LeaseSensor:
         host: LeaseHost | None = None
         try:
             with access_to(queue):
-                host = _host(self.uri, partial(self._new_host, context, queue))
+                host = _host(self.settings.uri, partial(self._new_host, context, queue))
                 tick = host.tick(dispatcher)
         except HostIsOverError:
             # Another process has taken over, or was faster. To begin anew at once would take it away from there.
@@ -230,7 +219,7 @@ class _LeaseSensor:
         if tick.requests:
             return self._asking_for(tick.requests, dispatcher, context)
         if tick.failures:
-            raise LeaseSensorError(f"sensor {self.name} on {queue.queue}: {'; '.join(tick.failures)}")
+            raise LeaseSensorError(f"sensor {self.settings.sensor} on {queue.queue}: {'; '.join(tick.failures)}")
         return dg.SensorResult(skip_reason="; ".join(tick.waiting) or f"No message came from {queue.queue}")
 
     def _asking_for(
@@ -248,20 +237,7 @@ class _LeaseSensor:
 
     def _new_host(self, context: dg.SensorEvaluationContext, queue: SqsQueueResource) -> LeaseHost:
         instance, disposes = lasting_instance(context)
-        settings = HostSettings(
-            sensor=self.name,
-            deployment=_deployment(context, instance),
-            uri=self.uri,
-            directory=workspace_path(self.uri),
-            queue=queue.queue,
-            policy=self.policy,
-            on_failure=self.on_failure,
-            max_messages=self.max_messages,
-            wait_seconds=self.wait_seconds,
-            linger_seconds=self.linger_seconds,
-            max_batches=self.max_batches,
-            run_deadline_seconds=self.run_deadline_seconds,
-        )
+        settings = replace(self.settings, queue=queue.queue, deployment=_deployment(context, instance))
         try:
             return LeaseHost(settings, instance, partial(_open_transport, queue), disposes=disposes)
         except Exception:
@@ -273,8 +249,9 @@ class _LeaseSensor:
         attributes = queue.attributes()
         return dg.SensorResult(
             skip_reason=(
-                f"This is a test, so nothing was received. The sensor would receive up to {self.max_messages} of about "
-                f"{attributes.visible} messages of {queue.queue}, and ask for a run"
+                "This is a test, so nothing was received. The sensor would receive up to "
+                f"{self.settings.max_messages} of about {attributes.visible} messages of {queue.queue}, and ask "
+                "for a run"
             )
         )
 

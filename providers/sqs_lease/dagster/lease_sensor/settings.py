@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.dagster.lease_sensor.dispatch import Destination
-
-MOST_RUNS_AT_ONCE: Final = 3
-"""Most runs that one evaluation asks for: Dagster launches them one after the other, each in about 3 s."""
 
 FENCE_SECONDS: Final = 5.0
 """How long a host that took over settles nothing: until the former owner has looked, and its last calls are over."""
@@ -23,10 +20,7 @@ class HostSettings:
 
     Attributes:
         sensor: The sensor's name.
-        deployment: Names the Dagster instance and code location: no other may use the directory.
         uri: The sensor's directory, a URI or an absolute path.
-        directory: The same as a path.
-        queue: The queue's name, ARN or URL.
         policy: The renewal policy; without a visibility timeout it gets one that outlives a takeover.
         on_failure: What becomes of failed messages.
         max_messages: Most messages of a batch.
@@ -34,15 +28,14 @@ class HostSettings:
         linger_seconds: How long to wait for more.
         max_batches: Most batches that are not settled.
         run_deadline_seconds: How long a run is waited for that does not appear.
+        queue: The queue's name, ARN or URL; where that is in the environment, it is known at the first evaluation.
+        deployment: Names the Dagster instance and code location, known then, too: no other may use the directory.
         look_seconds: How often the owner is looked at; batches' runs half as often.
         fence_seconds: How long nothing is settled after a takeover.
     """
 
     sensor: str
-    deployment: str
     uri: str
-    directory: Any
-    queue: str
     policy: RenewalPolicy
     on_failure: FailureRule
     max_messages: int
@@ -50,6 +43,8 @@ class HostSettings:
     linger_seconds: float
     max_batches: int
     run_deadline_seconds: float
+    queue: str = ""
+    deployment: str = ""
     look_seconds: float = 1.0
     fence_seconds: float = FENCE_SECONDS
 

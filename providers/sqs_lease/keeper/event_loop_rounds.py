@@ -1,4 +1,4 @@
-"""Work on many leases in an event loop that others wait for: a slice in each round, and one future for all answers."""
+"""Work on many leases that does not block the event loop: a slice in each round, and one future for all answers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import asyncio
 from typing import Final
 
 LEASES_IN_A_ROUND: Final = 1_000
-"""How many leases the batches of one keeper look at, all together, before the event loop does other things.
-
-That takes it some milliseconds.
+"""How many leases all batches of one keeper may look at in one round of the event loop. They take a few milliseconds.
 """
 
 
-class Turns:
-    """Gives each round of the event loop to as many slices of work as fit in, in the order of their asking.
+class RoundLimiter:
+    """Limits the leases that are worked on in one round of the event loop. Slices get their turn in the order they ask.
 
-    Hundreds of batches may end at the same moment: each is small work, and all together they are long.
+    Hundreds of batches may end at the same moment: each is little work, but together they would block the loop.
     """
 
     def __init__(self) -> None:
@@ -23,7 +21,7 @@ class Turns:
         self._taken = 0  # leases in this round
 
     async def take(self, leases: int) -> None:
-        """Wait until a slice of work on so many leases fits into the round. The first one always does."""
+        """Wait until a slice of work on ``leases`` leases fits into a round. The first slice of a round always fits."""
         async with self._waiting:
             if self._taken and self._taken + leases > LEASES_IN_A_ROUND:
                 await asyncio.sleep(0)
@@ -36,32 +34,32 @@ class Turns:
 
 
 class Countdown:
-    """Waits until some leases have been heard of.
+    """Waits until the answers about some leases have come.
 
-    It is one future, and not one for each lease: Python's garbage collector looks through each of them, and the event
-    loop stands still meanwhile.
+    One future serves all leases. With a future for each, Python's garbage collector would look through all of them and
+    block the event loop.
     """
 
     def __init__(self) -> None:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._left = 1  # one more until somebody waits
+        self._left = 1  # ended() counts this one
 
     def expect(self, leases: int) -> None:
-        """There are so many more to hear of."""
+        """Wait for that many more answers."""
         self._left += leases
 
     def count(self) -> None:
-        """There is one less to hear of."""
+        """Count one answer."""
         self._left -= 1
         if self._left == 0:
             self.end()
 
     def end(self) -> None:
-        """There is nothing more to wait for."""
+        """Stop waiting, whatever is missing."""
         if not self._done.done():
             self._done.set_result(None)
 
     async def ended(self) -> None:
-        """Wait until all have been heard of; to be called once."""
+        """Wait for all answers. Call this once."""
         self.count()
         await self._done

@@ -13,8 +13,8 @@ from sqs_lease.core.failure_rules import Delete, Settlement
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, RoundLimiter
 from sqs_lease.keeper.keeper import Keeper, Leaving
-from sqs_lease.keeper.turns import LEASES_IN_A_ROUND, Turns
 from tests.keeper.held import POLICY, QUEUE, Setting
 
 MANY: Final = 3 * LEASES_IN_A_ROUND
@@ -172,7 +172,7 @@ class TestWaitingForATurn:
             settling = asyncio.ensure_future(batch.succeed())
             await asyncio.sleep(0)
             keeper.drop(batch)
-            with pytest.raises(KeeperClosedError, match="not held here any more"):
+            with pytest.raises(KeeperClosedError, match="no longer held here"):
                 await settling
 
         setting.run(scenario)
@@ -185,7 +185,7 @@ class TestWaitingForATurn:
             settling = asyncio.ensure_future(batch.settle({lease.receipt: Delete() for lease in leases}))
             await asyncio.sleep(0)
             keeper.open_batch(QUEUE, policy=POLICY).adopt([last])
-            with pytest.raises(KeeperClosedError, match="not held here any more"):
+            with pytest.raises(KeeperClosedError, match="no longer held here"):
                 await settling
 
         setting.run(scenario)
@@ -207,15 +207,15 @@ class TestWaitingForATurn:
     def test_turns_are_given_in_the_order_of_asking(self) -> None:
         order: list[int] = []
 
-        async def ask(turns: Turns, number: int) -> None:
-            await turns.take(600)
+        async def ask(rounds: RoundLimiter, number: int) -> None:
+            await rounds.take(600)
             order.append(number)
 
         async def scenario() -> None:
-            turns = Turns()
+            rounds = RoundLimiter()
             async with asyncio.TaskGroup() as asking:
                 for number in range(5):
-                    asking.create_task(ask(turns, number))
+                    asking.create_task(ask(rounds, number))
 
         asyncio.run(scenario())
         assert order == [0, 1, 2, 3, 4]

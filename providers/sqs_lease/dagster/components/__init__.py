@@ -1,0 +1,1 @@
+"""Assets, queues and sensors declared in YAML: the components of `dg`."""

@@ -1,0 +1,153 @@
+"""An asset whose materializations work on a batch of messages each: what components for it have in common."""
+
+# Dagster reads the annotations of these models, so this module has no postponed ones.
+
+from abc import abstractmethod
+from typing import Any
+
+import dagster as dg
+from pydantic import ConfigDict, Field
+
+from sqs_lease.blocking import LeasedBatch
+from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
+from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check
+from sqs_lease.dagster.components.options import (
+    BacklogCheckOptions,
+    BacklogSensorOptions,
+    LeaseOptions,
+    QueueOptions,
+    RetryOptions,
+    errors_at_keys_of_a_queue,
+    errors_at_their_keys,
+)
+from sqs_lease.dagster.components.queue import resource_of
+from sqs_lease.dagster.resource import SqsQueueResource
+
+
+class LeasedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
+    """An asset that is materialized from a batch of messages, with its checks, and a sensor if it is asked for.
+
+    To be inherited from: :meth:`execute` is the work, and :meth:`get_asset_spec` the asset.
+    """
+
+    # The errors say which key is wrong; a password that was put there by mistake is not to be shown.
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    queue: QueueOptions = Field(description="The queue.", json_schema_extra=errors_at_keys_of_a_queue)
+    lease: LeaseOptions = Field(
+        default=LeaseOptions(),
+        description="How a batch is received and kept.",
+        json_schema_extra=errors_at_their_keys,
+    )
+    asset: dg.ResolvedAssetSpec = Field(description="The asset.", json_schema_extra=errors_at_their_keys)
+    retries: RetryOptions | None = Field(
+        default=None,
+        description="Retries of the step; none by default.",
+        json_schema_extra=errors_at_their_keys,
+    )
+    backlog_check: BacklogCheckOptions | None = Field(
+        default=None,
+        description="A check of what waits in the queue, beside the one of the leases; none by default.",
+        json_schema_extra=errors_at_their_keys,
+    )
+    backlog_sensor: BacklogSensorOptions | None = Field(
+        default=None,
+        description="A sensor that starts runs when messages wait; none by default.",
+        json_schema_extra=errors_at_their_keys,
+    )
+
+    @abstractmethod
+    def execute(self, context: dg.AssetExecutionContext, batch: LeasedBatch) -> dg.MaterializeResult[Any] | None:
+        """Work on a batch. When it has returned the messages are deleted; if it raises they are given back.
+
+        Args:
+            context: The context of the asset.
+            batch: The messages; there may be none.
+
+        Returns:
+            Metadata, tags and a data version for the materialization; None, the default, adds nothing. No value and no
+            check results: they would be stored after the messages were deleted.
+        """
+
+    def get_asset_spec(self) -> dg.AssetSpec:
+        """The asset as Dagster shows it: that of the YAML, by default."""
+        return self.asset
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The asset, its checks, and the sensor if there is one."""
+        queue, spec = resource_of(self.queue, context), self.get_asset_spec()
+        return dg.Definitions(
+            assets=[self._asset(queue, spec)],
+            asset_checks=self._checks(queue, spec),
+            sensors=self._sensors(queue, spec),
+        )
+
+    def _asset(self, queue: SqsQueueResource, spec: dg.AssetSpec) -> dg.AssetsDefinition:
+        options = self.lease
+        retry_policy = (
+            None
+            if self.retries is None
+            else dg.RetryPolicy(max_retries=self.retries.max_retries, delay=self.retries.delay_seconds)
+        )
+
+        @dg.multi_asset(name=spec.key.to_python_identifier(), specs=[spec], retry_policy=retry_policy)
+        def work(context: dg.AssetExecutionContext) -> Any:
+            with queue.lease(
+                context,
+                max_messages=options.max_messages,
+                wait=options.wait_seconds,
+                linger=options.linger_seconds,
+                policy=options.renewal_policy(),
+                on_failure=options.failure_rule(),
+            ) as batch:
+                return _result(self.execute(context, batch), spec.key)
+
+        return work
+
+    def _checks(self, queue: SqsQueueResource, spec: dg.AssetSpec) -> list[dg.AssetChecksDefinition]:
+        checks = [build_sqs_lease_check(spec.key)]
+        if (options := self.backlog_check) is not None:
+            visible, dead_letters = options.max_visible, options.max_dead_letters
+            checks.append(build_sqs_backlog_check(spec.key, queue, max_visible=visible, max_dead_letters=dead_letters))
+        return checks
+
+    def _sensors(self, queue: SqsQueueResource, spec: dg.AssetSpec) -> list[dg.SensorDefinition]:
+        if (options := self.backlog_sensor) is None:
+            return []
+        sensor = build_sqs_backlog_sensor(
+            f"{spec.key.to_python_identifier()}_backlog",
+            queue,
+            dg.AssetSelection.assets(spec.key),
+            messages_per_run=self.lease.max_messages,
+            **options.arguments(),
+        )
+        return [sensor]
+
+
+def _result(returned: object, key: dg.AssetKey) -> dg.MaterializeResult[Any]:
+    """What the materialization is; refused while the messages can still be given back.
+
+    Raises:
+        TypeError: It has a value, or something else that Dagster would store or refuse after the lease.
+    """
+    if returned is None:
+        return dg.MaterializeResult(asset_key=key)
+    if not isinstance(returned, dg.MaterializeResult):
+        raise TypeError(
+            f"the work on a batch for {key.to_user_string()} must return None or a MaterializeResult, not "
+            f"{type(returned).__name__}: a value would be stored after the messages were deleted. Store it in the work"
+        )
+    if returned.asset_key not in (None, key):
+        raise TypeError(f"the work on a batch for {key.to_user_string()} returned a result for {returned.asset_key}")
+    if returned.check_results or not _has_no_value(returned):
+        raise TypeError(
+            f"the result of the work on a batch for {key.to_user_string()} has a value or check results, which would "
+            "be stored after the messages were deleted: store the value in the work, and raise where a check fails"
+        )
+    return dg.MaterializeResult(
+        asset_key=key, metadata=returned.metadata, data_version=returned.data_version, tags=returned.tags
+    )
+
+
+def _has_no_value(result: dg.MaterializeResult[Any]) -> bool:
+    return result.value is None or type(result.value) is type(dg.MaterializeResult().value)

@@ -1,0 +1,203 @@
+"""Blocks of keys that components share: the queue, the lease, retries, the sensor and the check of the backlog."""
+
+# Dagster reads the annotations of these models, so this module has no postponed ones.
+
+from typing import Any, Final, Self
+
+import dagster as dg
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from sqs_lease.core.failure_rules import FailureRule
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.specs import POLICIES, resolve_failure_rule, resolve_policy
+from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.sqs.validation import queue_reference
+
+COMPONENT: Final = "component"
+
+
+def errors_at_their_keys(schema: dict[str, Any]) -> None:
+    """Have the JSON schema of a field with keys of its own say which of them is wrong.
+
+    Dagster also takes a text, a template, for every field. Of such a choice a validator can only say that no part of it
+    fits, which marks the whole block. So any mapping fits the choice, and the keys are checked beside it.
+    """
+    (keys,) = (choice for choice in schema["anyOf"] if "$ref" in choice)
+    schema["anyOf"].append({"type": "object"})
+    schema |= {"if": {"type": "object"}, "then": dict(keys)}
+
+
+def _at_least(minimum: int, number: float | None, info: ValidationInfo) -> float | None:
+    # Not a constraint of the field: Dagster has those checked where a template stands yet.
+    if number is not None and number < minimum:
+        raise ValueError(f"{info.field_name} must be at least {minimum}, not {number}")
+    return number
+
+
+def errors_at_keys_of_a_queue(schema: dict[str, Any]) -> None:
+    """The same for a queue, which is named here or is another component's."""
+    errors_at_their_keys(schema)
+    keys = schema["then"]
+    schema["then"] = {"allOf": [keys, {"if": {"not": {"required": [COMPONENT]}}, "then": {"required": ["name"]}}]}
+
+
+class QueueOptions(dg.Model, dg.Resolvable):
+    """How a queue is reached; what is not given is boto3's usual."""
+
+    name: str | None = Field(default=None, description="The queue's name, ARN or URL.")
+    component: str | None = Field(
+        default=None,
+        description="In place of all other keys: where a SqsQueueComponent is, as a path in the defs folder.",
+    )
+    region_name: str | None = Field(default=None, description="The AWS region.")
+    endpoint_url: str | None = Field(default=None, description="The URL of SQS, for a custom endpoint.")
+    profile_name: str | None = Field(default=None, description="A profile of the AWS configuration files.")
+    role_arn: str | None = Field(default=None, description="A role to assume.")
+    use_ssl: bool = Field(default=True, description="Whether to use TLS where endpoint_url does not say so.")
+    verify: bool | None = Field(default=None, description="Whether TLS certificates are verified, as by default.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_queue(cls, name: str | None) -> str | None:
+        if name is not None:
+            queue_reference(name)
+        return name
+
+    @model_validator(mode="after")
+    def _is_here_or_elsewhere(self) -> Self:
+        # By their values: Dagster sets all fields, also those that are not in the YAML.
+        fields = type(self).model_fields
+        given = [key for key in fields if key != COMPONENT and getattr(self, key) != fields[key].default]
+        if self.component is None and self.name is None:
+            raise ValueError("queue needs name: the queue's name, ARN or URL (or component: a SqsQueueComponent)")
+        if self.component is not None and given:
+            raise ValueError(f"queue.component says all of the queue: {', '.join(given)} cannot stand beside it")
+        return self
+
+    def resource(self) -> SqsQueueResource:
+        """The queue that is named here, as a resource."""
+        return SqsQueueResource(
+            queue=str(self.name),
+            region_name=self.region_name,
+            endpoint_url=self.endpoint_url,
+            profile_name=self.profile_name,
+            role_arn=self.role_arn,
+            use_ssl=self.use_ssl,
+            verify=self.verify,
+        )
+
+
+class LeaseOptions(dg.Model, dg.Resolvable):
+    """How a batch is received and kept."""
+
+    max_messages: int = Field(default=1000, description="Most messages of one run.")
+    wait_seconds: float = Field(default=20.0, description="How long to wait for a first message.")
+    linger_seconds: float = Field(default=5.0, description="How long to wait for more once one came.")
+    visibility_seconds: float | None = Field(
+        default=None, description="The visibility timeout to receive with; the queue's own by default."
+    )
+    policy: str | None = Field(
+        default=None,
+        description="When to extend: growing (the default), threshold, buffered or never.",
+        json_schema_extra={"examples": list(POLICIES)},
+    )
+    on_failure: str | dict[str, Any] = Field(
+        default="release",
+        description="What becomes of failed messages: release (the default), backoff, expire or dead_letter; or a "
+        "mapping of its kind and its arguments, such as {kind: backoff, initial: 30}.",
+    )
+
+    @field_validator("max_messages")
+    @classmethod
+    def _is_some(cls, number: int, info: ValidationInfo) -> float | None:
+        return _at_least(1, number, info)
+
+    @field_validator("wait_seconds", "linger_seconds")
+    @classmethod
+    def _is_no_past(cls, number: float, info: ValidationInfo) -> float | None:
+        return _at_least(0, number, info)
+
+    @model_validator(mode="after")
+    def _can_be_used(self) -> Self:
+        for name, make in (("policy", self.renewal_policy), ("on_failure", self.failure_rule)):
+            try:
+                make()
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"lease.{name}: {error}") from None
+        return self
+
+    def renewal_policy(self) -> RenewalPolicy:
+        """The policy with its visibility timeout.
+
+        Raises:
+            ValueError: There is no such policy, or the visibility timeout is out of range.
+            TypeError: The policy takes arguments.
+        """
+        return resolve_policy(self.policy, visibility=self.visibility_seconds)
+
+    def failure_rule(self) -> FailureRule:
+        """What becomes of failed messages.
+
+        Raises:
+            ValueError: There is no such rule, or an argument is out of range.
+            TypeError: An argument is unknown.
+        """
+        return resolve_failure_rule(self.on_failure)
+
+
+class RetryOptions(dg.Model, dg.Resolvable):
+    """How often a step that failed is tried again, each time with messages that it receives anew."""
+
+    max_retries: int = Field(default=1, description="How often at most.")
+    delay_seconds: float | None = Field(default=None, description="How long to wait before.")
+
+    @field_validator("max_retries", "delay_seconds")
+    @classmethod
+    def _is_none_or_more(cls, number: float | None, info: ValidationInfo) -> float | None:
+        return _at_least(0, number, info)
+
+
+class BacklogSensorOptions(dg.Model, dg.Resolvable):
+    """When a sensor starts runs: see ``build_sqs_backlog_sensor``."""
+
+    min_messages: int = Field(default=1, description="From how many visible messages on.")
+    max_wait_seconds: float | None = Field(default=None, description="After what time for fewer; never by default.")
+    max_concurrent_runs: int = Field(default=1, description="Most runs at once.")
+    minimum_interval_seconds: int = Field(default=30, description="Least time between two looks at the queue.")
+    running: bool = Field(default=False, description="Whether it runs without being switched on.")
+
+    def arguments(self) -> dict[str, Any]:
+        """The same as arguments of ``build_sqs_backlog_sensor``."""
+        return {
+            "min_messages": self.min_messages,
+            "max_wait": self.max_wait_seconds,
+            "max_concurrent_runs": self.max_concurrent_runs,
+            "minimum_interval_seconds": self.minimum_interval_seconds,
+            "default_status": dg.DefaultSensorStatus.RUNNING if self.running else dg.DefaultSensorStatus.STOPPED,
+        }
+
+    @field_validator("min_messages", "max_concurrent_runs", "minimum_interval_seconds")
+    @classmethod
+    def _is_some(cls, number: int, info: ValidationInfo) -> float | None:
+        return _at_least(1, number, info)
+
+    @field_validator("max_wait_seconds")
+    @classmethod
+    def _is_no_past(cls, number: float | None, info: ValidationInfo) -> float | None:
+        return _at_least(0, number, info)
+
+
+class BacklogCheckOptions(dg.Model, dg.Resolvable):
+    """When the queue's backlog is a warning: see ``build_sqs_backlog_check``."""
+
+    max_visible: int | None = Field(
+        default=None, description="How many messages may wait to be received; any number by default."
+    )
+    max_dead_letters: int = Field(
+        default=0, description="How many messages may be in the dead-letter queue; none by default."
+    )
+
+    @field_validator("max_visible", "max_dead_letters")
+    @classmethod
+    def _is_none_or_more(cls, number: int | None, info: ValidationInfo) -> float | None:
+        return _at_least(0, number, info)

@@ -1,0 +1,62 @@
+"""A queue declared in YAML once: as a resource for Python code, and for the other components to name."""
+
+# Dagster reads the annotations of these models, so this module has no postponed ones.
+
+from typing import Self
+
+import dagster as dg
+from pydantic import ConfigDict, Field, model_validator
+
+from sqs_lease.dagster._internals import component_at
+from sqs_lease.dagster.components.options import QueueOptions, errors_at_keys_of_a_queue
+from sqs_lease.dagster.components.scaffolding import QueueScaffolder
+from sqs_lease.dagster.resource import SqsQueueResource
+
+
+@dg.scaffold_with(QueueScaffolder)
+class SqsQueueComponent(dg.Component, dg.Model, dg.Resolvable):
+    """A queue that assets, jobs, sensors and other components share.
+
+    A subclass may override :meth:`get_resource`, to reach AWS in another way: the components that name this one use it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    resource_key: str = Field(description="The key of the resource, by which assets and ops of Python code take it.")
+    queue: QueueOptions = Field(description="The queue.", json_schema_extra=errors_at_keys_of_a_queue)
+
+    @model_validator(mode="after")
+    def _is_a_queue_of_its_own(self) -> Self:
+        if self.queue.component is not None:
+            raise ValueError("queue.component is for components that use a queue: give the queue's name here")
+        return self
+
+    def get_resource(self) -> SqsQueueResource:
+        """The queue as a resource."""
+        return self.queue.resource()
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The resource."""
+        return dg.Definitions(resources={self.resource_key: self.get_resource()})
+
+
+def resource_of(queue: QueueOptions, context: dg.ComponentLoadContext) -> SqsQueueResource:
+    """The resource of a queue that is named by a component, or that another component is.
+
+    Args:
+        queue: How the queue is named.
+        context: Where the naming component is loaded.
+
+    Raises:
+        ValueError: There is nothing at ``queue.component``.
+        TypeError: There is another component.
+    """
+    if queue.component is None:
+        return queue.resource()
+    try:
+        found = component_at(context, queue.component)
+    except Exception as error:
+        raise ValueError(f"queue.component: there is no component at {queue.component!r}: {error}") from error
+    if not isinstance(found, SqsQueueComponent):
+        raise TypeError(f"queue.component: {queue.component!r} is a {type(found).__name__}, not a SqsQueueComponent")
+    return found.get_resource()
