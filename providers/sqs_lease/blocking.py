@@ -232,7 +232,7 @@ class _OpenLease:
         self._dropped.atexit = False
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether it has ended, or is ending because it was dropped.
 
         The garbage collector calls the finalizer first, and closes a suspended generator, which leaves its block, then.
@@ -249,7 +249,7 @@ class _OpenLease:
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine of the session within the block."""
-        if self._is_over:
+        if self.is_over:
             coroutine.close()
             raise ended(self.session.queue)
         return self._host.run(coroutine)
@@ -273,7 +273,7 @@ class _OpenLease:
         if self._process != os.getpid() or sys.is_finalizing():
             # The leases belong to another process, or the interpreter ends and cannot call: they lapse.
             return
-        if self._is_over:
+        if self.is_over:
             if error is None:
                 raise RuntimeError(f"The lease of {self.session.queue} was given back before its block ended")
             return
@@ -297,7 +297,7 @@ class _OpenLease:
 
     def give_back(self) -> bool:
         """Give back what was not settled, and end, if the lease has not ended yet; return whether that was so."""
-        if self._is_over:
+        if self.is_over:
             return False
         self._end()
         return True
@@ -411,6 +411,11 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
     def __init__(self, lease: _OpenLease) -> None:
         super().__init__(lease.session)
         self._lease = lease
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the block goes on, so that what is held may still be settled in any way."""
+        return not self._lease.is_over
 
     def still_held(self, message: Message | str) -> bool:
         """See :meth:`LeasedBatch.still_held`."""

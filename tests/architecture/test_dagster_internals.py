@@ -44,6 +44,7 @@ UNDOCUMENTED: Final = {
     "handle_new_event",
     "has_seen_output",
     "is_ephemeral",
+    "is_nothing",
     "keys_by_dimension",
     "levels",
     "log_key",

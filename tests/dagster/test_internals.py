@@ -176,12 +176,76 @@ def test_a_warning_is_in_the_log_of_the_process_where_that_of_the_run_takes_none
     assert "the log of run r lacks this warning" in said(caplog)
 
 
+def test_a_block_that_raised_settles_at_its_end_where_an_instance_has_no_listeners(
+    messages: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(_: dg.DagsterInstance) -> None:
+        raise AttributeError("add_event_listener")
+
+    monkeypatch.setattr(dg.DagsterInstance, "add_event_listener", property(lacks), raising=False)
+    seen: list[int] = []
+
+    @dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with queue.lease(context, linger=0, wait=0, on_failure="dead_letter") as batch:
+            seen.append(len(batch))
+            raise ConnectionError
+
+    assert not dg.materialize([orders], resources={"queue": QUEUE}, raise_on_error=False).success
+    assert seen == [1, 1]
+    assert messages.dead_letters == ["a"]
+
+
+def test_no_output_is_missing_where_it_is_not_known_what_was_yielded() -> None:
+    found: list[list[str]] = []
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext) -> int:
+        found.append(_internals.missing_outputs(context))
+        found.append(_internals.missing_outputs(without_step(context, "has_seen_output")))
+        return 1
+
+    dg.materialize([orders])
+    assert found == [["result"], []]
+
+
+def test_every_step_has_a_value_where_its_type_does_not_tell() -> None:
+    untold = SimpleNamespace(op_def=SimpleNamespace(output_defs=[SimpleNamespace(dagster_type=object())]))
+    told, _ = in_an_asset(_internals.stores_values)
+    assert (told, _internals.stores_values(untold)) == (False, True)  # type: ignore[arg-type]
+
+
+def test_the_result_of_a_check_is_no_value() -> None:
+    found: list[bool] = []
+
+    @dg.asset(check_specs=[dg.AssetCheckSpec("complete", asset="orders")])
+    def orders(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        found.append(_internals.stores_values(context))
+        return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=True)])
+
+    dg.materialize([orders])
+    assert found == [False]
+
+
+def test_no_check_has_failed_where_its_result_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    event = SimpleNamespace(event_type=EventType.ASSET_CHECK_EVALUATION, event_specific_data=object())
+    assert _internals.failed_blocking_check(event) is None  # type: ignore[arg-type]
+    assert "has no result of an asset check" in said(caplog)
+
+
+def test_a_failed_check_is_another_error_of_dagsters_where_it_has_none_for_that(lacking: Callable[[str], None]) -> None:
+    assert type(_internals.failed_checks_error(["complete"])).__name__ == "DagsterAssetCheckFailedError"
+    lacking("DagsterAssetCheckFailedError")
+    assert isinstance(_internals.failed_checks_error(["complete"]), dg.DagsterInvariantViolationError)
+
+
 def test_nothing_listens_where_an_instance_has_no_listeners(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[object] = []
 
     def listen(context: Any) -> None:
         instance = Without(context.instance, "add_event_listener")
-        _internals.listen(Without(context, instance=instance), lambda _, entry: seen.append(entry))  # type: ignore[arg-type]
+        is_told = _internals.listen(Without(context, instance=instance), lambda _, entry: seen.append(entry))  # type: ignore[arg-type]
+        assert not is_told
 
     in_an_asset(listen)
     assert seen == []

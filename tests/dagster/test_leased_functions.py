@@ -179,6 +179,20 @@ def test_a_function_without_a_batch_and_an_asynchronous_one_are_refused() -> Non
         leased("queue")(asynchronous)
 
 
+@pytest.mark.parametrize("given", [bodies, QUEUE], ids=["no parentheses", "the resource itself"])
+def test_what_is_no_key_of_a_resource_is_refused_and_the_error_says_what_to_write(given: Any) -> None:
+    with pytest.raises(TypeError, match=r'write @leased\("orders_queue"\)'):
+        leased(given)
+
+
+def test_a_resource_that_is_no_queue_fails_the_step_and_the_error_says_which(messages: LeasedQueue) -> None:
+    result = dg.materialize([bodies], resources={"queue": "orders"}, raise_on_error=False)
+    (failed,) = (event for event in result.all_events if event.is_step_failure)
+    said = failed.step_failure_data.error_display_string
+    assert "the resource 'queue' of 'bodies' is 'str', and must be an SqsQueueResource" in said
+    assert len(messages.visible) == 2
+
+
 # What is stored too late
 
 

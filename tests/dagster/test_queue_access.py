@@ -307,6 +307,21 @@ def test_the_executor_reaches_a_queue_as_its_subclass_says(
     assert TENANTS == ["shop"]
 
 
+def test_a_variable_that_is_set_to_nothing_is_told_wherever_the_queue_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ORDERS_QUEUE", "")
+    queue = SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE")).process_config_and_initialize()
+    reached: list[Callable[[], object]] = [
+        queue.client,
+        queue.attributes,
+        lambda: queue.lease(dg.build_asset_context()),
+    ]
+    for reach in reached:
+        with pytest.raises(ValueError, match=r"queue of SqsQueueResource is empty.*environment variable"):
+            reach()
+
+
 def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ORDERS_QUEUE", raising=False)
     sensor = build_sqs_backlog_sensor("backlog", SqsQueueResource(queue=dg.EnvVar("ORDERS_QUEUE")), leasing)

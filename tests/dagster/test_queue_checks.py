@@ -6,7 +6,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_lease_check
+from sqs_lease.dagster import (
+    LeasedBatch,
+    SqsQueueResource,
+    build_sqs_backlog_check,
+    build_sqs_lease_check,
+    leased,
+    sqs_lease_check_result,
+)
 from sqs_lease.sqs.errors import AccessDeniedError, TransientError
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.testing import LeasedQueue, LeasedQueues
@@ -119,6 +126,55 @@ def test_by_itself_the_check_is_about_the_last_materialization(
     queue.send("good")
     dg.materialize([yielded], instance=instance, resources={"queue": QUEUE})
     assert not evaluated(instance, check).passed
+
+
+@dg.asset
+def failing(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+    with queue.lease(context, wait=0, linger=0, on_failure="dead_letter") as batch:
+        batch.succeed(next(iter(batch)))
+        if "fails" in context.run.tags:
+            raise ConnectionError
+
+
+@pytest.mark.parametrize("was_materialized", [False, True])
+def test_after_a_run_that_failed_the_check_says_what_became_of_its_messages(
+    queue: LeasedQueue, instance: dg.DagsterInstance, was_materialized: bool
+) -> None:
+    def run(**tags: str) -> str:
+        queue.send("a", "b")
+        resources = {"queue": QUEUE}
+        return dg.materialize([failing], instance=instance, resources=resources, tags=tags, raise_on_error=False).run_id
+
+    if was_materialized:
+        run()
+    run_id = run(fails="yes")
+    evaluation = evaluated(instance, build_sqs_lease_check("failing"))
+    assert not evaluation.passed
+    assert evaluation.metadata["run"].value == run_id
+    assert evaluation.description is not None
+    assert f"Run {run_id} failed before it materialized the asset" in evaluation.description
+    assert "2 received, 1 deleted, 1 dead-lettered" in evaluation.description
+    run()
+    assert evaluated(instance, build_sqs_lease_check("failing")).passed
+
+
+@dg.asset(check_specs=[dg.AssetCheckSpec("sqs_lease", asset="checked")])
+@leased("queue", wait=0, linger=0)
+def checked(batch: LeasedBatch) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    batch.fail([message for message in batch if message.body == "bad"], "it is bad")
+    return dg.MaterializeResult(check_results=[sqs_lease_check_result(batch)])
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_check_within_the_block_is_about_what_failed_so_far(
+    queue: LeasedQueue, instance: dg.DagsterInstance, bad: int
+) -> None:
+    queue.send("good", *["bad"] * bad)
+    result = dg.materialize([checked], instance=instance, resources={"queue": QUEUE})
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert evaluation.passed is (bad == 0)
+    assert evaluation.description == f"{bad} messages failed so far; the messages are settled later."
+    assert told(evaluation)["sqs/unsettled"] == 0
 
 
 def test_in_a_run_of_a_partition_the_check_is_about_that_run(queue: LeasedQueue, instance: dg.DagsterInstance) -> None:

@@ -266,22 +266,28 @@ def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str)
         _warn("handle_new_event()", f"the log of run {seen.run_id} lacks this warning")
 
 
-def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> None:
+def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> bool:
     """Call a function with each event of a step's run, in the process of the step.
 
     Public hooks run when a step has ended, and have no part in what the step itself holds. Without it the function is
     not called. A lease is given back then when Python closes the step's generator, which may take until the process
-    ends; and nobody is told of a value that was stored after its messages were deleted.
+    ends; nobody is told of a value that was stored after its messages were deleted; messages of a block that raised are
+    settled at its end; and they are deleted although a blocking check of their step failed.
 
     Args:
         context: The context of the op or asset, in a step.
         see: Gets the instance and the event.
+
+    Returns:
+        Whether the function is called.
     """
     instance = context.instance
     try:
         instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
     except AttributeError:
         _warn("add_event_listener()", "a lease may be held for longer where its step fails while it is suspended")
+        return False
+    return True
 
 
 def is_tried_again(context: Context, error: Exception) -> bool:
@@ -379,6 +385,51 @@ def output_events(context: Context, result: object) -> Iterator[Any]:
             "function that makes outputs of what a step returns",
             f"{context.op_def.name!r} must yield its outputs",
         )
+
+
+def stores_values(context: Context) -> bool:
+    """Whether a step has outputs with values, which Dagster has stored; results of its asset checks are none.
+
+    Which type stands for no value is public. How to ask a type is not, nor which output is of which asset. Without it,
+    every step has values.
+
+    Args:
+        context: The context of the asset or op.
+    """
+    try:
+        outputs = {output.name: output for output in context.op_def.output_defs}
+        if isinstance(context, dg.AssetExecutionContext):
+            asset = context.assets_def
+            names = {asset.get_output_name_for_asset_key(key) for key in asset.keys}
+            outputs = {name: output for name, output in outputs.items() if name in names}
+        return any(not output.dagster_type.is_nothing for output in outputs.values())
+    except AttributeError:
+        _warn("type of an output", "every step counts as one with a value")
+        return True
+
+
+def missing_outputs(context: Context) -> list[str]:
+    """Return the outputs that a step must have, and that its function did not yield: Dagster fails the step for them.
+
+    What was yielded is not public. Without it there are none: messages are deleted at the end of a block although
+    Dagster fails their step.
+
+    Args:
+        context: The context of the asset or op, in a step, whose function has ended.
+    """
+    step = _step(context)
+    try:
+        return [
+            output.name
+            for output in context.op_def.output_defs
+            if output.is_required
+            and not output.is_dynamic
+            and not output.dagster_type.is_nothing
+            and not step.has_seen_output(output.name)
+        ]
+    except AttributeError:
+        _warn("has_seen_output()", "messages are deleted although an output of their step is missing")
+        return []
 
 
 # Components
@@ -519,6 +570,41 @@ def asset_of_event(event: dg.DagsterEvent) -> dg.AssetKey | None:
     except AttributeError:
         _warn("asset of an event", "assets that were stored before a step failed are not known")
         return None
+
+
+def failed_blocking_check(event: dg.DagsterEvent) -> str | None:
+    """Return the name of the blocking check that an event says failed as an error; None for all other events.
+
+    An event's own data is not public. Without it there are none: messages are deleted at the end of a block although
+    Dagster fails their step for a check.
+
+    Args:
+        event: An event of a step.
+    """
+    if event.event_type is not dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+        return None
+    try:
+        evaluation: Any = event.event_specific_data
+        is_error = evaluation.severity is dg.AssetCheckSeverity.ERROR
+        return str(evaluation.check_name) if evaluation.blocking and is_error and not evaluation.passed else None
+    except AttributeError:
+        _warn("result of an asset check", "messages are deleted although a blocking check of their step failed")
+        return None
+
+
+def failed_checks_error(checks: Sequence[str]) -> dg.DagsterError:
+    """Return the error by which Dagster fails a step whose blocking checks failed; no ``RetryPolicy`` repeats it.
+
+    It is not public. Without it, it is another error of Dagster's that no policy repeats.
+
+    Args:
+        checks: Their names.
+    """
+    kind = _private("errors", "DagsterAssetCheckFailedError") or dg.DagsterInvariantViolationError
+    error: dg.DagsterError = kind(
+        f"Blocking asset checks failed within the block of the lease, and its messages with them: {', '.join(checks)}"
+    )
+    return error
 
 
 def error_names(event: dg.DagsterEvent) -> frozenset[str]:

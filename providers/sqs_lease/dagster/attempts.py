@@ -5,12 +5,22 @@ for the last attempt: before that, messages are given back plainly, so that the 
 
 Attempts may run in different processes, so each lease leaves two events in the run's log: what it received, and what
 became of it. The next attempt reads them. A lease without the second event was cut off: its process was killed.
+
+**A retry that finds nothing fails** where the attempt before it received messages of the queue, and failed: whether it
+gave them back, so that they are elsewhere, or deleted them, so that they do not come back. Two exceptions:
+
+- That attempt failed in a later lease, and the step stores no value. What it did with the earlier one, it had done.
+- A run is repeated whose step succeeded, because another step failed. The log warns: what this step makes now is made
+  of no messages.
+
+Where a retry finds other messages, ``sqs/earlier_deleted_then_failed`` says how many are missing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from threading import Event
@@ -22,7 +32,15 @@ import dagster as dg
 from sqs_lease.blocking import LeaseBlock, LeasedBatch
 from sqs_lease.core.failure_rules import ByExceptionRule, DeadLetter, FailureRule, ReleaseRule, Settlement
 from sqs_lease.core.specs import OnFailure, resolve_failure_rule
-from sqs_lease.dagster._internals import Context, is_tried_again, report_event, reported, step_key
+from sqs_lease.dagster._internals import (
+    Context,
+    failed_checks_error,
+    is_tried_again,
+    report_event,
+    reported,
+    run_events,
+    step_key,
+)
 from sqs_lease.dagster.metadata import EARLIER, PREFIX, QUEUE, lease_metadata, lease_summary
 from sqs_lease.dagster.step_watch import watch_of
 from sqs_lease.ingestion.job import JobError
@@ -36,6 +54,7 @@ _LEASE: Final = f"{PREFIX}lease"
 _RECEIVED: Final = f"{PREFIX}received"
 _ATTEMPT: Final = f"{PREFIX}attempt"
 _UNFINISHED: Final = f"{PREFIX}unfinished"
+_RAISED: Final = f"{PREFIX}raised"
 _RETRY_NUMBER_TAG: Final = "dagster/retry_number"
 """Dagster's tag of runs that its daemon repeats by itself."""
 
@@ -54,7 +73,10 @@ _COUNTS: Final = (
 
 
 class RetryWithoutMessagesError(RuntimeError):
-    """A retry received nothing, and the attempt before it left messages that it did not finish."""
+    """A retry received nothing, and the attempt before it received messages and failed.
+
+    A step that can go on without messages catches it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +146,7 @@ class LeaseRecord:
         received: How many messages it received.
         counts: What became of them: received, deleted, released and so on.
         unfinished: How many of them were held when the block raised or was cut off, and were not deleted.
+        raised: Whether the block raised, or was cut off.
     """
 
     attempt: tuple[str, int]
@@ -131,6 +154,12 @@ class LeaseRecord:
     received: int
     counts: Mapping[str, int]
     unfinished: int
+    raised: bool
+
+    @property
+    def deleted(self) -> int:
+        """How many messages it deleted."""
+        return self.counts["deleted"] + self.counts["uncertain"]
 
 
 def failure_rule(on_failure: OnFailure | None) -> FailureRule:
@@ -174,6 +203,8 @@ class StepLease:
         self._has_ended = False
         self._has_rule = on_failure is not None
         self._waits_with: Exception | None = None
+        self._notes: tuple[str, ...] = ()
+        self._unsettled: str | None = None
 
     def watch(self, block: LeaseBlock) -> None:
         """Have the lease given back if its step fails while its generator is suspended in the block.
@@ -189,44 +220,53 @@ class StepLease:
         """Tell what was received.
 
         Raises:
-            RetryWithoutMessagesError: This is a retry that received nothing, and the attempt before left messages.
+            RetryWithoutMessagesError: This is a retry that received nothing, and the attempt before it received
+                messages and failed.
         """
         self._batch = batch
         numbers = {QUEUE: dg.MetadataValue.text(batch.queue_url), _RECEIVED: dg.MetadataValue.int(len(batch))}
         self._tell(f"Received {len(batch)} messages of {batch.queue_url}", numbers)
-        if len(batch) == 0 and (unfinished := self._left_by_the_attempt_before(batch.queue_url)):
-            raise RetryWithoutMessagesError(
-                f"This attempt at {self._key!r} received nothing from {batch.queue_url}, and the attempt before it "
-                f"left {unfinished} messages unfinished. They may be with another consumer; in the dead-letter queue, "
-                "if that attempt sent them there or they were received maxReceiveCount times; or still invisible, if "
-                "its process was killed. Look there; a new run starts afresh"
-            )
+        if len(batch) == 0:
+            self._refuse_to_hide_the_attempt_before(batch.queue_url)
+
+    def refuse_failed_checks(self) -> None:
+        """Fail the block if a blocking check failed that it yielded: Dagster would fail the step when all is deleted.
+
+        Raises:
+            dagster.DagsterError: One did.
+        """
+        if self._watch is not None and self._watch.failed_checks:
+            raise failed_checks_error(self._watch.failed_checks)
 
     def raised(self, error: BaseException) -> bool:
         """Take note of what the block raised, before its messages are settled.
 
-        A step may yet turn the exception into a ``RetryRequested``. So a rule of the user's waits until the step has
-        ended, or leases again.
+        A step may survive the exception, or turn it into a ``RetryRequested`` or another ``Failure``. So a rule of the
+        user's waits until the step has ended: only then is it known whether Dagster tries it again.
 
         Returns:
             Whether :meth:`settle` settles the messages, and not the end of the block.
         """
+        self._notes = tuple(getattr(error, "__notes__", ()))
         if self._batch is not None:
             self._when_raised = self._batch.report()
+        if self._watch is not None:
+            self._watch.raised()
         if self._key is None or not isinstance(error, Exception):
             return False
+        if self._has_rule and self._batch is not None and self._watch is not None and self._watch.sees_the_end:
+            self._waits_with = error
+            for problem in self._watch.defer(self):
+                self._context.log.warning(problem)
+            return True
         try:
             if is_tried_again(self._context, error):
                 self._is_repeated.set()
         except Exception:
-            # The user's exception must go on, and a message that is given back can still be dead-lettered later.
+            # The user's exception must go on.
             logger.exception("Whether step %s is tried again is not known: its messages are given back", self._key)
             self._is_repeated.set()
-        if self._is_repeated.is_set() or not self._has_rule or self._watch is None or self._batch is None:
-            return False
-        self._waits_with = error
-        self._watch.defer(self)
-        return True
+        return False
 
     def settle(self, *, is_tried_again: bool) -> None:
         """Settle what :meth:`raised` left.
@@ -240,12 +280,23 @@ class StepLease:
         if is_tried_again:
             self._is_repeated.set()
         self._block.__exit__(type(error), error, error.__traceback__)
-        self.ended(is_listener=True)
+        self.ended(error, is_listener=True)
 
-    def ended(self, *, is_listener: bool = False) -> None:
+    def unsettled(self) -> str | None:
+        """Say what the service did not settle as asked, where no exception says it; only once."""
+        said, self._unsettled = self._unsettled, None
+        return said
+
+    def warn_of_unsettled(self) -> None:
+        """Have the run's log say what :meth:`unsettled` does, from within the step."""
+        if (said := self.unsettled()) is not None:
+            self._context.log.warning(said)
+
+    def ended(self, error: BaseException | None = None, *, is_listener: bool = False) -> None:
         """Tell what became of the messages; only the first call counts.
 
         Args:
+            error: What the block raised, with the notes that the lease added.
             is_listener: Whether a listener of the instance's events calls this.
         """
         if self._batch is None or self._has_ended or self._waits_with is not None:
@@ -257,23 +308,29 @@ class StepLease:
         report = self._batch.report()
         if self._watch is not None and self._when_raised is None:
             self._watch.ended(report.deleted + report.uncertain)
-        elif self._watch is not None:
-            self._watch.raised()
-        unfinished = dg.MetadataValue.int(self._unfinished(report))
-        self._tell(text, {**lease_metadata(self._batch), _UNFINISHED: unfinished}, is_listener=is_listener)
+        if self._when_raised is not None and report.failed + report.held:
+            added = list(getattr(error, "__notes__", ()))[len(self._notes) :]
+            self._unsettled = "\n".join([f"Of step {self._key!r}: {text}", *added])
+        left = {
+            _UNFINISHED: dg.MetadataValue.int(self._unfinished(report)),
+            _RAISED: dg.MetadataValue.bool(self._when_raised is not None),
+        }
+        self._tell(text, {**lease_metadata(self._batch), **left}, is_listener=is_listener)
 
     def metadata_of_earlier_attempts(self) -> dict[str, dg.MetadataValue]:
         """What the attempts before this one did with messages; empty where none of them leased.
 
         Returns:
-            By key: ``sqs/earlier_attempts``, and ``sqs/earlier_received`` and so on, as in :func:`lease_metadata`.
-            What a process held that was killed counts as unsettled.
+            By key: ``sqs/earlier_attempts``, and ``sqs/earlier_received`` and so on, as in :func:`lease_metadata`;
+            and ``sqs/earlier_deleted_then_failed``: messages that a block deleted as it ended well, in an attempt that
+            failed later. What a process held that was killed counts as unsettled.
         """
         earlier = [record for record in self._records() if record.attempt != self._attempt()]
         if not earlier:
             return {}
         numbers = {"attempts": len({record.attempt for record in earlier})}
         numbers |= {name: sum(record.counts[name] for record in earlier) for name in _COUNTS}
+        numbers["deleted_then_failed"] = sum(record.deleted for record in self._owed(earlier) if not record.raised)
         return {f"{EARLIER}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()}
 
     def give_back(self) -> bool:
@@ -308,13 +365,56 @@ class StepLease:
         before = self._when_raised
         return before.held - (now.deleted + now.uncertain - before.deleted - before.uncertain)
 
-    def _left_by_the_attempt_before(self, queue_url: str) -> int:
-        """How many messages of a queue the last attempt left that had any; 0 where this one had some."""
-        with_messages = [record for record in self._records() if record.queue_url == queue_url and record.received]
+    def _refuse_to_hide_the_attempt_before(self, queue_url: str) -> None:
+        """Fail, or at least warn, where the last attempt before this one that received messages of a queue had some.
+
+        Raises:
+            RetryWithoutMessagesError: It failed.
+        """
+        records = self._records()
+        with_messages = [record for record in records if record.queue_url == queue_url and record.received]
         if not with_messages or with_messages[-1].attempt == self._attempt():
-            return 0
+            return
         last = with_messages[-1].attempt
-        return sum(record.unfinished for record in with_messages if record.attempt == last)
+        had = [record for record in with_messages if record.attempt == last]
+        owed = [record for record in self._owed(records) if record in had]
+        if owed:
+            raise RetryWithoutMessagesError(
+                f"This attempt at {self._key!r} received nothing from {queue_url}, and the attempt before it received "
+                f"messages and failed. {_what_is_missing(owed)} A new run starts afresh; a step that can go on without "
+                "messages catches this error"
+            )
+        self._context.log.warning(
+            "This attempt at %r received nothing from %s: run %s, which is repeated, deleted %d messages of it in this "
+            "step, which succeeded. What the step makes now is made without them",
+            self._key,
+            queue_url,
+            last[0],
+            sum(record.deleted for record in had),
+        )
+
+    def _owed(self, records: Sequence[LeaseRecord]) -> list[LeaseRecord]:
+        """The leases of earlier attempts whose work is not known to be done."""
+        attempts: dict[tuple[str, int], list[LeaseRecord]] = {}
+        for record in records:
+            attempts.setdefault(record.attempt, []).append(record)
+        attempts.pop(self._attempt(), None)
+        latest = dict(sorted(attempts))
+        owed: list[LeaseRecord] = []
+        for (run_id, number), leases in attempts.items():
+            if latest[run_id] == number and self._succeeded_in(run_id):
+                continue
+            # A step without values that failed in a later lease had done the work of those before it.
+            is_explained = leases[-1].raised and self._watch is not None and not self._watch.stores_values
+            owed += [lease for lease in leases if lease.received and (lease.raised or not is_explained)]
+        return owed
+
+    def _succeeded_in(self, run_id: str) -> bool:
+        """Whether the step succeeded in a run before this one."""
+        if run_id == self._context.run.run_id:
+            return False
+        ends = run_events(self._context.instance, run_id, {dg.DagsterEventType.STEP_SUCCESS})
+        return any(event.step_key == self._key for event in ends)
 
     def _attempt(self) -> tuple[str, int]:
         return self._context.run.run_id, self._context.op_execution_context.retry_number
@@ -335,6 +435,35 @@ class StepLease:
         return [record for each in runs for record in lease_records(instance, each.run_id, self._key)]
 
 
+def _what_is_missing(owed: Sequence[LeaseRecord]) -> str:
+    """What an attempt that failed made of its messages, and where they are."""
+    unfinished, deleted = sum(record.unfinished for record in owed), sum(record.deleted for record in owed)
+    said = []
+    if unfinished:
+        said.append(
+            f"It left {unfinished} messages unfinished. They may be with another consumer; in the dead-letter queue, "
+            "if that attempt sent them there or they were received maxReceiveCount times; or still invisible, if its "
+            "process was killed. Look there."
+        )
+    if deleted:
+        said.append(
+            f"It deleted {deleted} messages before it failed, so these do not come back, and what it had yet to do "
+            "with them is not done: a value that was not stored, or work after the block. Do that work within the "
+            "block, or decorate the function with leased()."
+        )
+    if not said:
+        said.append(f"What became of its messages: {counts_said(owed)}.")
+    return " ".join(said)
+
+
+def counts_said(leases: Iterable[LeaseRecord]) -> str:
+    """Say what became of the messages of some leases; nothing where they had none."""
+    counts: Counter[str] = Counter()
+    for lease in leases:
+        counts.update(lease.counts)
+    return ", ".join(f"{counts[name]} {name.replace('_', '-')}" for name in _COUNTS if counts[name])
+
+
 def lease_records(instance: dg.DagsterInstance, run_id: str, key: str) -> list[LeaseRecord]:
     """Read from a run's log what a step leased, oldest first.
 
@@ -352,10 +481,10 @@ def lease_records(instance: dg.DagsterInstance, run_id: str, key: str) -> list[L
         attempt = (run_id, numbers[_ATTEMPT])
         if _UNFINISHED in numbers:
             counts = {name: numbers[f"{PREFIX}{name}"] for name in _COUNTS}
-            record = LeaseRecord(attempt, queue_url, received, counts, numbers[_UNFINISHED])
+            record = LeaseRecord(attempt, queue_url, received, counts, numbers[_UNFINISHED], numbers[_RAISED])
         else:
             # Until the second event says otherwise.
             cut_off = {**dict.fromkeys(_COUNTS, 0), "received": received, "unsettled": received}
-            record = LeaseRecord(attempt, queue_url, received, cut_off, received)
+            record = LeaseRecord(attempt, queue_url, received, cut_off, received, raised=True)
         records[numbers[_LEASE]] = record
     return list(records.values())

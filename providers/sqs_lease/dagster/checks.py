@@ -6,12 +6,15 @@ Neither fails the run: a check says so in its result when the queue cannot be re
 # Without postponed annotations: Dagster reads those of the checks' functions when they are defined.
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import dagster as dg
 
-from sqs_lease.blocking import LeasedBatch
-from sqs_lease.dagster._internals import asset_of_event, event_metadata, run_events
+from sqs_lease.blocking import LeasedBatch, OwnLeasedBatch
+from sqs_lease.dagster._internals import asset_of_event, event_metadata, planned_steps, run_events
+from sqs_lease.dagster.attempts import counts_said, lease_records
+from sqs_lease.dagster.backlog_state import runs_of_assets
 from sqs_lease.dagster.metadata import (
     DELETED,
     EARLIER,
@@ -20,6 +23,7 @@ from sqs_lease.dagster.metadata import (
     QUEUE,
     RECEIVED,
     UNSAFE,
+    UNSETTLED,
     lease_metadata,
     work_metadata,
 )
@@ -32,6 +36,7 @@ Asset: TypeAlias = dg.AssetsDefinition | dg.AssetKey | str | Sequence[str]
 
 _EARLIER_FAILED = (f"{EARLIER}dead_lettered", f"{EARLIER}expired")
 _EARLIER_RELEASED = f"{EARLIER}released"
+_EARLIER_UNDONE = f"{EARLIER}deleted_then_failed"
 
 
 def build_sqs_lease_check(
@@ -47,11 +52,13 @@ def build_sqs_lease_check(
     messages, a check in the same run is about what the asset's step failed, because the messages are settled later;
     afterwards it is about what became of all. Leases that were lost, late or not settled always fail the check: others
     may have worked on those messages too. In a run that materializes the asset it is about that run, partitions
-    included; by itself it is about the newest materialization of any partition. An asset that was never materialized
-    passes.
+    included; by itself it is about the newest materialization of any partition. Where the last run that was to
+    materialize the asset failed before it did, the check fails, and says what became of the messages. An asset that no
+    run was to materialize passes.
 
     Earlier attempts at the step count as well: what they dead-lettered or left to expire has failed, and their leases
-    must have held too. What they gave back does not count, because a later attempt or another run works on it.
+    must have held too. What they deleted before they failed fails the check: nobody does the rest of its work. What
+    they gave back does not count, because a later attempt or another run works on it.
 
     Args:
         asset: The asset; of a multi-asset, the key of one.
@@ -71,6 +78,14 @@ def build_sqs_lease_check(
     )
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         (check_key,) = context.selected_asset_check_keys
+        failure = _last_failure(context, check_key.asset_key)
+        if failure is not None:
+            return dg.AssetCheckResult(
+                passed=False,
+                severity=severity,
+                description=f"Run {failure.run_id} failed before it materialized the asset{failure.said}.",
+                metadata={"run": failure.run_id},
+            )
         run_id = _run_that_made(context, check_key.asset_key)
         if run_id is None:
             return dg.AssetCheckResult(passed=True, description="Not materialized yet.")
@@ -99,7 +114,7 @@ def sqs_lease_check_result(
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN,
     name: str = "sqs_lease",
 ) -> dg.AssetCheckResult:
-    """Make the result of such a check in the op or asset that worked on the messages, after the block of its lease.
+    """Make the result of such a check in the op or asset that worked on the messages.
 
     ::
 
@@ -109,7 +124,9 @@ def sqs_lease_check_result(
                 ...
             return dg.MaterializeResult(check_results=[sqs_lease_check_result(batch)])
 
-    It is about this attempt alone. Of a batch that an executor or a sensor holds, it is about what this step failed.
+    It is about this attempt alone. After the block it is about what became of all messages. Within the block, as in a
+    function with ``leased``, it is about what failed so far. Of a batch that an executor or a sensor holds, it is about
+    what this step failed.
 
     Args:
         batch: What ``lease`` gave.
@@ -123,10 +140,14 @@ def sqs_lease_check_result(
     """
     _check_limit("max_failed", max_failed)
     if isinstance(batch, RunBatch):
-        metadata = work_metadata(tuple(batch), batch.queue_url, len(batch.failed()))
+        counts = _counts(work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
     else:
-        metadata = lease_metadata(batch)
-    passed, description, shown = _judged(_counts(metadata), max_failed)
+        counts = _counts(lease_metadata(batch))
+    is_open = isinstance(batch, OwnLeasedBatch) and batch.is_open
+    if is_open:
+        # What is held may yet be settled; only what SQS refused will not be.
+        counts[UNSETTLED] = batch.report().failed
+    passed, description, shown = _judged(counts, max_failed, is_open=is_open)
     return dg.AssetCheckResult(
         passed=passed,
         asset_key=None if asset_key is None else dg.AssetKey.from_coercible(asset_key),
@@ -137,20 +158,25 @@ def sqs_lease_check_result(
     )
 
 
-def _judged(numbers: Mapping[str, int], max_failed: int) -> tuple[bool, str, dict[str, int]]:
-    """Whether the counts of a lease pass, why, and which of them to show."""
+def _judged(numbers: Mapping[str, int], max_failed: int, *, is_open: bool = False) -> tuple[bool, str, dict[str, int]]:
+    """Whether the counts of a lease pass, why, and which of them to show; of one that may be open still."""
     unsafe = {key: numbers.get(key, 0) + numbers.get(_earlier(key), 0) for key in UNSAFE}
     failed = sum(numbers.get(key, 0) for key in (FAILED, *_EARLIER_FAILED))
     parts = [f"{failed} messages failed"]
     parts += [f"{number} {key.removeprefix(PREFIX)}" for key, number in unsafe.items() if number]
+    if undone := numbers.get(_EARLIER_UNDONE, 0):
+        parts.append(f"{undone} deleted by earlier attempts that failed afterwards")
     if given_back := numbers.get(_EARLIER_RELEASED, 0):
         parts.append(f"{given_back} given back by earlier attempts")
     said = ", ".join(parts)
-    if not numbers.keys() & {DELETED, *UNSAFE}:
+    if is_open:
+        said += " so far; the messages are settled later"
+    elif not numbers.keys() & {DELETED, *UNSAFE}:
         said += " by the asset's step; the messages are settled later"
     shown = {key: numbers.get(key, 0) for key in (RECEIVED, FAILED, *UNSAFE)}
     earlier = {key: number for key, number in numbers.items() if key.startswith(EARLIER)}
-    return failed <= max_failed and not any(unsafe.values()), f"{said}.", {**shown, **earlier}
+    passed = failed <= max_failed and not undone and not any(unsafe.values())
+    return passed, f"{said}.", {**shown, **earlier}
 
 
 def build_sqs_backlog_check(
@@ -235,6 +261,29 @@ def _run_that_made(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> 
         return context.run.run_id
     latest = context.instance.get_latest_materialization_event(key)
     return None if latest is None else latest.run_id
+
+
+@dataclass(frozen=True, slots=True)
+class _RunFailure:
+    """A run that failed before it materialized an asset, and what became of the messages that the step leased."""
+
+    run_id: str
+    said: str
+
+
+def _last_failure(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> _RunFailure | None:
+    """The last run that was to materialize an asset, if it failed and did not; it is not this run."""
+    record = next(iter(runs_of_assets(context.instance, [key])), None)
+    if record is None:
+        return None
+    run = record.dagster_run
+    if run.run_id == context.run.run_id or run.status is not dg.DagsterRunStatus.FAILURE:
+        return None
+    if _events(context.instance, run.run_id, key, {dg.DagsterEventType.ASSET_MATERIALIZATION}):
+        return None
+    steps = [step for step, planned in planned_steps(context.instance, run).items() if key in planned.assets]
+    said = counts_said(lease for step in steps for lease in lease_records(context.instance, run.run_id, step))
+    return _RunFailure(run.run_id, f"; of the messages that its step leased: {said}" if said else "")
 
 
 def _lease_numbers(instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey) -> dict[str, int] | None:

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar, Unpack, get_type_hints
 
-from sqs_lease.dagster._internals import output_events, step_key
+import dagster as dg
+
+from sqs_lease.dagster._internals import missing_outputs, output_events, step_key
 from sqs_lease.dagster.resource import LeaseArguments, SqsQueueResource, check_lease_arguments
 
 BATCH: Final = "batch"
@@ -42,9 +44,15 @@ def leased(queue: str, **arguments: Unpack[LeaseArguments]) -> Callable[[_Work],
         arguments: As for :meth:`SqsQueueResource.lease`.
 
     Raises:
-        TypeError: An argument is unknown or of another type; or the function is asynchronous, or has no ``batch``.
+        TypeError: An argument is unknown or of another type, as where ``leased`` stands without parentheses; or the
+            function is asynchronous, or has no ``batch``.
         ValueError: An argument is out of range.
     """
+    if not isinstance(queue, str):
+        raise TypeError(
+            f"leased() takes the key of an SqsQueueResource among the resources, not {type(queue).__name__!r}: write "
+            '@leased("orders_queue") above the function'
+        )
     check_lease_arguments(queue, arguments)
 
     def decorate(work: _Work) -> Callable[..., Any]:
@@ -66,6 +74,11 @@ def _within_lease(work: Callable[..., Any], queue: str, arguments: LeaseArgument
     def events(context: Any, resource: SqsQueueResource, given: dict[str, Any]) -> Iterator[Any]:
         with resource.lease(context, **arguments) as batch:
             yield from output_events(context, _call(context, batch, given))
+            if missing := missing_outputs(context):
+                raise dg.DagsterInvariantViolationError(
+                    f"{name!r} did not yield its required outputs {', '.join(map(repr, missing))}, so its messages "
+                    "failed. Yield them, or set is_required=False on those that may be missing"
+                )
 
     def _call(context: Any, batch: Any, given: dict[str, Any]) -> Any:
         return work(context, **given, batch=batch) if takes_context else work(**given, batch=batch)
@@ -73,6 +86,11 @@ def _within_lease(work: Callable[..., Any], queue: str, arguments: LeaseArgument
     # Not a generator function: Dagster reads the types of outputs from the annotation of other functions only.
     def function(context: Any, **given: Any) -> Any:
         resource = given[queue] if takes_queue else given.pop(queue)
+        if not isinstance(resource, SqsQueueResource):
+            raise TypeError(
+                f"the resource {queue!r} of {name!r} is {type(resource).__name__!r}, and must be an SqsQueueResource: "
+                f"set it in Definitions(resources={{{queue!r}: SqsQueueResource(queue=...)}})"
+            )
         if step_key(context) is not None:
             return events(context, resource, given)
         with resource.lease(context, **arguments) as batch:

@@ -19,7 +19,8 @@ DELETED: Final = f"{PREFIX}deleted"
 FAILED: Final = f"{PREFIX}failed"
 """Messages whose work failed: given back, dead-lettered or left to expire."""
 
-UNSAFE: Final = (f"{PREFIX}lost", f"{PREFIX}late", f"{PREFIX}unsettled")
+UNSETTLED: Final = f"{PREFIX}unsettled"
+UNSAFE: Final = (f"{PREFIX}lost", f"{PREFIX}late", UNSETTLED)
 """Counts that should be 0: others may have worked on those messages too, or will."""
 
 QUEUE: Final = f"{PREFIX}queue"

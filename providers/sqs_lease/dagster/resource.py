@@ -85,8 +85,10 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Make a boto3 client of SQS, with timeouts made for leases; whoever asks for it closes it.
 
         Raises:
+            ValueError: ``queue`` is empty.
             sqs_lease.sqs.errors.SqsError: It cannot be made; the text names the queue and says what to do.
         """
+        self._refuse_no_queue()
         access = AwsAccess(
             region_name=self.region_name,
             endpoint_url=self.endpoint_url,
@@ -99,6 +101,13 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         with access_to(self):
             return boto3_client.make_client(access, queue=self.queue)
 
+    def _refuse_no_queue(self) -> None:
+        if not self.queue.strip():
+            raise ValueError(
+                f"queue of {type(self).__name__} is empty: give the queue's name, ARN or URL. Where it is an EnvVar, "
+                "its environment variable is set to nothing in the process that Dagster works in"
+            )
+
     def attributes(self, *, timeout: Duration = 30.0) -> QueueAttributes:
         """Read what the queue says of itself, such as how many messages it has; nothing is received.
 
@@ -109,6 +118,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             ValueError: ``queue`` is not a queue name, URL or ARN.
             sqs_lease.sqs.errors.SqsError: The queue cannot be read; the text names it and says what to do.
         """
+        self._refuse_no_queue()
         with access_to(self):
             return queue_attributes(self.queue, timeout=timeout, client=self.client())
 
@@ -181,7 +191,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         - ``BatchFolderError`` where the run's batch is being settled, because the run came too late;
         - ``ResumedRunError`` where the run leaves out steps, or other assets of this step, that would never see the
           messages;
-        - ``RetryWithoutMessagesError`` where this attempt received nothing, and the one before it left messages;
+        - ``RetryWithoutMessagesError`` where this attempt received nothing, and the one before it received messages and
+          failed;
         - ``sqs_lease.sqs.errors.SqsError`` where the queue cannot be used; the text names it and says what to do;
         - ``SettlementError`` where the block succeeded, and the service refused to delete some of its messages.
         """
@@ -194,6 +205,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             "on_failure": on_failure,
             "on_resume": on_resume,
         }
+        self._refuse_no_queue()
         check_lease_arguments(self.queue, arguments)
         held = batch_of_run(context, self.queue)
         if held is None:
@@ -232,6 +244,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 try:
                     step.received(batch)
                     yield batch
+                    step.refuse_failed_checks()
                 except GeneratorExit:
                     raise
                 except BaseException as error:
@@ -242,7 +255,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         finally:
             # The generator may be closed long after the step has failed, when nobody takes log lines of its run.
             if not isinstance(sys.exception(), GeneratorExit):
-                step.ended()
+                step.ended(sys.exception())
+                step.warn_of_unsettled()
         self._add_metadata(context, batch, step)
 
     def _add_metadata(self, context: Context, batch: LeasedBatch, step: StepLease) -> None:
