@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sqs_lease.airflow.links import LINK_KEY, SqsQueueLink, console_link
+from sqs_lease.airflow.links import LINK_KEY, SqsQueueLink
+from sqs_lease.sqs.console import console_link
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID

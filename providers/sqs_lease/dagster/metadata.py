@@ -11,6 +11,7 @@ import dagster as dg
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
 from sqs_lease.keeper.batch import Batch
+from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.transport import QueueAttributes
 
 PREFIX: Final = "sqs/"
@@ -24,6 +25,9 @@ UNSAFE: Final = (f"{PREFIX}lost", f"{PREFIX}late", UNSETTLED)
 """Counts that should be 0: others may have worked on those messages too, or will."""
 
 QUEUE: Final = f"{PREFIX}queue"
+
+CONSOLE: Final = f"{PREFIX}console"
+"""The link to the queue in the AWS console."""
 
 EARLIER: Final = f"{PREFIX}earlier_"
 """What the keys begin with that are about earlier attempts at the step."""
@@ -41,14 +45,19 @@ def work_metadata(messages: Collection[Message], queue_url: str, failed: int) ->
         failed: How many of them the step failed.
 
     Returns:
-        By key: ``sqs/received``, ``sqs/failed``, ``sqs/oldest_age_seconds``, ``sqs/queue``.
+        By key: ``sqs/received``, ``sqs/failed``, ``sqs/oldest_age_seconds``, ``sqs/queue``, ``sqs/console``.
     """
     return {
         RECEIVED: dg.MetadataValue.int(len(messages)),
         FAILED: dg.MetadataValue.int(failed),
         **_age(messages),
-        QUEUE: dg.MetadataValue.text(queue_url),
+        **_queue(queue_url),
     }
+
+
+def _queue(queue_url: str) -> dict[str, dg.MetadataValue]:
+    link = console_link(queue_url)
+    return {QUEUE: dg.MetadataValue.text(queue_url)} | ({CONSOLE: dg.MetadataValue.url(link)} if link else {})
 
 
 def _age(messages: Iterable[Message]) -> dict[str, dg.MetadataValue]:
@@ -74,7 +83,7 @@ def lease_metadata(batch: LeasedBatch | Batch, queue: QueueAttributes | None = N
         (confirmed, counted per message), ``sqs/extension_calls``, ``sqs/late`` (deadlines that passed before an
         extension was confirmed); ``sqs/oldest_age_seconds`` (of the oldest message, since it was sent);
         ``sqs/left_visible``, ``sqs/left_in_flight``, ``sqs/left_delayed`` (approximate, as the service counts);
-        ``sqs/queue``.
+        ``sqs/queue``, and ``sqs/console``, a link to it, if it is on AWS.
     """
     report = batch.report()
     numbers: dict[str, int] = {
@@ -97,7 +106,7 @@ def lease_metadata(batch: LeasedBatch | Batch, queue: QueueAttributes | None = N
         f"{PREFIX}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()
     }
     messages = batch.messages() if isinstance(batch, Batch) else batch
-    return {**metadata, **_age(messages), QUEUE: dg.MetadataValue.text(batch.queue_url)}
+    return {**metadata, **_age(messages), **_queue(batch.queue_url)}
 
 
 def lease_summary(batch: LeasedBatch | Batch) -> str:
@@ -140,6 +149,6 @@ def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
             metadata[key] = dg.MetadataValue.text(before if now in queues else f"{before}, {now}")
         elif key == _OLDEST_AGE:
             metadata[key] = dg.MetadataValue.float(max(before, now))
-        elif key.startswith(PREFIX) and not key.startswith((_LEFT, EARLIER)):
+        elif key.startswith(PREFIX) and not key.startswith((_LEFT, EARLIER, CONSOLE)):
             metadata[key] = dg.MetadataValue.int(before + now)
     return metadata

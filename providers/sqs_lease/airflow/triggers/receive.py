@@ -29,7 +29,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     run_of,
 )
 from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
-from sqs_lease.airflow.links import LINK_KEY, console_link
+from sqs_lease.airflow.links import LINK_KEY
 from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.runtime import (
     DEFERRAL_SECONDS,
@@ -50,6 +50,7 @@ from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
 
 logger = logging.getLogger(__name__)
