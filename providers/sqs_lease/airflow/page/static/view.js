@@ -26,6 +26,9 @@ const TIMES = [
       cell.classList.toggle("bad", isOverdue(batch.deadline, now));
     },
   },
+];
+
+const SOURCE = [
   { label: "Triggerer", kind: "name", show: (cell, batch) => setText(cell, batch.triggerer ?? "–") },
   { label: "Last change", kind: "time", show: (cell, batch, now) => showTime(cell, batch.writtenAt, now, ago) },
 ];
@@ -37,12 +40,13 @@ function columnsOf(ended, ofOneRun) {
   return [
     QUEUE,
     ofOneRun
-      ? { label: "Keeper", kind: "name", show: (cell, batch) => showPlace(cell, batch, false) }
-      : { label: "DAG, run and keeper", kind: "name", show: (cell, batch) => showPlace(cell, batch, true) },
+      ? { label: "Keeper", kind: "name place", show: (cell, batch) => showPlace(cell, batch, false) }
+      : { label: "DAG, run and keeper", kind: "name place", show: (cell, batch) => showPlace(cell, batch, true) },
     { label: "State", kind: "state", show: (cell, batch) => showState(cell, batch.state) },
     ...(ended ? ENDED_TIMES : TIMES),
     { label: "Messages", kind: "chart", show: showBar },
     ...FIGURES,
+    ...(ended ? [] : SOURCE),
   ];
 }
 
