@@ -8,7 +8,7 @@ AGAINST ?= HEAD~1
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos docker-check dagster-versions docs pictures lint format simulate benchmark requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages docker-check dagster-versions docs pictures lint format simulate benchmark requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ chaos: setup ## the same in full: 20 keepers at Airflow's default settings, Dags
 
 docker-check: setup ## build the image of docker/ and run all of compose.yaml from it, without a Docker daemon; as root
 	@$(PYTHON_ENVIRONMENT)/python -m tests.docker.check
+
+test-pages: setup ## the page of leases in real Chromium (apt install chromium); screenshots go to .test-runs/pages
+	@$(PYTHON_ENVIRONMENT)/python -m pytest tests/processes/pages
 
 dagster-versions: setup ## test the Dagster part on the oldest and the newest Dagster; PYTHON=python3.13 for another Python
 	@requirements/dagster-versions.sh

@@ -41,6 +41,9 @@ from sqs_lease.spark.java_home import java_for_spark
 
 MESSAGES = 3000
 
+SHOWN_MESSAGES = 300
+"""How many more are held at the end, when the user interface stays up."""
+
 LAST = ROOT / ".demo" / "last"
 """Everything of the last demo: logs, the orchestrator's home, the table."""
 
@@ -148,7 +151,8 @@ def _run(orchestrator: str, *, keep: bool) -> int:
         )
         exit_code = _report(summary, table, runs.logs)
         if keep:
-            _wait_to_be_stopped(name, runs.url)
+            held_page = runs.hold_for_show(lambda: queues.publish(bodies(SHOWN_MESSAGES)))
+            _wait_to_be_stopped(name, runs.url, held_page)
     show("everything has been stopped")
     return exit_code
 
@@ -178,8 +182,10 @@ def _message_ids(table: Path) -> list[str]:
     return ids
 
 
-def _wait_to_be_stopped(name: str, url: str) -> None:
+def _wait_to_be_stopped(name: str, url: str, held_page: str | None) -> None:
     print(f"{name}'s UI is up: {url} (no login needed).")
+    if held_page is not None:
+        print(f"One more run holds {SHOWN_MESSAGES} messages for you to look at: {held_page}")
     print(f"To stop it and the SQS server, press Ctrl-C here or run: kill {os.getpid()}\n", flush=True)
     with suppress(KeyboardInterrupt):
         signal.pause()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +14,14 @@ from demo.airflow_stack import AirflowStack, airflow_stack
 from demo.processes import ROOT, ServerProcess
 from demo.runs import BATCH_SIZE, RUN_SECONDS, SPARK_ENVIRONMENT, RunCounts, Work
 from demo.summary import BatchOutcome
+from sqs_lease.airflow.page.site import NAVIGATION_VIEW
 
 DAG_ID = "flights_to_delta"
 WORK_TASK = "load"
 KEEPER_TASK = "flights_keeper"
+
+SHOW_SECONDS = 6 * 3600
+"""How long the run takes that is there to be looked at."""
 
 DAG_FILE = ROOT / "dags" / f"{DAG_ID}.py"
 SETTINGS = {"FLIGHTS_EXTEND_SECONDS": "10"}
@@ -115,3 +119,9 @@ class AirflowRuns:
     def failed(self) -> list[str]:
         """The ids of the runs that failed."""
         return [run_id for run_id, state in self._states.items() if state == "failed"]
+
+    def hold_for_show(self, publish: Callable[[], object]) -> str | None:
+        """Start a run that holds what is published for hours; the page *SQS leases* shows it."""
+        publish()
+        self.stack.api.trigger(DAG_ID, {"run_seconds": SHOW_SECONDS})
+        return f"{self.stack.url}/plugin/{NAVIGATION_VIEW['url_route']}"

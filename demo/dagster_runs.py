@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,3 +108,7 @@ class DagsterRuns:
     def failed(self) -> list[str]:
         """The ids of the runs that did not succeed."""
         return [run_id for run_id, state in self._states.items() if state in FINAL_RUN_STATES - {"SUCCESS"}]
+
+    def hold_for_show(self, publish: Callable[[], object]) -> str | None:
+        """Nothing: Dagster's interface has no page of leases."""
+        return None

@@ -86,6 +86,17 @@ class Runs(Protocol):
     def failed(self) -> list[str]:
         """The ids of the runs that failed."""
 
+    def hold_for_show(self, publish: Callable[[], object]) -> str | None:
+        """Have messages held for as long as somebody may want to look at them.
+
+        Args:
+            publish: Sends the messages.
+
+        Returns:
+            The address of the page that shows what is held. None where the orchestrator has no such page: then nothing
+            is published.
+        """
+
 
 def drain(
     runs: Runs, queues: Queues, server: ServerProcess, rows: Callable[[], int], show: Callable[[str], None]

@@ -74,6 +74,8 @@ LAYERS: Final = {
     "airflow": Layer(
         layers=BASE | {"batch_files", "ingestion"},
         distributions=BOTO | {"airflow", "greenback", "jsonpath_ng", "msgspec"},
+        # What Airflow's API server is made of; no other process of Airflow needs it.
+        late=frozenset({"starlette"}),
     ),
     "dagster": Layer(
         layers=BASE | {"batch_files", "blocking", "ingestion"},

@@ -10,7 +10,7 @@ import pytest
 from sqs_lease.core.calls import DeleteCall, EntryAnswer, ExtendCall, Verdict, VisibilityChange
 from sqs_lease.core.events import Ending, Lapsed, Lost, Refused
 from sqs_lease.core.failure_rules import Delete, Release
-from sqs_lease.core.ledger import Ledger
+from sqs_lease.core.ledger import Ledger, Outlook
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed, Growing, Never
 from tests.core.ledgers import FAILED_VERDICTS, POLICY, deadline_of, ledger_with, only
@@ -267,3 +267,34 @@ class TestAdopting:
         ledger.adopt(Lease(receipt, received_at=0, deadline=60), Growing(visibility=30, max_lease=60))
         assert ledger.take_events() == [Ending(receipt, 60)]
         assert ledger.due(40) == []
+
+
+class TestOutlook:
+    def test_the_next_renewal_and_deadline_are_those_of_the_first_lease(self) -> None:
+        held = receipts(2)
+        ledger = ledger_with(*held)
+        later = Receipt("later", "handle")
+        ledger.hold(Lease(later, 10.0, 40.0), POLICY)
+        assert ledger.outlook([*held, later]) == Outlook(renew_at=20, deadline=30)
+        assert ledger.outlook([later]) == Outlook(renew_at=30, deadline=40)
+
+    def test_it_moves_on_with_an_extension(self) -> None:
+        held = receipts(1)
+        ledger = ledger_with(*held)
+        call = only(ledger.due(20))
+        assert ledger.outlook(held) == Outlook(renew_at=20, deadline=30), "under way is not done"
+        ledger.report(call, answers(call, Verdict.DONE), now=20)
+        assert ledger.outlook(held) == Outlook(renew_at=40, deadline=50)
+
+    def test_leases_that_are_being_settled_or_are_never_extended_have_no_renewal(self) -> None:
+        settled, kept = held = receipts(2)
+        ledger = ledger_with(*held)
+        ledger.settle(settled, Delete(), 0.0)
+        assert ledger.outlook([settled]) == Outlook(renew_at=None, deadline=30)
+        never = Receipt("never", "handle")
+        ledger.hold(Lease(never, 0.0, 30.0), Never(visibility=30))
+        assert ledger.outlook([never]) == Outlook(renew_at=None, deadline=30)
+        assert ledger.outlook([kept]).renew_at == 20
+
+    def test_of_leases_that_are_not_held_nothing_comes_next(self) -> None:
+        assert ledger_with().outlook(receipts(1)) == Outlook(renew_at=None, deadline=None)

@@ -1,4 +1,4 @@
-"""The pictures in docs/pictures are what `make pictures` draws, and each page that shows one says what is on it."""
+"""The pictures in docs/pictures are what `make pictures` draws, and each page says what is on those that it shows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from website.pictures.__main__ import PICTURES
 from website.pictures.drawing import Drawing, Scale
 
 DIRECTORY = ROOT / "docs" / "pictures"
+SCREENSHOTS = ROOT / "docs" / "screenshots"
+"""Of the page of leases, by `make test-pages`: what is on them are times of a real run, so they are looked at."""
+
 SHOWN = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 
 
@@ -27,7 +30,10 @@ def test_there_are_no_other_pictures() -> None:
 def test_every_picture_is_on_a_page_with_a_text_for_those_who_cannot_see_it() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     shown = [(page, text, path) for page in pages for text, path in SHOWN.findall(page.read_text())]
-    assert {(page.parent / path).resolve() for page, _, path in shown} == set(DIRECTORY.iterdir())
+    assert {(page.parent / path).resolve() for page, _, path in shown} == {
+        *DIRECTORY.iterdir(),
+        *SCREENSHOTS.iterdir(),
+    }
     assert [page.name for page, text, _ in shown if len(text) < 40] == []
 
 

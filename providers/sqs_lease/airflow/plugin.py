@@ -5,10 +5,14 @@ from __future__ import annotations
 from airflow.sdk.plugins_manager import AirflowPlugin
 
 from sqs_lease.airflow.failures import listener
+from sqs_lease.airflow.page.site import NAVIGATION_VIEW, RUN_VIEW, URL_PREFIX, LeasesSite
 
 
 class SqsLeasePlugin(AirflowPlugin):
-    """Registers the listener that reports failed work to its keeper."""
+    """Registers the listener that reports failed work to its keeper, and the page *SQS leases*."""
 
+    # As Airflow declares them.
     name = "sqs_lease"
-    listeners = [listener]  # noqa: RUF012 - as Airflow declares it
+    listeners = [listener]  # noqa: RUF012
+    fastapi_apps = [{"app": LeasesSite(), "url_prefix": URL_PREFIX, "name": "SQS leases"}]  # noqa: RUF012
+    external_views = [NAVIGATION_VIEW, RUN_VIEW]  # noqa: RUF012

@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from random import Random
 from typing import Final
@@ -155,6 +156,7 @@ class Entry(Struct, eq=False, gc=False):
     renewed_at: float = 0.0
     deadline: float = 0.0
     ends_at: float = 0.0  # the end that no extension can go beyond
+    renew_at: float = math.inf  # when it was last planned to be extended
     phase: Phase = Phase.WAITING
     token: int = 0
     place: int = -1
@@ -217,6 +219,20 @@ class Entry(Struct, eq=False, gc=False):
         if phase not in _NEXT[self.phase]:
             raise RuntimeError(f"the lease of {self.receipt} cannot go from {self.phase.name} to {phase.name}")
         self.phase = phase
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What comes next for some leases that are held; times are of the ledger's clock.
+
+    Attributes:
+        renew_at: When the first of them is to be extended; in the past where that is due or under way, None where no
+            lease is extended any more.
+        deadline: When the first of them ends unless it is extended; None where none is held.
+    """
+
+    renew_at: float | None
+    deadline: float | None
 
 
 class Ledger:
@@ -293,6 +309,17 @@ class Ledger:
         if any(entry.doubtful for entry in entries):
             return None
         return min((entry.deadline for entry in entries), default=None)
+
+    def outlook(self, receipts: Iterable[Receipt]) -> Outlook:
+        """What comes next for those of these leases that are held. It looks at each of them."""
+        renew_at = deadline = math.inf
+        for receipt in receipts:
+            if (entry := self._entries.get(receipt)) is None:
+                continue
+            deadline = min(deadline, entry.deadline)
+            if not entry.final and not entry.is_being_settled:
+                renew_at = min(renew_at, entry.renew_at)
+        return Outlook(None if renew_at == math.inf else renew_at, None if deadline == math.inf else deadline)
 
     def take_events(self) -> list[LeaseEvent]:
         """Return what happened since the last call, in order."""
@@ -565,6 +592,7 @@ class Ledger:
             # No more than twice as often as the policy says.
             earliest = (renew_at + entry.renewed_at) / 2
             renew_at = min(renew_at, max(entry.deadline - 1.5 * expected, earliest))
+        entry.renew_at = renew_at
         self._waiting.push(renew_at, entry)
 
     def _await_end(self, entry: Entry, *, announced: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeAlias
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, FailureRule, Release, Settlement, release
+from sqs_lease.core.ledger import Outlook
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.driver import QueueDriver
@@ -288,6 +289,10 @@ class Batch:
         """How long every lease still held lasts at least, from now; None as for :meth:`certain_until`."""
         until = self.certain_until()
         return None if until is None else until - self._clock.now()
+
+    def outlook(self) -> Outlook:
+        """What comes next for the leases still held; times are of the keeper's clock."""
+        return self._driver.outlook(() if self._forgotten else self._receipts(), self)
 
     def message_ids(self) -> Collection[str]:
         """The ids of all messages that were put in, in that order, held still or not."""

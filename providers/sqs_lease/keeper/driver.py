@@ -14,7 +14,7 @@ from sqs_lease.clock import Clock
 from sqs_lease.core.calls import Call, DeleteCall, EntryAnswer, ExtendCall, ForwardCall, ReleaseCall, Verdict
 from sqs_lease.core.events import LeaseEvent, Lost, Settled
 from sqs_lease.core.failure_rules import Settlement, printable
-from sqs_lease.core.ledger import Ledger
+from sqs_lease.core.ledger import Ledger, Outlook
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, Countdown
@@ -159,6 +159,10 @@ class QueueDriver:
     def certain_until(self, receipts: Iterable[Receipt], owner: Owner) -> float | None:
         """See :meth:`Ledger.certain_until`, for those of these leases that are held for an owner."""
         return self._ledger.certain_until(receipt for receipt in receipts if self._owners.get(receipt) is owner)
+
+    def outlook(self, receipts: Iterable[Receipt], owner: Owner) -> Outlook:
+        """See :meth:`Ledger.outlook`, for those of these leases that are held for an owner."""
+        return self._ledger.outlook(receipt for receipt in receipts if self._owners.get(receipt) is owner)
 
     def settle(self, settlements: Mapping[Receipt, Settlement], owner: Owner, *, in_order: bool) -> None:
         """Begin to settle leases, as far as they are this owner's, which is told of each outcome.

@@ -229,20 +229,26 @@ class Settler:
         self._open.pop(position, None)
         self._look_again = self._look_again or bool(self._held_back)
 
-    def report(self) -> dict[str, Any]:
-        """Counts of the batch and, where they are not too many, the message ids by outcome."""
-        counts = asdict(self._batch.report())
+    def counts(self) -> dict[str, int]:
+        """What became of the messages so far, what other processes settled included."""
+        counts: dict[str, int] = asdict(self._batch.report())
         counts |= counts_of(self._batch, self._inherited.counts)
         counts["received"] = len(self._leases)
         counts["failed"] += self._abandoned
-        by_outcome: dict[str, list[str]] = {}
-        for position, outcome in self._inherited.settled.items():
+        for outcome in self._inherited.settled.values():
             counts[_field(outcome)] += 1
-            by_outcome.setdefault(_field(outcome), []).append(self._message_ids[position])
+        return counts
+
+    def report(self) -> dict[str, Any]:
+        """Counts of the batch and, where they are not too many, the message ids by outcome."""
+        counts: dict[str, Any] = self.counts()
         if self._refusals:
             counts[REFUSALS] = dict(self._refusals.most_common(SHOWN_REFUSALS))
         if len(self._leases) > MAX_LISTED_MESSAGES:
             return counts
+        by_outcome: dict[str, list[str]] = {}
+        for position, outcome in self._inherited.settled.items():
+            by_outcome.setdefault(_field(outcome), []).append(self._message_ids[position])
         for receipt, settled in self._batch.outcomes().items():
             by_outcome.setdefault(_field(settled.outcome), []).append(receipt.message_id)
         return {**counts, "messages": by_outcome}

@@ -1,0 +1,1 @@
+"""The page *SQS leases* of Airflow's user interface: static files, which read Airflow's REST API in the browser."""

@@ -1,0 +1,158 @@
+// Reads Airflow's public REST API with the session of the user who looks at the page.
+
+/** The operator whose tasks keep batches. */
+const KEEPER = "SqsLeaseKeeperOperator";
+
+/** Keepers in these states have, or will have, a batch to keep. */
+const AT_WORK = ["scheduled", "queued", "running", "deferred", "up_for_retry", "up_for_reschedule", "restarting"];
+
+const ENDED = ["success", "failed", "skipped", "upstream_failed", "removed"];
+
+/** So many batches at work, and so many that ended, are read. */
+export const MOST_AT_WORK = 100;
+export const MOST_ENDED = 20;
+
+/** Batches that ended longer ago than this are not read: the hours of a working day. */
+export const ENDED_HOURS = 12;
+
+const STATUS = "lease_status";
+const REPORT = "lease_report";
+
+/** A status changes at most every 30 s, so it is read no more often than this. */
+const STATUS_SECONDS = 20;
+
+const AT_ONCE = 4;
+
+/** An answer of Airflow's that the page can do nothing with; `kind` says which of its states shows it. */
+export class AirflowError extends Error {
+  /** @param {"session"|"denied"|"missing"|"unreachable"|"refused"} kind */
+  constructor(kind, message) {
+    super(message);
+    this.kind = kind;
+  }
+}
+
+const KINDS = { 401: "session", 403: "denied", 404: "missing" };
+
+/** Asks Airflow, and keeps the answers that cannot change any more. */
+export class Airflow {
+  /** @param {URL} root where Airflow is served, with a slash at its end */
+  constructor(root) {
+    this.root = root;
+    this.aheadSeconds = 0; // by so much Airflow's clock is ahead of the browser's
+    this.figures = new Map(); // by task instance and try: when and what was read
+  }
+
+  /** Seconds since the epoch by Airflow's clock. */
+  now() {
+    return Date.now() / 1000 + this.aheadSeconds;
+  }
+
+  /**
+   * Read all batches, or those of one run.
+   *
+   * @param {{dagId: string, runId: string} | null} run
+   * @returns {Promise<{tasks: object[], figures: Map<string, object>, more: number, figuresDenied: boolean}>}
+   */
+  async batches(run) {
+    const tasks = [];
+    let more = 0;
+    if (run === null) {
+      const [atWork, ended] = await Promise.all([
+        this.#keepers("~", "~", { state: AT_WORK, limit: MOST_AT_WORK, order_by: "-start_date" }),
+        this.#keepers("~", "~", {
+          state: ENDED,
+          limit: MOST_ENDED,
+          order_by: "-end_date",
+          end_date_gte: new Date((this.now() - ENDED_HOURS * 3600) * 1000).toISOString(),
+        }),
+      ]);
+      tasks.push(...atWork.task_instances, ...ended.task_instances);
+      more = Math.max(0, (atWork.total_entries ?? 0) - atWork.task_instances.length);
+    } else {
+      const found = await this.#keepers(run.dagId, run.runId, { limit: MOST_AT_WORK });
+      tasks.push(...found.task_instances);
+    }
+    const { figures, denied } = await this.#figuresOf(tasks);
+    return { tasks, figures, more, figuresDenied: denied };
+  }
+
+  #keepers(dagId, runId, parameters) {
+    const path = `dags/${encodeURIComponent(dagId)}/dagRuns/${encodeURIComponent(runId)}/taskInstances`;
+    return this.#get(path, { operator: KEEPER, ...parameters });
+  }
+
+  async #figuresOf(tasks) {
+    const figures = new Map();
+    let denied = false;
+    const left = tasks.filter((task) => task.state !== null && task.state !== "upstream_failed");
+    const readSome = async () => {
+      for (let task = left.shift(); task !== undefined && !denied; task = left.shift()) {
+        try {
+          figures.set(task.id, await this.#figures(task));
+        } catch (error) {
+          if (!(error instanceof AirflowError) || error.kind !== "denied") throw error;
+          denied = true;
+        }
+      }
+    };
+    await Promise.all(Array.from({ length: AT_ONCE }, readSome));
+    const known = new Set(tasks.map(keyOf));
+    for (const key of this.figures.keys()) if (!known.has(key)) this.figures.delete(key);
+    return { figures, denied };
+  }
+
+  async #figures(task) {
+    const key = keyOf(task);
+    const kept = this.figures.get(key);
+    const ended = task.end_date !== null && ENDED.includes(task.state);
+    if (kept !== undefined && (ended ? kept.ended : this.now() - kept.readAt < STATUS_SECONDS)) return kept;
+    const [status, report] = await Promise.all([this.#value(task, STATUS), ended ? this.#value(task, REPORT) : null]);
+    const figures = { status: status?.value ?? null, writtenAt: status?.at ?? null, report: report?.value ?? null };
+    this.figures.set(key, { ...figures, ended, readAt: this.now() });
+    return figures;
+  }
+
+  /** A value that a task wrote; null where there is none, or where it is stored elsewhere. */
+  async #value(task, key) {
+    const place = [task.dag_id, task.dag_run_id, task.task_id].map(encodeURIComponent);
+    const path = `dags/${place[0]}/dagRuns/${place[1]}/taskInstances/${place[2]}/xcomEntries/${key}`;
+    try {
+      const answer = await this.#get(path, { deserialize: true });
+      const value = typeof answer.value === "string" ? JSON.parse(answer.value) : answer.value;
+      return value !== null && typeof value === "object" ? { value, at: Date.parse(answer.timestamp) / 1000 } : null;
+    } catch (error) {
+      if (error instanceof SyntaxError || error.kind === "missing") return null;
+      throw error;
+    }
+  }
+
+  async #get(path, parameters) {
+    const url = new URL(`api/v2/${path}`, this.root);
+    for (const [name, value] of Object.entries(parameters)) {
+      for (const one of [value].flat()) url.searchParams.append(name, one);
+    }
+    let answer;
+    try {
+      answer = await fetch(url, { headers: { accept: "application/json" }, credentials: "same-origin" });
+    } catch (error) {
+      throw new AirflowError("unreachable", String(error.message ?? error));
+    }
+    const date = Date.parse(answer.headers.get("date") ?? "");
+    if (!Number.isNaN(date)) this.#noteClock(date / 1000);
+    if (!answer.ok) {
+      throw new AirflowError(KINDS[answer.status] ?? "refused", `${answer.status} ${answer.statusText}`.trim());
+    }
+    return answer.json();
+  }
+
+  #noteClock(serverSeconds) {
+    const ahead = serverSeconds - Date.now() / 1000;
+    // The header has whole seconds, and the answer took a while: only a real difference counts.
+    this.aheadSeconds = Math.abs(ahead) > 2 ? ahead : 0;
+  }
+}
+
+function keyOf(task) {
+  return `${task.id} ${task.try_number}`;
+}

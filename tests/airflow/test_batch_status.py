@@ -1,0 +1,154 @@
+"""What the keeper writes for the page of leases: numbers and times, rarely, and never in the way of the leases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from airflow.sdk.execution_time.comms import SetXCom
+
+from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
+from sqs_lease.airflow.settlement.status import FIRST_WRITE_SECONDS, PAUSE_SECONDS, STATUS_KEY, WRITES_A_SECOND
+from sqs_lease.core.failure_rules import release
+from sqs_lease.core.policies import Fixed, Growing
+from sqs_lease.testing import VirtualClock
+from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
+from tests.airflow.scripted_comms import ScriptedComms
+from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID
+
+SOON = FIRST_WRITE_SECONDS + 1 / WRITES_A_SECOND + 1
+
+
+@pytest.fixture
+def world(supervisor: ScriptedComms) -> LeasedMessages:
+    return LeasedMessages(supervisor)
+
+
+def status(world: LeasedMessages) -> Any:
+    return world.supervisor.xcoms.get((RUN_ID, KEEP.task_id, -1, STATUS_KEY))
+
+
+def writes(world: LeasedMessages) -> int:
+    return sum(isinstance(asked, SetXCom) and asked.key == STATUS_KEY for asked in world.supervisor.asked)
+
+
+def wall(clock: VirtualClock, at: float) -> int:
+    return round(at + clock.wall() - clock.now())
+
+
+def test_a_batch_that_was_just_taken_says_what_is_held_and_what_comes_next(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        began_at = world.clock.now()
+        running = await world.receive_and_keep(policy=Fixed(visibility=120, every=60))
+        taken_by = world.clock.now()
+        await asyncio.sleep(SOON)
+        written = status(world)
+        assert written["queue_url"] == world.url
+        assert written["counts"]["received"] == 3
+        assert written["counts"]["held"] == 3
+        assert wall(world.clock, began_at) <= written["oldest_received_at"] <= wall(world.clock, taken_by)
+        assert written["renew_at"] == written["oldest_received_at"] + 60
+        assert written["deadline"] == written["oldest_received_at"] + 120
+        await running.cancel()
+
+    world.run(scenario)
+
+
+def test_it_follows_what_is_settled_and_extended(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        world.states.update(dict.fromkeys(("check_0", "check_1", "check_2"), "running"))
+        running = await world.receive_and_keep(CHECK, policy=Fixed(visibility=120, every=60), on_failure=release())
+        await asyncio.sleep(SOON)
+        first = status(world)
+        world.states["check_2"] = "failed"
+        await asyncio.sleep(60 + PAUSE_SECONDS)
+        later = status(world)
+        assert (later["counts"]["held"], later["counts"]["released"]) == (2, 1)
+        assert later["counts"]["extensions"] >= 2
+        assert later["deadline"] >= first["deadline"] + 50
+        await running.cancel()
+
+    world.run(scenario)
+
+
+def test_it_has_no_message_id_no_receipt_handle_and_no_body(supervisor: ScriptedComms) -> None:
+    world = LeasedMessages(supervisor, bodies=["first secret", "second secret"])
+
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(SOON)
+        await running.cancel()
+
+    world.run(scenario)
+    written = json.dumps(status(world))
+    assert "secret" not in written
+    assert not [message_id for message_id in world.ids if message_id in written]
+    assert "handle" not in written
+
+
+def test_nothing_is_written_while_nothing_changes(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep(policy=Growing(visibility=3600))
+        await asyncio.sleep(1200)
+        assert writes(world) == 1
+        await running.cancel()
+
+    world.run(scenario)
+
+
+def test_it_is_written_at_most_once_in_half_a_minute_however_often_leases_are_extended(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep(policy=Fixed(visibility=30, every=10))
+        await asyncio.sleep(600)
+        assert 10 <= writes(world) <= 600 / PAUSE_SECONDS
+        await running.cancel()
+
+    world.run(scenario)
+
+
+def test_messages_are_kept_and_deleted_when_airflow_refuses_to_take_it(world: LeasedMessages) -> None:
+    def refuse(request: Any) -> None:
+        if isinstance(request, SetXCom) and request.key == STATUS_KEY:
+            raise RuntimeError("no")
+
+    world.supervisor.on_request = refuse
+
+    async def scenario() -> None:
+        running = await world.receive_and_keep(policy=Fixed(visibility=30, every=10))
+        await asyncio.sleep(600)
+        assert world.message_states() == ALL_HELD
+        world.states["load"] = "success"
+        await running.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+    assert status(world) is None
+    assert world.report()["deleted"] == 3
+
+
+def test_a_write_without_an_answer_does_not_delay_the_end_of_the_keeper(
+    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = world.supervisor.asend
+    unanswered = asyncio.Event()
+
+    async def asend(request: Any) -> Any:
+        if isinstance(request, SetXCom) and request.key == STATUS_KEY:
+            unanswered.set()
+            await asyncio.Event().wait()
+        return await answer(request)
+
+    monkeypatch.setattr(world.supervisor, "asend", asend)
+
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await unanswered.wait()
+        world.states["load"] = "success"
+        began_at = world.clock.now()
+        await running.ended()
+        assert world.clock.now() - began_at < ANSWER_SECONDS
+
+    world.run(scenario)
+    assert world.report()["deleted"] == 3
