@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -81,7 +81,7 @@ class BatchStatus:
         }
 
 
-def status_of(batch: Batch, counts: Mapping[str, int], clock: Clock) -> BatchStatus:
+async def status_of(batch: Batch, counts: Mapping[str, int], clock: Clock) -> BatchStatus:
     """How a batch stands now.
 
     Args:
@@ -89,7 +89,7 @@ def status_of(batch: Batch, counts: Mapping[str, int], clock: Clock) -> BatchSta
         counts: What became of its messages, other processes' settlements included.
         clock: Its keeper's clock.
     """
-    outlook, ahead = batch.outlook(), clock.wall() - clock.now()
+    outlook, ahead = await batch.outlook(), clock.wall() - clock.now()
 
     def wall(at: float | None) -> float | None:
         return None if at is None else at + ahead
@@ -108,7 +108,9 @@ class StatusWriter:
         batches: Gives how many batches are kept in this process.
     """
 
-    def __init__(self, task: RunOfTask, status: Callable[[], BatchStatus], batches: Callable[[], int]) -> None:
+    def __init__(
+        self, task: RunOfTask, status: Callable[[], Awaitable[BatchStatus]], batches: Callable[[], int]
+    ) -> None:
         self._task = task
         self._status = status
         self._batches = batches
@@ -129,7 +131,7 @@ class StatusWriter:
             await asyncio.sleep(max(PAUSE_SECONDS, self._batches() / WRITES_A_SECOND))
 
     async def _write(self) -> None:
-        status = self._status().encode()
+        status = (await self._status()).encode()
         if status == self._written:
             return
         try:

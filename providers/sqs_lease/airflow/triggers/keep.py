@@ -250,7 +250,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             batch.drop()
         return False
 
-    def _status(self, settler: Settler, keepers: TriggererKeepers) -> BatchStatus:
+    async def _status(self, settler: Settler, keepers: TriggererKeepers) -> BatchStatus:
         """How the batch stands, for the page of leases.
 
         Raises:
@@ -258,7 +258,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         """
         if self._batch is None:
             raise LookupError("this trigger keeps no batch any more")
-        return status_of(self._batch.batch, settler.counts(), keepers.clock)
+        return await status_of(self._batch.batch, settler.counts(), keepers.clock)
 
     async def _release(self, keepers: TriggererKeepers, batch: SharedBatch) -> None:
         """Give back what is held: nobody will keep it any more."""
