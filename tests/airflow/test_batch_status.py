@@ -1,4 +1,4 @@
-"""What the keeper writes for the page of leases: numbers and times, rarely, and never in the way of the leases."""
+"""What the keeper writes for the page of leases: numbers and times, with the notes that it writes anyway."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.comms import SetXCom
 
-from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
-from sqs_lease.airflow.settlement.status import FIRST_WRITE_SECONDS, PAUSE_SECONDS, STATUS_KEY, WRITES_A_SECOND
+from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS
+from sqs_lease.airflow.settlement.status import FIRST_PAUSE_SECONDS, PAUSE_SECONDS
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
 from sqs_lease.core.failure_rules import release
 from sqs_lease.core.policies import Fixed, Growing
 from sqs_lease.testing import VirtualClock
@@ -18,7 +19,7 @@ from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID
 
-SOON = FIRST_WRITE_SECONDS + 1 / WRITES_A_SECOND + 1
+SOON = FIRST_PAUSE_SECONDS + LONGEST_POLL_SECONDS
 
 
 @pytest.fixture
@@ -27,11 +28,11 @@ def world(supervisor: ScriptedComms) -> LeasedMessages:
 
 
 def status(world: LeasedMessages) -> Any:
-    return world.supervisor.xcoms.get((RUN_ID, KEEP.task_id, -1, STATUS_KEY))
+    return (world.supervisor.xcoms.get((RUN_ID, KEEP.task_id, -1, PROGRESS_KEY)) or {}).get("status")
 
 
 def writes(world: LeasedMessages) -> int:
-    return sum(isinstance(asked, SetXCom) and asked.key == STATUS_KEY for asked in world.supervisor.asked)
+    return sum(isinstance(asked, SetXCom) and asked.key == PROGRESS_KEY for asked in world.supervisor.asked)
 
 
 def wall(clock: VirtualClock, at: float) -> int:
@@ -98,11 +99,15 @@ def test_nothing_is_written_while_nothing_changes(world: LeasedMessages) -> None
     world.run(scenario)
 
 
-def test_it_is_written_at_most_once_in_half_a_minute_however_often_leases_are_extended(world: LeasedMessages) -> None:
+def test_settlements_are_written_within_half_a_minute_where_no_lease_is_extended(world: LeasedMessages) -> None:
     async def scenario() -> None:
-        running = await world.receive_and_keep(policy=Fixed(visibility=30, every=10))
-        await asyncio.sleep(600)
-        assert 10 <= writes(world) <= 600 / PAUSE_SECONDS
+        world.states.update(dict.fromkeys(("check_0", "check_1", "check_2"), "running"))
+        running = await world.receive_and_keep(CHECK, policy=Growing(visibility=3600), on_failure=release())
+        await asyncio.sleep(60)
+        world.states["check_2"] = "failed"
+        await asyncio.sleep(PAUSE_SECONDS + LONGEST_POLL_SECONDS + 5)
+        assert status(world)["counts"]["released"] == 1
+        assert writes(world) <= 4, "one at first, one before the settlement, and one after it"
         await running.cancel()
 
     world.run(scenario)
@@ -110,7 +115,7 @@ def test_it_is_written_at_most_once_in_half_a_minute_however_often_leases_are_ex
 
 def test_messages_are_kept_and_deleted_when_airflow_refuses_to_take_it(world: LeasedMessages) -> None:
     def refuse(request: Any) -> None:
-        if isinstance(request, SetXCom) and request.key == STATUS_KEY:
+        if isinstance(request, SetXCom) and request.key == PROGRESS_KEY:
             raise RuntimeError("no")
 
     world.supervisor.on_request = refuse
@@ -125,30 +130,4 @@ def test_messages_are_kept_and_deleted_when_airflow_refuses_to_take_it(world: Le
 
     world.run(scenario)
     assert status(world) is None
-    assert world.report()["deleted"] == 3
-
-
-def test_a_write_without_an_answer_does_not_delay_the_end_of_the_keeper(
-    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = world.supervisor.asend
-    unanswered = asyncio.Event()
-
-    async def asend(request: Any) -> Any:
-        if isinstance(request, SetXCom) and request.key == STATUS_KEY:
-            unanswered.set()
-            await asyncio.Event().wait()
-        return await answer(request)
-
-    monkeypatch.setattr(world.supervisor, "asend", asend)
-
-    async def scenario() -> None:
-        running = await world.receive_and_keep()
-        await unanswered.wait()
-        world.states["load"] = "success"
-        began_at = world.clock.now()
-        await running.ended()
-        assert world.clock.now() - began_at < ANSWER_SECONDS
-
-    world.run(scenario)
     assert world.report()["deleted"] == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,8 @@ import pytest
 
 from dagster_defs.defs.flights import BATCH_SIZE as BATCH_SIZE_OF_THE_ASSET
 from demo import runs as module
+from demo.airflow_runs import DAG_ID, SHOW_SECONDS, AirflowRuns
+from demo.airflow_stack import AirflowStack
 from demo.dagster_answers import Event, Materialization, Run
 from demo.dagster_runs import DagsterRuns
 from demo.dagster_stack import DagsterStack
@@ -19,6 +21,7 @@ from demo.processes import ProcessFailedError, ServerProcess, start_process
 from demo.queues import Counts, Queues
 from demo.runs import BATCH_SIZE, NotDrainedError, RunCounts, drain
 from demo.summary import BatchOutcome
+from sqs_lease.airflow.page.site import NAVIGATION_VIEW
 
 WAIT = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -49,6 +52,9 @@ class ScriptedRuns:
 
     def failed(self) -> list[str]:
         return []
+
+    def hold_for_show(self, publish: Callable[[], object]) -> str | None:
+        return None
 
     def counts(self) -> Counts:
         return Counts(visible=_next(self.visible), in_flight=0, delayed=0)
@@ -169,3 +175,31 @@ def test_runs_of_dagster_are_counted_and_those_that_did_not_succeed_are_named() 
 
 def test_a_run_of_dagster_takes_as_many_messages_as_one_of_airflow() -> None:
     assert BATCH_SIZE_OF_THE_ASSET == BATCH_SIZE
+
+
+class AirflowStandIn:
+    """Notes what it is asked to trigger, and answers as if it ran."""
+
+    url = "http://127.0.0.1:2"
+
+    def __init__(self, notes: list[object]) -> None:
+        self.api = self
+        self.notes = notes
+
+    def trigger(self, dag_id: str, conf: object) -> str:
+        self.notes.append((dag_id, conf))
+        return "run"
+
+
+def test_a_demo_that_stays_up_on_airflow_holds_messages_for_the_page_of_leases() -> None:
+    notes: list[object] = []
+    runs = AirflowRuns(cast("AirflowStack", AirflowStandIn(notes)))
+    page = runs.hold_for_show(lambda: notes.append("published"))
+    assert notes == ["published", (DAG_ID, {"run_seconds": SHOW_SECONDS})], "the sensor does not wait for messages"
+    assert page == f"http://127.0.0.1:2/plugin/{NAVIGATION_VIEW['url_route']}"
+
+
+def test_a_demo_that_stays_up_on_dagster_publishes_nothing_more() -> None:
+    notes: list[object] = []
+    assert DagsterRuns(cast("DagsterStack", None)).hold_for_show(lambda: notes.append("published")) is None
+    assert notes == []

@@ -234,6 +234,15 @@ class Outlook:
     renew_at: float | None
     deadline: float | None
 
+    @classmethod
+    def of_all(cls, parts: Iterable[Outlook]) -> Outlook:
+        """What comes next for several parts together."""
+        known = list(parts)
+        return cls(
+            min((part.renew_at for part in known if part.renew_at is not None), default=None),
+            min((part.deadline for part in known if part.deadline is not None), default=None),
+        )
+
 
 class Ledger:
     """Holds the leases of one queue, and schedules all calls about them.
@@ -316,9 +325,10 @@ class Ledger:
         for receipt in receipts:
             if (entry := self._entries.get(receipt)) is None:
                 continue
-            deadline = min(deadline, entry.deadline)
-            if not entry.final and not entry.is_being_settled:
-                renew_at = min(renew_at, entry.renew_at)
+            if entry.deadline < deadline:
+                deadline = entry.deadline
+            if entry.renew_at < renew_at and not entry.final and not entry.is_being_settled:
+                renew_at = entry.renew_at
         return Outlook(None if renew_at == math.inf else renew_at, None if deadline == math.inf else deadline)
 
     def take_events(self) -> list[LeaseEvent]:

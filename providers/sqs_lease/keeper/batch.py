@@ -290,9 +290,10 @@ class Batch:
         until = self.certain_until()
         return None if until is None else until - self._clock.now()
 
-    def outlook(self) -> Outlook:
+    async def outlook(self) -> Outlook:
         """What comes next for the leases still held; times are of the keeper's clock."""
-        return self._driver.outlook(() if self._forgotten else self._receipts(), self)
+        receipts = [] if self._forgotten else self._receipts()
+        return Outlook.of_all([self._driver.outlook(some, self) async for some in self._in_slices(receipts)])
 
     def message_ids(self) -> Collection[str]:
         """The ids of all messages that were put in, in that order, held still or not."""

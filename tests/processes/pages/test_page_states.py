@@ -87,6 +87,8 @@ class FakeAirflow:
 
     def add(self, task: dict[str, Any], **xcoms: Any) -> None:
         self.keepers.append(task)
+        if (status := xcoms.pop("lease_status", None)) is not None:
+            xcoms["settled"] = {"settled": "", "status": status}
         self.xcoms.update({(task["dag_id"], key): value for key, value in xcoms.items()})
 
     def answer(self, route: Route) -> None:
@@ -173,7 +175,7 @@ def test_it_refreshes_by_itself_and_counts_down_without_asking(page: Page, airfl
     page.clock.run_for(2_000)
     expect(cell(page, "Deadline")).not_to_have_text(before)
     assert len(airflow.asked) == asked
-    airflow.xcoms["dag_1", "lease_status"] = status(1, counts={"deleted": 2})
+    airflow.xcoms["dag_1", "settled"] = {"status": status(1, counts={"deleted": 2})}
     page.clock.run_for(30_000)
     expect(cell(page, "Held")).to_have_text("1")
     expect(page.locator("#summary figure")).to_contain_text("at most 3")
@@ -336,7 +338,7 @@ def test_it_is_used_by_keyboard_and_focus_stays_while_it_refreshes(page: Page, a
         visited.append(page.evaluate("document.activeElement.textContent.slice(0, 20)"))
     assert visited[:2] == ["Refresh", "Pause"]
     assert visited[3:] == ["dag_1", keeper(1)["dag_run_id"][:20], "orders_keeper"], "the third one scrolls the table"
-    airflow.xcoms["dag_1", "lease_status"] = status(2)
+    airflow.xcoms["dag_1", "settled"] = {"status": status(2)}
     page.clock.run_for(30_000)
     expect(cell(page, "Held")).to_have_text("2")
     assert page.evaluate("document.activeElement.textContent") == "orders_keeper"

@@ -43,6 +43,7 @@ from sqs_lease.airflow.settlement.rules import (
     concerned,
     tasks_one_by_one,
 )
+from sqs_lease.airflow.settlement.status import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, settled_counts, status_of
 from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of
 from sqs_lease.clock import Clock
@@ -150,6 +151,9 @@ class Settler:
         self._noted = Progress(self._progress, batch_id=inherited.batch_id, counts=inherited.counts)
         self._deadline_note = DeadlineNote(batch, clock)
         self._unwritten = False
+        self._status: Mapping[str, Any] | None = None
+        self._shown: Mapping[str, int] = {}  # the counts that the page of leases shows
+        self._shown_at = clock.now() + FIRST_PAUSE_SECONDS - PAUSE_SECONDS
         self._reports = WorkReports(task, work, self._message_ids)
         self._errors_matter = isinstance(on_failure, ByExceptionRule | DeadLetterRule)
         self._signalled: set[str] = set()  # instances that failed before their state says so
@@ -446,9 +450,15 @@ class Settler:
             logger.warning("The keeper's progress cannot be written; messages are settled anyway: %s", error)
 
     async def _note_deadlines(self) -> None:
-        """After extensions, write how long the leases last now: a process that takes over may then release them."""
-        if not self._deadline_note.is_due() and not self._unwritten:
+        """After extensions, write how long the leases last now: a process that takes over may then release them.
+
+        And for the page of leases, after settlements.
+        """
+        if not self._deadline_note.is_due() and not self._unwritten and not self._is_news_for_the_page():
             return
+        shown = self.counts()
+        self._shown, self._shown_at = settled_counts(shown), self._clock.now()
+        self._status = (await status_of(self._batch, shown, self._clock)).encode()
         try:
             self.progress()
             await self._publish_progress()
@@ -458,8 +468,14 @@ class Settler:
     def progress(self) -> Progress:
         """The progress now: what was settled, how long the leases last, and the counts."""
         counts = counts_of(self._batch, self._inherited.counts)
-        self._noted = Progress(self._progress, self._deadline_note.until(), self._inherited.batch_id, counts)
+        self._noted = Progress(
+            self._progress, self._deadline_note.until(), self._inherited.batch_id, counts, self._status
+        )
         return self._noted
+
+    def _is_news_for_the_page(self) -> bool:
+        """Whether anything was settled or lost since the last note, and that was written some time ago."""
+        return self._clock.now() - self._shown_at >= PAUSE_SECONDS and settled_counts(self.counts()) != self._shown
 
     async def _publish_progress(self) -> None:
         self._unwritten = False

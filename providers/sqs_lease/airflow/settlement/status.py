@@ -1,39 +1,26 @@
-"""What Airflow's page *SQS leases* shows of a batch while it is kept: numbers and times, as an XCom of the keeper.
+"""What Airflow's page *SQS leases* shows of a batch while it is kept: numbers and times.
 
 The keeper's task writes the queue and the number of messages before it defers, so that the page shows a batch that no
-triggerer has taken yet. Then the trigger writes the rest, and again whenever something changed. It has neither message
-ids nor bodies nor receipt handles in it, and nothing but the page reads it: what a takeover needs stands in other
-XComs (:mod:`sqs_lease.airflow.transfer.progress`).
-
-A triggerer's supervisor serves some 45 requests a second, and keeping messages comes first. So a batch is written at
-most every :data:`PAUSE_SECONDS`, all batches of a triggerer together at most :data:`WRITES_A_SECOND` times a second,
-and one that could not be written waits for its next turn.
+triggerer has taken yet. From then on it is a part of the trigger's progress note
+(:mod:`sqs_lease.airflow.transfer.progress`), which says anew how long the leases last whenever they were extended. So
+it costs a request of its own only when something was settled. It has neither message ids nor bodies nor receipt handles
+in it, and nothing but the page reads it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from random import Random
 from typing import Any, Final
 
-from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, publish
 from sqs_lease.clock import Clock
 from sqs_lease.keeper.batch import Batch
 
-STATUS_KEY: Final = "lease_status"
-"""The XCom key of the keeper's task."""
-
 PAUSE_SECONDS: Final = 30.0
-"""Shortest time between two writes about one batch."""
+"""Shortest time between two notes that are written for the page alone."""
 
-WRITES_A_SECOND: Final = 5.0
-"""Most writes of one triggerer, on average."""
-
-FIRST_WRITE_SECONDS: Final = 2.0
-"""How long after a batch was taken it is first written, at the earliest: what it needs to be kept comes first."""
+FIRST_PAUSE_SECONDS: Final = 5.0
+"""The same before the first one: what a batch needs to be kept comes first."""
 
 _SHOWN_COUNTS: Final = (
     "received",
@@ -49,7 +36,7 @@ _SHOWN_COUNTS: Final = (
     "late",
 )
 
-logger = logging.getLogger(__name__)
+_OF_EXTENSIONS: Final = frozenset({"extensions", "late"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +68,12 @@ class BatchStatus:
         }
 
 
-def status_of(batch: Batch, counts: Mapping[str, int], clock: Clock) -> BatchStatus:
+def settled_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    """The shown counts that change when something is settled or lost, and not when leases are extended."""
+    return {name: counts[name] for name in _SHOWN_COUNTS if name in counts and name not in _OF_EXTENSIONS}
+
+
+async def status_of(batch: Batch, counts: Mapping[str, int], clock: Clock) -> BatchStatus:
     """How a batch stands now.
 
     Args:
@@ -89,7 +81,7 @@ def status_of(batch: Batch, counts: Mapping[str, int], clock: Clock) -> BatchSta
         counts: What became of its messages, other processes' settlements included.
         clock: Its keeper's clock.
     """
-    outlook, ahead = batch.outlook(), clock.wall() - clock.now()
+    outlook, ahead = await batch.outlook(), clock.wall() - clock.now()
 
     def wall(at: float | None) -> float | None:
         return None if at is None else at + ahead
@@ -97,47 +89,6 @@ def status_of(batch: Batch, counts: Mapping[str, int], clock: Clock) -> BatchSta
     return BatchStatus(
         batch.queue_url, counts, wall(batch.oldest_received_at()), wall(outlook.renew_at), wall(outlook.deadline)
     )
-
-
-class StatusWriter:
-    """Writes the status of one batch down while it is kept.
-
-    Args:
-        task: The keeper's task.
-        status: Gives the status as it is now.
-        batches: Gives how many batches are kept in this process.
-    """
-
-    def __init__(self, task: RunOfTask, status: Callable[[], BatchStatus], batches: Callable[[], int]) -> None:
-        self._task = task
-        self._status = status
-        self._batches = batches
-        self._random = Random()
-        self._written: dict[str, Any] | None = None
-
-    async def run(self) -> None:
-        """Write it whenever something changed, until cancelled; nothing that goes wrong here ends it."""
-        # Spread, because a takeover starts hundreds of triggers at once.
-        await asyncio.sleep(FIRST_WRITE_SECONDS + self._random.random() * self._batches() / WRITES_A_SECOND)
-        while True:
-            try:
-                await self._write()
-            except Exception:
-                # The page shows an older status then; leases do not depend on it.
-                logger.warning("The status of %s cannot be written down for the page of leases", self._task)
-                logger.debug("Why it cannot be written down", exc_info=True)
-            await asyncio.sleep(max(PAUSE_SECONDS, self._batches() / WRITES_A_SECOND))
-
-    async def _write(self) -> None:
-        status = self._status().encode()
-        if status == self._written:
-            return
-        try:
-            await publish(self._task, STATUS_KEY, status, patience_seconds=0)
-        except CommsError as error:
-            logger.info("The page of leases shows an older status of %s: %s", self._task, error)
-        else:
-            self._written = status
 
 
 def _whole(seconds: float | None) -> int | None:

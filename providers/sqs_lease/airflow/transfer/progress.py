@@ -40,6 +40,8 @@ DEADLINE_NOTE_SECONDS: Final = 15.0
 
 _HELD: Final = "-"
 
+_STATUS: Final = "status"
+
 _LETTERS: Final[Mapping[Outcome, str]] = {outcome: letter for letter, outcome in OUTCOME_LETTERS.items()}
 
 
@@ -53,12 +55,14 @@ class Progress:
             lease has lapsed, or if nothing newer is known than what the sensor handed over.
         batch_id: The batch; None if the note does not say.
         counts: What else was counted so far, by its name in the report: extensions, and leases that lapsed.
+        status: What the page of leases shows, see :mod:`sqs_lease.airflow.settlement.status`; for nothing else.
     """
 
     settled: Mapping[int, Outcome] = field(default_factory=dict)
     certain_until: float | None = None
     batch_id: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    status: Mapping[str, Any] | None = None
 
     def encode(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -67,6 +71,7 @@ class Progress:
             "certain_until": self.certain_until,
             "batch_id": self.batch_id,
             "counts": dict(self.counts),
+            **encoded_status(self.status),
         }
 
     @classmethod
@@ -83,6 +88,11 @@ class Progress:
         return [lease if until is None else replace(lease, deadline=max(lease.deadline, until)) for lease in leases]
 
 
+def encoded_status(status: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The part of a note that the page of leases reads; a note of it alone says nothing of progress."""
+    return {} if status is None else {_STATUS: dict(status)}
+
+
 async def read_progress(task: RunOfTask, batch_id: str) -> Progress | None:
     """Read the progress of a batch from a task's XCom; None if it is missing, or about another batch.
 
@@ -91,7 +101,7 @@ async def read_progress(task: RunOfTask, batch_id: str) -> Progress | None:
     """
     plain = await pull(task, PROGRESS_KEY)
     progress = Progress.decode(plain)
-    return progress if plain and progress.batch_id in (None, batch_id) else None
+    return progress if plain and plain.keys() != {_STATUS} and progress.batch_id in (None, batch_id) else None
 
 
 def counts_of(batch: Batch, before: Mapping[str, int]) -> dict[str, int]:

@@ -54,7 +54,6 @@ from sqs_lease.airflow.runtime import (
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.settlement.rules import WorkTask, decide, why_it_fails
 from sqs_lease.airflow.settlement.settler import Settler
-from sqs_lease.airflow.settlement.status import BatchStatus, StatusWriter, status_of
 from sqs_lease.airflow.transfer.handoff import ENDED, TAKEOVER_SECONDS, HandOff, adopt, gather_parts, was_cleared
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.transfer.payload import (
@@ -196,13 +195,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             signals=listen_to,
             longest_pause_seconds=longest,
         ) as watch:
-            writer = StatusWriter(task, partial(self._status, settler, keepers), lambda: len(keepers.batches))
-            writing = asyncio.create_task(writer.run())
-            try:
-                settled = await self._settled_before_it_was_cleared(settler.run(watch), task, keepers)
-            finally:
-                await cancelled_once(writing)
-            if not settled:
+            if not await self._settled_before_it_was_cleared(settler.run(watch), task, keepers):
                 # Airflow ends this trigger when the task is scheduled again, which may be days later.
                 await asyncio.Event().wait()
         if self._losses is not None:
@@ -256,16 +249,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             await end_of(asyncio.create_task(self._release(keepers, batch)))
             batch.drop()
         return False
-
-    def _status(self, settler: Settler, keepers: TriggererKeepers) -> BatchStatus:
-        """How the batch stands, for the page of leases.
-
-        Raises:
-            LookupError: This trigger keeps it no longer.
-        """
-        if self._batch is None:
-            raise LookupError("this trigger keeps no batch any more")
-        return status_of(self._batch.batch, settler.counts(), keepers.clock)
 
     async def _release(self, keepers: TriggererKeepers, batch: SharedBatch) -> None:
         """Release what is held: no keeper follows."""

@@ -15,10 +15,10 @@ export const MOST_ENDED = 20;
 /** Batches that ended longer ago than this are not read: the hours of a working day. */
 export const ENDED_HOURS = 12;
 
-const STATUS = "lease_status";
+const NOTE = "settled";
 const REPORT = "lease_report";
 
-/** A status changes at most every 30 s, so it is read no more often than this. */
+/** A status seldom changes more often than every 30 s, so it is read no more often than this. */
 const STATUS_SECONDS = 20;
 
 const AT_ONCE = 4;
@@ -107,8 +107,9 @@ export class Airflow {
     const kept = this.figures.get(key);
     const ended = task.end_date !== null && ENDED.includes(task.state);
     if (kept !== undefined && (ended ? kept.ended : this.now() - kept.readAt < STATUS_SECONDS)) return kept;
-    const [status, report] = await Promise.all([this.#value(task, STATUS), ended ? this.#value(task, REPORT) : null]);
-    const figures = { status: status?.value ?? null, writtenAt: status?.at ?? null, report: report?.value ?? null };
+    const [note, report] = await Promise.all([this.#value(task, NOTE), ended ? this.#value(task, REPORT) : null]);
+    const status = note?.value.status ?? null;
+    const figures = { status, writtenAt: note?.at ?? null, report: report?.value ?? null };
     this.figures.set(key, { ...figures, ended, readAt: this.now() });
     return figures;
   }
