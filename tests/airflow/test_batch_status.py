@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS
 from sqs_lease.airflow.settlement.status import FIRST_PAUSE_SECONDS, PAUSE_SECONDS
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
 from sqs_lease.core.failure_rules import release
+from sqs_lease.core.ledger import Ledger, Outlook
+from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import Fixed, Growing
+from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.testing import VirtualClock
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
@@ -131,3 +135,30 @@ def test_messages_are_kept_and_deleted_when_airflow_refuses_to_take_it(world: Le
     world.run(scenario)
     assert status(world) is None
     assert world.report()["deleted"] == 3
+
+
+def test_a_large_batch_is_looked_through_a_slice_at_a_time(
+    supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = LEASES_IN_A_ROUND + 500
+    world = LeasedMessages(supervisor, bodies=[f"order {number}" for number in range(many)])
+    looked_at: list[int] = []
+    outlook = Ledger.outlook
+
+    def counting(ledger: Ledger, receipts: Iterable[Receipt]) -> Outlook:
+        some = list(receipts)
+        looked_at.append(len(some))
+        return outlook(ledger, some)
+
+    monkeypatch.setattr(Ledger, "outlook", counting)
+
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer, max_messages=many, linger_seconds=30.0)
+        running = world.keep(triggerer)
+        await asyncio.sleep(SOON)
+        await running.cancel()
+
+    world.run(scenario)
+    assert looked_at == [LEASES_IN_A_ROUND, 500]
+    assert status(world)["counts"]["held"] == many
