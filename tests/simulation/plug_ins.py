@@ -109,6 +109,10 @@ class FailingMeter:
     failing: Failing
     ended_leases: dict[Outcome, int] = field(default_factory=dict)
 
+    def held(self, queue_url: str, change: int) -> None:
+        """Not counted."""
+        self.failing.maybe()
+
     def extended(self, queue_url: str, leases: int) -> None:
         """Not counted."""
         self.failing.maybe()
