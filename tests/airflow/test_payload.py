@@ -298,7 +298,7 @@ def test_messages_from_xcom_are_read_as_they_are() -> None:
 
 
 def test_a_manifest_that_was_removed_is_said_to_be_settled(tmp_path: Path) -> None:
-    with pytest.raises(PayloadError, match="the keeper removes it when every message was settled"):
+    with pytest.raises(PayloadError, match="the keeper removes it after it has settled every message"):
         read_messages({"sqs_lease_manifests": [str(tmp_path / "gone.parquet")], "messages": 1})
 
 
@@ -393,7 +393,7 @@ def test_mapping_over_one_without_the_context_is_refused_before_it_receives(
 
 @pytest.mark.parametrize(
     ("payload", "error", "text"),
-    [("leases", ValueError, "must be a URI"), ("", ValueError, "must be a URI"), (Path("/x"), TypeError, "a text")],
+    [("leases", ValueError, "must be a URI"), ("", ValueError, "must be a URI"), (Path("/x"), TypeError, "a string")],
 )
 def test_a_payload_that_is_no_place_is_an_error(dag: DAG, payload: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):

@@ -5,6 +5,7 @@ That all of it is there on the installed release is tested by all other tests of
 
 import atexit
 import importlib
+import importlib.metadata
 import logging
 import multiprocessing
 import threading
@@ -608,3 +609,13 @@ def test_all_that_a_job_reports_counts_as_read_where_pipes_does_not_tell(caplog:
     assert not _internals.has_read_all(handler)
     assert _internals.has_read_all(Without(handler, "received_closed_message"))  # type: ignore[arg-type]
     assert "the run's log may lack the last lines of a job" in said(caplog)
+
+
+def test_the_package_is_among_the_libraries_of_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = importlib.import_module("dagster_shared.libraries").DagsterLibraryRegistry
+    monkeypatch.setattr(registry, "_libraries", {})
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"1.2.3 of {name}")
+    _internals.register_library()
+    assert registry.get() == {"sqs-lease": "1.2.3 of sqs-lease"}
+    monkeypatch.setattr(registry, "register", None)
+    _internals.register_library()

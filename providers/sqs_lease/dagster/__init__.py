@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.failure_rules import MessageFailed
+from sqs_lease.dagster._internals import register_library
 from sqs_lease.dagster.attempts import RetryWithoutMessagesError
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.backlog_state import Backlog
@@ -54,3 +55,5 @@ __all__ = [
     "sqs_lease_executor",
     "stored_batch",
 ]
+
+register_library()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import importlib.metadata
 import inspect
 import logging
 import multiprocessing
@@ -89,6 +90,18 @@ def preview(explanation: str) -> Callable[[_Function], _Function]:
         return marked
 
     return mark
+
+
+def register_library() -> None:
+    """Have Dagster list this package among the libraries of a code location, with its version.
+
+    Integrations do it by a module that is not documented. Without it the list lacks this package.
+    """
+    try:
+        registry = importlib.import_module("dagster_shared.libraries").DagsterLibraryRegistry
+        registry.register("sqs-lease", importlib.metadata.version("sqs-lease"), is_dagster_package=False)
+    except (ImportError, AttributeError, TypeError):
+        logger.debug("Dagster %s does not list libraries as sqs-lease knows it", dg.__version__)
 
 
 # Steps
