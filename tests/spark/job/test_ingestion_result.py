@@ -33,8 +33,8 @@ def test_keys_of_a_later_release_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no result"),
-        ("[]", "no result"),
+        ("", "not the result of an ingestion"),
+        ("[]", "not the result of an ingestion"),
         (json.dumps({**json.loads(RESULT.encode()), "version": 2}), "version 2, and this release reads 1"),
         (json.dumps({"format": "sqs-lease-ingestion-result", "version": 1}), "it has no 'batch_id'"),
     ],
