@@ -396,6 +396,15 @@ def test_a_run_without_a_lease_says_so(page: Page) -> None:
     expect(page.locator("#empty")).to_have_text("No task of this run keeps messages of an SQS queue.")
 
 
+def test_a_keeper_that_had_no_batch_is_shown_by_its_run_alone(page: Page, airflow: FakeAirflow) -> None:
+    airflow.add(keeper(1, "skipped"))
+    page.goto(PAGE + SHOWN_RUN)
+    expect(cell(page, "State", table="ended")).to_have_text("No messages")
+    page.goto(PAGE)
+    expect(page.locator("#empty")).to_contain_text("No messages of an SQS queue are kept now")
+    assert not [path for path, _ in airflow.asked if "xcomEntries" in path]
+
+
 def test_a_run_that_was_deleted_is_explained(page: Page, airflow: FakeAirflow) -> None:
     airflow.refusal = 404
     page.goto(PAGE + SHOWN_RUN)
