@@ -144,6 +144,7 @@ class Watcher:
     def window(self, *, dark: bool = False, url: str = "", user: str | None = None) -> Iterator[Page]:
         """Airflow's interface in a window of its own."""
         context = self.browser.new_context(viewport={"width": 1500, "height": 640}, base_url=url or self.stack.url)
+        context.set_default_timeout(LIMIT_MILLISECONDS)
         # What Airflow remembers of the choice that a user makes in its menu.
         context.add_init_script(f"localStorage.setItem('theme', '{'dark' if dark else 'light'}')")
         if user is not None:

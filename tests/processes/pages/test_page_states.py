@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,6 +22,9 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from sqs_lease.airflow.page.site import FILES, HEADERS, URL_PREFIX
 
 pytestmark = [pytest.mark.processes]
+
+LIMIT_MILLISECONDS = 120_000
+"""How long to wait for a page at most, as for what it is to show."""
 
 NOTHING = "\N{EN DASH}"
 
@@ -130,6 +133,7 @@ def airflow() -> FakeAirflow:
 @pytest.fixture
 def page(browser: Browser, airflow: FakeAirflow) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1400, "height": 800})
+    context.set_default_timeout(LIMIT_MILLISECONDS)
     context.route("**/*", airflow.answer)
     opened = context.new_page()
     problems: list[str] = []
@@ -137,6 +141,13 @@ def page(browser: Browser, airflow: FakeAirflow) -> Iterator[Page]:
     yield opened
     context.close()
     assert problems == []
+
+
+def stop_the_clock(page: Page) -> None:
+    """From now on time goes on in the page only when the test says so."""
+    now = datetime.now(UTC)
+    page.clock.install(time=now)
+    page.clock.pause_at(now + timedelta(seconds=1))
 
 
 def rows(page: Page, table: str = "kept") -> Locator:
@@ -167,7 +178,7 @@ def test_a_batch_is_shown_with_its_queue_its_run_its_figures_and_what_comes_next
 
 
 def test_it_refreshes_by_itself_and_counts_down_without_asking(page: Page, airflow: FakeAirflow) -> None:
-    page.clock.install()
+    stop_the_clock(page)
     airflow.add(keeper(1), lease_status=status(3))
     page.goto(PAGE)
     expect(cell(page, "Held")).to_have_text("3")
@@ -182,7 +193,7 @@ def test_it_refreshes_by_itself_and_counts_down_without_asking(page: Page, airfl
 
 
 def test_it_asks_for_nothing_while_it_is_paused(page: Page, airflow: FakeAirflow) -> None:
-    page.clock.install()
+    stop_the_clock(page)
     airflow.add(keeper(1), lease_status=status())
     page.goto(PAGE)
     expect(rows(page)).to_have_count(1)
@@ -232,7 +243,7 @@ def test_who_may_not_read_xcoms_sees_the_batches_without_figures_and_what_to_ask
 
 
 def test_what_was_read_stays_while_airflow_is_away_and_is_marked_as_older(page: Page, airflow: FakeAirflow) -> None:
-    page.clock.install()
+    stop_the_clock(page)
     airflow.add(keeper(1), lease_status=status())
     page.goto(PAGE)
     expect(rows(page)).to_have_count(1)
@@ -246,7 +257,7 @@ def test_what_was_read_stays_while_airflow_is_away_and_is_marked_as_older(page: 
 
 
 def test_it_asks_less_often_while_airflow_is_away(page: Page, airflow: FakeAirflow) -> None:
-    page.clock.install()
+    stop_the_clock(page)
     airflow.away = True
     page.goto(PAGE)
     expect(page.get_by_role("alert")).to_contain_text("Airflow does not answer")
@@ -296,7 +307,7 @@ def test_a_deadline_alarms_only_when_a_newer_status_must_have_come(page: Page, a
 
 
 def test_a_batch_that_ended_has_the_counts_of_its_report_and_is_read_once(page: Page, airflow: FakeAirflow) -> None:
-    page.clock.install()
+    stop_the_clock(page)
     report = {"received": 5, "held": 0, "deleted": 4, "released": 1, "expired": 0, "lost": 0, "dead_lettered": 0}
     airflow.add(keeper(1, "success"), lease_status=status(5), lease_report={**report, "failed": 0})
     page.goto(PAGE)
@@ -328,7 +339,7 @@ def test_the_batch_with_the_earliest_deadline_comes_first_and_more_than_a_hundre
 
 
 def test_it_is_used_by_keyboard_and_focus_stays_while_it_refreshes(page: Page, airflow: FakeAirflow) -> None:
-    page.clock.install()
+    stop_the_clock(page)
     airflow.add(keeper(1), lease_status=status(3))
     page.goto(PAGE)
     expect(rows(page)).to_have_count(1)
@@ -354,6 +365,7 @@ def test_text_can_be_read_in_light_and_in_dark(browser: Browser, airflow: FakeAi
     airflow.add(keeper(1), lease_status=status(3))
     airflow.add(keeper(2, triggerer_job=None), lease_status=status(3, counts={"lost": 1}))
     context = browser.new_context(color_scheme=scheme)
+    context.set_default_timeout(LIMIT_MILLISECONDS)
     context.route("**/*", airflow.answer)
     page = context.new_page()
     page.goto(PAGE)
@@ -396,6 +408,15 @@ def test_the_tab_of_a_run_asks_about_that_run_alone(page: Page, airflow: FakeAir
 def test_a_run_without_a_lease_says_so(page: Page) -> None:
     page.goto(PAGE + SHOWN_RUN)
     expect(page.locator("#empty")).to_have_text("No task of this run keeps messages of an SQS queue.")
+
+
+def test_a_keeper_that_had_no_batch_is_shown_by_its_run_alone(page: Page, airflow: FakeAirflow) -> None:
+    airflow.add(keeper(1, "skipped"))
+    page.goto(PAGE + SHOWN_RUN)
+    expect(cell(page, "State", table="ended")).to_have_text("No messages")
+    page.goto(PAGE)
+    expect(page.locator("#empty")).to_contain_text("No messages of an SQS queue are kept now")
+    assert not [path for path, _ in airflow.asked if "xcomEntries" in path]
 
 
 def test_a_run_that_was_deleted_is_explained(page: Page, airflow: FakeAirflow) -> None:

@@ -6,7 +6,11 @@ const KEEPER = "SqsLeaseKeeperOperator";
 /** Keepers in these states have, or will have, a batch to keep. */
 const AT_WORK = ["scheduled", "queued", "running", "deferred", "up_for_retry", "up_for_reschedule", "restarting"];
 
-const ENDED = ["success", "failed", "skipped", "upstream_failed", "removed"];
+/** Keepers in these states had a batch. */
+const SETTLED = ["success", "failed"];
+
+/** A skipped keeper, say, had none: a queue that is mostly empty makes many of them, which only their own run shows. */
+const ENDED = [...SETTLED, "skipped", "upstream_failed", "removed"];
 
 /** So many batches at work, and so many that ended, are read. */
 export const MOST_AT_WORK = 100;
@@ -61,7 +65,7 @@ export class Airflow {
       const [atWork, ended] = await Promise.all([
         this.#keepers("~", "~", { state: AT_WORK, limit: MOST_AT_WORK, order_by: "-start_date" }),
         this.#keepers("~", "~", {
-          state: ENDED,
+          state: SETTLED,
           limit: MOST_ENDED,
           order_by: "-end_date",
           end_date_gte: new Date((this.now() - ENDED_HOURS * 3600) * 1000).toISOString(),
@@ -85,7 +89,7 @@ export class Airflow {
   async #figuresOf(tasks) {
     const figures = new Map();
     let denied = false;
-    const left = tasks.filter((task) => task.state !== null && task.state !== "upstream_failed");
+    const left = tasks.filter((task) => [...AT_WORK, ...SETTLED].includes(task.state));
     const readSome = async () => {
       for (let task = left.shift(); task !== undefined && !denied; task = left.shift()) {
         try {
