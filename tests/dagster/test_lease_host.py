@@ -170,7 +170,7 @@ def test_a_batch_can_be_kept_in_an_object_store(ground: Ground) -> None:
     uri = f"memory://{uuid4().hex}/orders"
     ground.queue.send("good", "bad")
     # It looks when it is asked only: all readers of a file of this store share one position in it.
-    changed = {"uri": uri, "directory": workspace_path(uri), "look_seconds": 600.0, "fence_seconds": 0.0}
+    changed = {"uri": uri, "look_seconds": 600.0, "fence_seconds": 0.0}
     host = ground.host(**changed)
     request = ground.request(host)
     assert request.uri.startswith(uri)
