@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ import dagster as dg
 import pytest
 
 from sqs_lease import Message, by_exception, dead_letter, expire
+from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.dagster import DispatchError, SqsQueueResource, build_sqs_lease_sensor
 from sqs_lease.dagster.lease_sensor.sensor import LeaseSensorError
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
-from sqs_lease.testing import LeasedQueue, LeasedQueues
+from sqs_lease.testing import LeasedQueue, LeasedQueues, MemoryTransport
 from tests.dagster.dispatch_ground import (
     JOBS,
     Evaluations,
@@ -239,6 +240,29 @@ def test_an_answer_that_cannot_be_used_fails_the_evaluation_and_gives_the_messag
         evaluations.tick()
     assert "secret" not in str(raised.value)
     eventually(lambda: queue.visible == ["an order"], "it is given back")
+
+
+def test_a_message_that_cannot_go_anywhere_and_that_sqs_refuses_to_settle_is_told_by_an_evaluation(
+    queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def denied(_: object, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
+        return [EntryAnswer(change.receipt, Verdict.REFUSED, text="AccessDenied") for change in changes]
+
+    monkeypatch.setattr(MemoryTransport, "change_visibility", denied)
+    evaluations = Evaluations(instance, tmp_path, by_day, partition_key=refused("sunday"))
+    queue.send(BAD)
+    said: list[str] = []
+
+    def told() -> bool:
+        try:
+            evaluations.tick()
+        except LeaseSensorError as error:
+            said.append(str(error))
+        return "could not be settled" in "".join(said)
+
+    eventually(told, "an evaluation tells that SQS refused")
+    assert "AccessDenied" in said[-1]
+    assert "somewhere" not in "".join(said)
 
 
 def test_a_long_answer_is_cut_in_the_error(queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path) -> None:

@@ -388,6 +388,7 @@ class LeaseHost:
     async def _settle_failed(self, held: Batch, failed: Mapping[Receipt, Settlement]) -> None:
         try:
             await held.settle(failed)
+            self._tell_of_unsettled(held, "that no run can work on")
         finally:
             self._keeper.drop(held)
 
@@ -603,7 +604,7 @@ class LeaseHost:
             if await self._settler.settle(batch, decision):
                 await self._finish(batch)
                 self._say(f"Batch {batch.batch_id} is over, because {decision.reason}. {lease_summary(batch.held)}")
-                self._tell_of_unsettled(batch)
+                self._tell_of_unsettled(batch.held, f"of batch {batch.batch_id}")
                 return
         except Exception:
             if self.is_over:
@@ -612,12 +613,12 @@ class LeaseHost:
             logger.exception("Batch %s cannot be settled; trying again", batch.batch_id)
         batch.settling = None
 
-    def _tell_of_unsettled(self, batch: KeptBatch) -> None:
-        ends = batch.held.outcomes().values()
+    def _tell_of_unsettled(self, held: Batch, which: str) -> None:
+        ends = held.outcomes().values()
         if details := [end.detail for end in ends if end.outcome is Outcome.FAILED]:
             why = "; ".join(dict.fromkeys(details))
             self._fail(
-                f"{len(details)} messages of batch {batch.batch_id} could not be settled, so they are received again "
+                f"{len(details)} messages {which} could not be settled, so they are received again "
                 f"when their visibility timeout ends: {why}"
             )
 
