@@ -106,7 +106,7 @@ LAYERS: Final = {
     "cli": Layer(
         layers=BASE | {"batch_files", "blocking", "ingestion"},
         distributions=frozenset({"boto3", "botocore", "rich", "typer"}),
-        late=frozenset({"airflow", "cryptography", "dagster", "packaging", "matplotlib"}),
+        late=frozenset({"airflow", "cryptography", "dagster", "packaging", "matplotlib", "spark"}),
     ),
 }
 """The layers by the directory or module that they are; the package's own ``__init__`` offers the base's names."""

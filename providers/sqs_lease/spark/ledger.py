@@ -119,6 +119,19 @@ class Ledger:
             ledger.create()
         return ledger
 
+    def newest(self) -> Abandoned | None:
+        """The only batch that :meth:`abandon` can give up; None if the newest one has no rows. Nothing is written.
+
+        The table may have taken it: the ledger does not know.
+
+        Raises:
+            TableError: There is no ledger, or it cannot be read.
+        """
+        ledger = OpenLedger(self._place, self.clock)
+        if ledger.load() is None:
+            raise TableError(f"there is no ledger at {self.address}")
+        return ledger.snapshot().staged()
+
     def abandon(self, batch_id: str) -> Abandoned:
         """Give up a batch that was admitted and that the table cannot take, so that later ones go on.
 
@@ -216,13 +229,12 @@ class OpenLedger:
     def abandon(self, batch_id: str) -> Abandoned:
         """See :meth:`Ledger.abandon`."""
         snapshot = self.snapshot()
-        newest = snapshot.newest()
-        if newest is None or newest.batch_id != batch_id or newest.location is None:
+        newest, staged = snapshot.newest(), snapshot.staged()
+        if newest is None or staged is None or staged.batch_id != batch_id:
             raise TableError(
                 f"batch {batch_id} is not the newest of the ledger {self.place.address}, or has no rows that wait: "
                 "only a batch that the table still has to take can be given up"
             )
-        message_ids = tuple(snapshot.messages_of(newest))
         try:
             snapshot.table.update(
                 # The entries stay, and the number with them: the table must not take another batch for this one.
@@ -237,8 +249,10 @@ class OpenLedger:
             ) from error
         except (DeltaError, OSError) as error:
             raise self.place.unusable("cannot be written", error) from error
-        logger.warning("ledger %s: batch %s was given up: %d messages", self.place.address, batch_id, len(message_ids))
-        return Abandoned(batch_id, message_ids, newest.location)
+        logger.warning(
+            "ledger %s: batch %s was given up: %d messages", self.place.address, batch_id, len(staged.message_ids)
+        )
+        return staged
 
     def _day_of(self, entries: pa.Table) -> date:
         """The day under which messages are kept: today, or the day on which the last of them was sent if that is later.
@@ -409,11 +423,11 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """A batch that was given up.
+    """A batch that was given up, or can be.
 
     Attributes:
         batch_id: The batch.
-        message_ids: Its messages that the table has not, and does not know any more.
+        message_ids: Its messages; once it was given up, the table neither has nor knows them.
         location: Where their rows are still staged, in the sink's own terms.
     """
 
@@ -529,6 +543,13 @@ class LedgerSnapshot:
             columns=["batch_id", "outcome"],
             where=(pds.field("batch_id") == batch_id) & _NOT_ABANDONED,
         )
+
+    def staged(self) -> Abandoned | None:
+        """The newest batch, if it has rows: the only one that can wait for the table still."""
+        newest = self.newest()
+        if newest is None or newest.location is None:
+            return None
+        return Abandoned(newest.batch_id, tuple(self.messages_of(newest)), newest.location)
 
     def messages_of(self, admitted: Admitted) -> list[str]:
         """The messages of an admission."""
