@@ -49,7 +49,7 @@ docs: setup ## build the site of docs/ into build/site, which needs no server; a
 	@echo "Read build/site/index.html"
 
 pictures: setup ## draw the pictures of docs/ anew, from runs of the package in virtual time
-	@$(PYTHON_ENVIRONMENT)/python -m website.pictures
+	@$(PYTHON_ENVIRONMENT)/python -m docs.site.pictures
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check

@@ -7,9 +7,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from docs.site.pictures.__main__ import PICTURES
+from docs.site.pictures.drawing import Drawing, Scale
 from tests.docs.test_examples import ROOT
-from website.pictures.__main__ import PICTURES
-from website.pictures.drawing import Drawing, Scale
 
 DIRECTORY = ROOT / "docs" / "pictures"
 SCREENSHOTS = ROOT / "docs" / "screenshots"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from website.pages import on_page_content, on_page_markdown, on_post_page
+from docs.site.pages import on_page_content, on_page_markdown, on_post_page
 
 
 @pytest.mark.parametrize(

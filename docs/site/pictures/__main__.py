@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/ anew: `make pictures`, or `python -m website.pictures [directory]`."""
+"""Draws the pictures of docs/ anew: `make pictures`, or `python -m docs.site.pictures [directory]`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from website.pictures import calls_per_policy, life_of_a_message, takeover
+from docs.site.pictures import calls_per_policy, life_of_a_message, takeover
 
 PICTURES: Final = {
     "life-of-a-message.svg": life_of_a_message.draw,

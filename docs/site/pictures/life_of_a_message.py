@@ -9,9 +9,9 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
+from docs.site.pictures.drawing import Drawing, Scale
 from sqs_lease import Growing, Keeper, Leaving, Message
 from sqs_lease.testing import AuditEntry, AuditKind, MemorySqs, MemoryTransport, VirtualClock, run_virtual
-from website.pictures.drawing import Drawing, Scale
 
 VISIBILITY_SECONDS: Final = 30
 RECEIVED_AT: Final = 10.0

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
+from docs.site.pictures.drawing import Drawing, Scale
 from sqs_lease import Growing, Keeper, Leaving
 from sqs_lease.testing import AuditEntry, AuditKind, MemorySqs, MemoryTransport, VirtualClock, run_virtual
-from website.pictures.drawing import Drawing, Scale
 
 VISIBILITY_SECONDS: Final = 180
 """What Airflow's sensors receive with unless told otherwise."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from benchmarks.ledger import calls_in_an_hour
+from docs.site.pictures.drawing import Drawing, Scale
 from sqs_lease import Buffered, Fixed, Growing, RenewalPolicy, Threshold
-from website.pictures.drawing import Drawing, Scale
 
 TENTH: Final = 100
 """Of the messages: calls are for ten messages each, so that all of them take ten times the calls."""
