@@ -240,8 +240,8 @@ SOURCES: Final[Mapping[str, Kind]] = {
     "text": Kind(optional={"column": _text}),
     "variant": Kind(optional={"column": _text}),
     "s3-events": Kind(
-        required={"format": _one_of("jsonl", "csv", "parquet"), "schema": _text},
-        optional={"read": _settings, "region": _text, "endpoint_url": _url},
+        required={"format": _one_of("jsonl", "json", "xml", "csv", "parquet", "orc", "avro"), "schema": _text},
+        optional={"path_columns": _text, "read": _settings, "region": _text, "endpoint_url": _url},
     ),
     "sns": Kind(required={"source": _source}),
     "parser": Kind(required={"function": _function, "schema": _text}),

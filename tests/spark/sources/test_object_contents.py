@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import gzip
 import io
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
+from xml.etree.ElementTree import fromstring
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark.sources.s3_events import contents
-from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonLines, Parquet
+from sqs_lease.spark.sources.s3_events.columnar import Avro, Orc, Parquet
+from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines, XmlRows
+from tests.spark.sources.object_files import avro_file, orc_file
 
 ID_NAME = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
 def rows(how: Format, content: bytes, name: str = "file") -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for batch in how.rows(io.BytesIO(content), name):
+    file = io.BytesIO(content)
+    # As after it was written.
+    file.seek(0, io.SEEK_END)
+    for batch in how.rows(file, name):
         assert batch.schema == how.schema
         found += batch.to_pylist()
     return found
@@ -259,3 +266,210 @@ def test_a_disk_that_is_full_is_no_fault_of_the_object() -> None:
 
     with pytest.raises(OSError, match="No space left"):
         list(JsonLines().rows(Full(), "a.jsonl.gz"))
+
+
+class TestJsonDocument:
+    def test_the_objects_of_an_array_are_records_whatever_the_lines(self) -> None:
+        found = rows(JsonDocument(), b' [\n {"id": 1,\n "price": 1.10},\n{"id": 2, "deep": [{}]}\n]\n')
+
+        # Numbers stay as they were written: a DECIMAL has all of their digits.
+        assert [row[contents.LINE] for row in found] == ['{"id": 1,\n "price": 1.10}', '{"id": 2, "deep": [{}]}']
+
+    def test_one_object_is_one_record(self) -> None:
+        assert [row[contents.LINE] for row in rows(JsonDocument(), b'{"id":\n1}')] == ['{"id":\n1}']
+
+    def test_compressed_by_its_name(self) -> None:
+        assert len(rows(JsonDocument(), gzip.compress(b"[{}, {}]"), "file.json.gz")) == 2
+
+    @pytest.mark.parametrize("content", [b"", b" \n", b"[]"])
+    def test_nothing_in_it(self, content: bytes) -> None:
+        assert rows(JsonDocument(), content) == []
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (b'[{"id": 1}, "secret"]', "record 2: not a JSON object, but a string"),
+            (b'[{"secret": 1, "secret": 2}]', "record 1: not valid JSON: a name stands twice"),
+            (b'[{"id": 1}] [secret]', "the array does not end, or has something else in it"),
+            (b'[{"id": 1}', "the array does not end"),
+            (b'{"id": 1}\n{"secret": 2}', "record 1: not valid JSON: trailing"),
+            (b'[{"a": "\xff"}]', "not valid JSON"),
+        ],
+    )
+    def test_what_is_wrong_is_said_without_quoting_it(self, content: bytes, says: str) -> None:
+        said = fault(JsonDocument(), content)
+
+        assert says in said
+        assert "secret" not in said
+
+    def test_a_document_that_would_fill_the_memory_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(contents, "LONGEST_DOCUMENT_BYTES", 10)
+
+        assert "write one object a line" in fault(JsonDocument(), b'[{"id": 123456}]')
+
+
+class TestXmlRows:
+    def test_each_element_of_the_name_is_a_record(self) -> None:
+        document = b"""<?xml version="1.0"?>
+            <s:orders xmlns:s="urn:shop"><meta><created>today</created></meta>
+              <s:order n="1"><id>1</id><order><id>inner</id></order></s:order> text
+              <s:order n="2"><id>&lt;2&gt;</id></s:order>
+            </s:orders>"""
+
+        found = [fromstring(row[contents.LINE]) for row in rows(XmlRows("order"), document)]
+
+        assert [(one.attrib, one.findtext("id")) for one in found] == [({"n": "1"}, "1"), ({"n": "2"}, "<2>")]
+
+    def test_nothing_in_it(self) -> None:
+        assert rows(XmlRows("row"), b"") == []
+        assert rows(XmlRows("row"), b"<rows/>") == []
+
+    def test_the_root_may_be_the_record(self) -> None:
+        assert len(rows(XmlRows("row"), b"<row><id>1</id></row>")) == 1
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (b"<rows><row>secret</rows>", "not XML, at line 1"),
+            (b"<rows>\n<row/>\n", "not XML, at line 3"),
+            (b"secret", "not XML, at line 1"),
+            (b'<!DOCTYPE x [<!ENTITY a "secret">]><rows><row>&a;</row></rows>', "has a document type"),
+            (b'<!DOCTYPE x SYSTEM "file:///etc/passwd"><rows><row/></rows>', "has a document type"),
+        ],
+    )
+    def test_what_is_wrong_is_said_without_quoting_it(self, content: bytes, says: str) -> None:
+        said = fault(XmlRows("row"), content)
+
+        assert says in said
+        assert "secret" not in said
+
+    def test_of_a_value_that_stands_twice_none_is_lost(self) -> None:
+        content = b"<rows><row><tag>secret</tag><tag>b</tag><id>1</id></row></rows>"
+
+        assert len(rows(XmlRows("row", frozenset({"id"})), content)) == 1
+        assert fault(XmlRows("row", frozenset({"id", "tag"})), content) == (
+            "a record has tag twice, and the column holds one value"
+        )
+
+    def test_what_was_read_is_not_kept(self) -> None:
+        many = b"<rows>" + b"<row><id>1</id></row>" * 25_000 + b"</rows>"
+
+        assert len(rows(XmlRows("row"), many)) == 25_000
+
+
+def record_file(fields: dict[str, Any], *records: dict[str, Any], codec: str = "null") -> bytes:
+    schema = {"type": "record", "name": "order", "fields": [{"name": name, "type": fields[name]} for name in fields]}
+    return avro_file(schema, *records, codec=codec)
+
+
+TYPED = [
+    pytest.param(Orc, orc_file(pa.table({"name": ["a", None], "id": pa.array([1, 2], pa.int32())})), id="orc"),
+    *(
+        pytest.param(
+            Avro,
+            record_file(
+                {"name": ["null", "string"], "id": "int"}, {"name": "a", "id": 1}, {"name": None, "id": 2}, codec=codec
+            ),
+            id=f"avro-{codec}",
+        )
+        for codec in ("null", "deflate", "snappy", "zstandard", "bzip2", "xz")
+    ),
+]
+
+
+class TestOrcAndAvro:
+    @pytest.mark.parametrize(("kind", "content"), TYPED)
+    def test_columns_are_matched_by_name_and_converted(self, kind: Callable[..., Format], content: bytes) -> None:
+        schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("more", pa.float64())])
+
+        found = rows(kind(schema, ["id"]), content)
+
+        assert found == [{"id": 1, "name": "a", "more": None}, {"id": 2, "name": None, "more": None}]
+
+    @pytest.mark.parametrize(("kind", "content"), TYPED)
+    def test_what_would_be_lost_is_refused(self, kind: Callable[..., Format], content: bytes) -> None:
+        assert "column name is string, and must be int64" in fault(kind(pa.schema([("name", pa.int64())]), []), content)
+        assert "no column other" in fault(kind(pa.schema([*ID_NAME, ("other", pa.int64())]), ["other"]), content)
+        assert "none of the schema's columns" in fault(kind(pa.schema([("other", pa.int64())]), []), content)
+
+    @pytest.mark.parametrize(("kind", "content"), TYPED)
+    def test_a_damaged_file(self, kind: Callable[..., Format], content: bytes) -> None:
+        for damaged in (b"secret", content[: len(content) // 2], content[:-3], content[:40] + b"\xff" * 60):
+            assert "secret" not in fault(kind(ID_NAME, []), damaged)
+
+    def test_orc_times_are_in_utc_where_they_have_no_zone(self) -> None:
+        content = orc_file(pa.table({"at": pa.array(["2026-01-02T03:00:00"]).cast(pa.timestamp("ns"))}))
+
+        found = rows(Orc(pa.schema([("at", pa.timestamp("us", tz="UTC"))]), []), content)
+
+        assert found == [{"at": datetime(2026, 1, 2, 3, tzinfo=UTC)}]
+
+    def test_avro_has_the_logical_types_that_spark_has(self) -> None:
+        inner = {"type": "record", "name": "inner", "fields": [{"name": "x", "type": "int"}]}
+        content = record_file(
+            {
+                "price": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
+                "at": {"type": "long", "logicalType": "timestamp-micros"},
+                "day": ["null", {"type": "int", "logicalType": "date"}],
+                "key": {"type": "string", "logicalType": "uuid"},
+                "first": inner,
+                "second": ["inner", "null"],
+                "many": {"type": "array", "items": "inner"},
+                "by_name": {"type": "map", "values": "long"},
+                "color": {"type": "enum", "name": "color", "symbols": ["RED"]},
+                "two": {"type": "fixed", "name": "two", "size": 2},
+            },
+            {
+                "price": Decimal("1.10"),
+                "at": datetime(2026, 1, 2, tzinfo=UTC),
+                "day": date(2026, 1, 2),
+                "key": "12345678-1234-5678-1234-567812345678",
+                "first": {"x": 1},
+                "second": None,
+                "many": [{"x": 2}],
+                "by_name": {"a": 3},
+                "color": "RED",
+                "two": b"ab",
+            },
+        )
+        inner_type = pa.struct([("x", pa.int64())])
+        schema = pa.schema(
+            [
+                ("price", pa.decimal128(12, 3)),
+                ("at", pa.timestamp("us", tz="UTC")),
+                ("day", pa.date32()),
+                ("key", pa.string()),
+                ("first", inner_type),
+                ("second", inner_type),
+                ("many", pa.list_(inner_type)),
+                ("by_name", pa.map_(pa.string(), pa.int64())),
+                ("color", pa.string()),
+                ("two", pa.binary()),
+            ]
+        )
+
+        (found,) = rows(Avro(schema, []), content)
+
+        assert found == {
+            "price": Decimal("1.100"),
+            "at": datetime(2026, 1, 2, tzinfo=UTC),
+            "day": date(2026, 1, 2),
+            "key": "12345678-1234-5678-1234-567812345678",
+            "first": {"x": 1},
+            "second": None,
+            "many": [{"x": 2}],
+            "by_name": [("a", 3)],
+            "color": "RED",
+            "two": b"ab",
+        }
+
+    def test_avro_types_that_spark_has_not_are_refused_where_they_are_wanted(self) -> None:
+        content = record_file({"id": "int", "either": ["int", "string"]}, {"id": 1, "either": "a"})
+
+        assert rows(Avro(pa.schema([("id", pa.int64())]), []), content) == [{"id": 1}]
+        assert "column either is of a type that Spark does not have" in fault(
+            Avro(pa.schema([("either", pa.string())]), []), content
+        )
+
+    def test_values_of_avro_are_no_records(self) -> None:
+        assert fault(Avro(ID_NAME, []), avro_file("string", "secret")) == "the values of the file are no records"

@@ -1,4 +1,4 @@
-"""Makes rows of the contents of objects: JSON lines, CSV and Parquet, a record batch at a time. Without S3 and Spark.
+"""Makes rows of the contents of objects: JSON, XML and CSV, a record batch at a time. Without S3 and Spark.
 
 Each format has the Arrow schema of the rows it gives, and gives them for one open file. What is wrong with a file is
 found when the rows are taken; no text of an error quotes it.
@@ -15,22 +15,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final, Protocol
+from xml.etree.ElementTree import Element, ParseError, tostring
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 
 LINE: Final = "_sqs_lease_line"
 """The one column of JSON lines."""
 
+LONGEST_DOCUMENT_BYTES: Final = 256 * 1024 * 1024
+"""Of a JSON document, which is in memory as a whole."""
+
 LONGEST_LINE_BYTES: Final = 16 * 1024 * 1024
 """Of one JSON line. The rows of a CSV file are limited by its blocks."""
 
 _BLOCK_BYTES = 4 * 1024 * 1024
-_BATCH_ROWS = 10_000
+BATCH_ROWS: Final = 10_000
+"""How many rows a format hands on together, at most."""
+
 _GZIP_SUFFIX = ".gz"
 # What Python puts in place of bytes that are not UTF-8.
 _NOT_UTF_8 = "\ufffd"
@@ -75,7 +81,7 @@ class JsonLines:
 
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
-        with _decompressed(file, name) as lines:
+        with decompressed(file, name) as lines:
             texts: list[bytes] = []
             size = number = 0
             while line := lines.readline(LONGEST_LINE_BYTES + 1):
@@ -91,15 +97,11 @@ class JsonLines:
                     raise BadContentError(f"line {number}: {error}") from None
                 texts.append(text)
                 size += len(text)
-                if size >= _BLOCK_BYTES or len(texts) >= _BATCH_ROWS:
-                    yield self._batch(texts)
+                if size >= _BLOCK_BYTES or len(texts) >= BATCH_ROWS:
+                    yield texts_batch(self.schema, texts)
                     texts, size = [], 0
             if texts:
-                yield self._batch(texts)
-
-    def _batch(self, texts: list[bytes]) -> pa.RecordBatch:
-        # Checked as UTF-8 with the syntax.
-        return pa.RecordBatch.from_arrays([pa.array(texts, pa.binary()).cast(pa.string())], schema=self.schema)
+                yield texts_batch(self.schema, texts)
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,9 @@ class Csv:
         header = self._header(file, name)
         if not header:
             return
-        _check_columns(header, self.schema, self.required, "header")
+        check_columns(header, self.schema, self.required, "header")
         file.seek(0)
-        with _decompressed(file, name) as content:
+        with decompressed(file, name) as content:
             try:
                 for batch in self._reader(content):
                     yield self._finished(batch)
@@ -134,7 +136,7 @@ class Csv:
                 raise BadContentError(_csv_fault(str(error), header)) from None
 
     def _header(self, file: IO[bytes], name: str) -> list[str]:
-        with _decompressed(file, name) as content:
+        with decompressed(file, name) as content:
             # What follows the header is decoded in part, and is not looked at.
             text = io.TextIOWrapper(io.BufferedReader(_Raw(content)), "utf-8-sig", errors="replace", newline="")
             try:
@@ -175,45 +177,108 @@ class Csv:
 
 
 @dataclass(frozen=True)
-class Parquet:
-    """Parquet files. They are matched by the names of their columns, and converted where nothing is lost.
+class JsonDocument:
+    """One JSON value, over as many lines as it likes: an array of objects, which are records, or one object.
 
-    Attributes:
-        schema: The columns; further ones of the file are ignored, and those that it has not are null.
-        required: Those that the file must have.
+    The texts of its objects are the rows of :class:`JsonLines`.
     """
 
-    schema: pa.Schema
-    required: Sequence[str]
+    @property
+    def schema(self) -> pa.Schema:
+        """The object's text."""
+        return JsonLines().schema
 
-    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:  # noqa: D102 - as everywhere
-        with _faults_named("Parquet"):
-            content = pq.ParquetFile(pa.PythonFile(file, mode="r"), coerce_int96_timestamp_unit="us", pre_buffer=False)
-            found = content.schema_arrow.names
-        _check_columns(found, self.schema, self.required, "file")
-        wanted = [field.name for field in self.schema if field.name in found]
-        with _faults_named("Parquet"):
-            for batch in content.iter_batches(_BATCH_ROWS, columns=wanted, use_threads=False):
-                yield self._converted(batch)
-
-    def _converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = []
-        for field in self.schema:
-            if field.name not in batch.schema.names:
-                columns.append(pa.nulls(batch.num_rows, field.type))
-                continue
-            values = batch.column(field.name)
-            if pa.types.is_dictionary(values.type):
-                values = values.dictionary_decode()
-            if _kind(values.type) not in _FITTING.get(_kind(field.type), {_kind(field.type)}):
-                raise BadContentError(f"column {field.name} is {values.type}, and must be {field.type}")
+    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
+        """See :class:`Format`."""
+        with decompressed(file, name) as content:
+            text = content.read(LONGEST_DOCUMENT_BYTES + 1).strip(b" \t\r\n")
+        if len(text) > LONGEST_DOCUMENT_BYTES:
+            raise BadContentError(f"longer than {LONGEST_DOCUMENT_BYTES} bytes: write one object a line, as jsonl")
+        if not text:
+            return
+        records = _elements(text) if text.startswith(b"[") else [text]
+        for number, record in enumerate(records, 1):
             try:
-                columns.append(values.cast(field.type))
-            except pa.ArrowException:
-                raise BadContentError(
-                    f"column {field.name}, of {values.type}, has a value that {field.type} cannot hold"
-                ) from None
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+                decode_object(record)
+            except NotJsonError as error:
+                raise BadContentError(f"record {number}: {error}") from None
+        for start in range(0, len(records), BATCH_ROWS):
+            yield texts_batch(self.schema, records[start : start + BATCH_ROWS])
+
+
+@dataclass(frozen=True)
+class XmlRows:
+    """Elements of an XML document, whose texts are the rows. A document type, which may hold entities, is refused.
+
+    Attributes:
+        row_tag: The name of the elements that are records, without a namespace.
+        once: The names of elements that a record may have once: their columns hold one value.
+    """
+
+    row_tag: str
+    once: frozenset[str] = frozenset()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The element's text."""
+        return JsonLines().schema
+
+    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
+        """See :class:`Format`."""
+        with decompressed(file, name) as content:
+            texts: list[bytes] = []
+            size = 0
+            for text in self._elements(content):
+                texts.append(text)
+                size += len(text)
+                if size >= _BLOCK_BYTES or len(texts) >= BATCH_ROWS:
+                    yield texts_batch(self.schema, texts)
+                    texts, size = [], 0
+            if texts:
+                yield texts_batch(self.schema, texts)
+
+    def _elements(self, content: IO[bytes]) -> Iterator[bytes]:
+        if not content.read(1):
+            return
+        content.seek(0)
+        around: list[Element] = []
+        rows_around = 0
+        # Read where it is needed: whoever has no XML need not have the package.
+        from defusedxml import DefusedXmlException  # type: ignore[import-untyped]
+        from defusedxml.ElementTree import iterparse  # type: ignore[import-untyped]
+
+        try:
+            for event, element in iterparse(content, events=("start", "end"), forbid_dtd=True):
+                is_row = element.tag.rpartition("}")[2] == self.row_tag
+                if event == "start":
+                    around.append(element)
+                    rows_around += is_row
+                    continue
+                around.pop()
+                rows_around -= is_row
+                if is_row and not rows_around:
+                    self._check(element)
+                    element.tail = None
+                    yield tostring(element, encoding="utf-8")
+                if around and not rows_around:
+                    # What was read is not kept, so that a large document does not fill the memory.
+                    around[-1].remove(element)
+        except ParseError as error:
+            raise BadContentError(f"not XML, at line {error.position[0]}") from None
+        except DefusedXmlException:
+            raise BadContentError("has a document type, which is not read") from None
+
+    def _check(self, row: Element) -> None:
+        names = [element.tag.rpartition("}")[2] for element in row]
+        for name in self.once.intersection(names):
+            # Spark would take the last one.
+            if names.count(name) > 1:
+                raise BadContentError(f"a record has {name} twice, and the column holds one value")
+
+
+def texts_batch(schema: pa.Schema, texts: Sequence[bytes]) -> pa.RecordBatch:
+    """Make rows of one column of texts, which were checked as UTF-8 with their syntax."""
+    return pa.RecordBatch.from_arrays([pa.array(texts, pa.binary()).cast(pa.string())], schema=schema)
 
 
 class _Raw(io.RawIOBase):
@@ -232,18 +297,19 @@ class _Raw(io.RawIOBase):
 
 
 @contextmanager
-def _decompressed(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
+def decompressed(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
+    """Open a file from its start, through gzip where its name says so."""
     file.seek(0)
     if not name.endswith(_GZIP_SUFFIX):
         yield file
         return
-    with _faults_named("gzip"), gzip.GzipFile(fileobj=file, mode="rb") as content:
+    with faults_named("gzip"), gzip.GzipFile(fileobj=file, mode="rb") as content:
         # For the types, a GzipFile is no IO[bytes].
         yield content  # type: ignore[misc]
 
 
 @contextmanager
-def _faults_named(what: str) -> Iterator[None]:
+def faults_named(what: str) -> Iterator[None]:
     """Tell what is wrong with the bytes from what is wrong with the disk that they are on."""
     try:
         yield
@@ -258,7 +324,12 @@ def _faults_named(what: str) -> Iterator[None]:
         raise BadContentError(f"not {what}, or damaged") from None
 
 
-def _check_columns(found: Sequence[str], schema: pa.Schema, required: Sequence[str], where: str) -> None:
+def check_columns(found: Sequence[str], schema: pa.Schema, required: Sequence[str], where: str) -> None:
+    """See that the names of a file's columns are those of a schema.
+
+    Raises:
+        BadContentError: They are not.
+    """
     twice = [name for name in schema.names if found.count(name) > 1]
     if twice:
         raise BadContentError(f"the {where} names the column {twice[0]} twice")
@@ -267,6 +338,14 @@ def _check_columns(found: Sequence[str], schema: pa.Schema, required: Sequence[s
     absent = [name for name in required if name not in found]
     if absent:
         raise BadContentError(f"the {where} has no column {', '.join(absent)}, which is required")
+
+
+def _elements(text: bytes) -> list[bytes]:
+    """The texts of the elements of a JSON array. Each is to be checked: here only the array is."""
+    try:
+        return [bytes(element) for element in msgspec.json.decode(text, type=list[msgspec.Raw])]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadContentError("not valid JSON: the array does not end, or has something else in it") from None
 
 
 def _csv_fault(said: str, header: Sequence[str]) -> str:
@@ -292,23 +371,3 @@ def _in_utc(texts: pa.Array, name: str) -> pa.Array:
         return complete.cast(pa.timestamp("us", tz="UTC"))
     except pa.ArrowInvalid:
         raise BadContentError(f"column {name} is not of the type in the schema") from None
-
-
-def _kind(kind: pa.DataType) -> str:
-    """What sort of values a type has: within one sort, conversions lose nothing or fail."""
-    sorts = {
-        "integer": pa.types.is_integer,
-        "fraction": pa.types.is_floating,
-        "decimal": pa.types.is_decimal,
-        "text": lambda it: pa.types.is_string(it) or pa.types.is_large_string(it) or pa.types.is_string_view(it),
-        "bytes": lambda it: pa.types.is_binary(it) or pa.types.is_large_binary(it) or pa.types.is_fixed_size_binary(it),
-        "timestamp": pa.types.is_timestamp,
-        "date": pa.types.is_date,
-        "list": lambda it: pa.types.is_list(it) or pa.types.is_large_list(it) or pa.types.is_fixed_size_list(it),
-        "map": pa.types.is_map,
-        "struct": pa.types.is_struct,
-    }
-    return next((name for name, test in sorts.items() if test(kind)), str(kind))
-
-
-_FITTING: Final = {"fraction": {"fraction", "integer"}, "decimal": {"decimal", "integer"}}

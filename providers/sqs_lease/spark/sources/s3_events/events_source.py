@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Final, Literal, get_args
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import (
@@ -25,15 +27,18 @@ from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sources.arrow_types import arrow_schema, nullable
 from sqs_lease.spark.sources.json import json_rows, missing
-from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonLines, Parquet
+from sqs_lease.spark.sources.s3_events.columnar import Avro, Orc, Parquet
+from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines, XmlRows
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
 from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
+from sqs_lease.spark.sources.s3_events.path_columns import PathColumns
 from sqs_lease.spark.sources.schemas import json_schema, notation, quoted, struct_type
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError
 from sqs_lease.spark.sources.source import KeysOf
+from sqs_lease.spark.sources.xml import xml_rows
 
-ObjectFormat = Literal["jsonl", "csv", "parquet"]
+ObjectFormat = Literal["jsonl", "json", "xml", "csv", "parquet", "orc", "avro"]
 """What the objects are."""
 
 _FORMATS: Final = get_args(ObjectFormat)
@@ -42,7 +47,16 @@ _OBJECT_COLUMNS: Final = (
     StructField(KEY, StringType(), nullable=False),
     StructField(VERSION_ID, StringType()),
 )
-_NOT_IN_CSV: Final = (ArrayType, BinaryType, MapType, StructType)
+_AS_TEXT: Final = ("jsonl", "json", "xml")
+"""The formats whose records are texts, which Spark parses."""
+
+_TYPED: Final[Mapping[str, Callable[[pa.Schema, Sequence[str]], Format]]] = {
+    "parquet": Parquet,
+    "orc": Orc,
+    "avro": Avro,
+}
+_PACKAGES: Final = {"avro": "fastavro", "xml": "defusedxml"}
+_NOT_IN_TEXT: Final = (ArrayType, BinaryType, MapType, StructType)
 
 
 @dataclass(frozen=True)
@@ -51,17 +65,21 @@ class S3Read:
 
     Attributes:
         delimiter: What stands between the values of a CSV file.
+        row_tag: The name of the elements of an XML document that are records, without a namespace.
         threads: How many messages one task works on at the same time, mostly waiting for S3.
         tasks: How many tasks Spark makes of a batch: its messages are small, and would otherwise all be one task's.
     """
 
     delimiter: str = ","
+    row_tag: str = "row"
     threads: int = 16
     tasks: int = 8
 
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1:
             raise ValueError(f"delimiter must be one character, not {self.delimiter!r}")
+        if not self.row_tag:
+            raise ValueError("row_tag is empty: name the elements that are records")
         if min(self.threads, self.tasks) < 1:
             raise ValueError("threads and tasks must be at least 1")
 
@@ -92,10 +110,14 @@ class S3EventsSource:
     ``_s3_version_id`` (null without versions) tell where a row is from.
 
     Attributes:
-        format: ``"jsonl"`` (one JSON object a line, as strict as ``JsonSource``), ``"csv"`` (in UTF-8, with a header)
-            or ``"parquet"``. An object of the first two whose key ends in ``.gz`` is decompressed.
+        format: ``"jsonl"`` (one JSON object a line, as strict as ``JsonSource``), ``"json"`` (an array of objects, or
+            one object, over any lines), ``"xml"`` (the elements that ``row_tag`` of ``read`` names; needs
+            ``sqs-lease[xml]``), ``"csv"`` (in UTF-8, with a header), ``"parquet"``, ``"orc"`` or ``"avro"`` (needs
+            ``sqs-lease[avro]``). An object of the first four whose key ends in ``.gz`` is decompressed.
         schema: The columns of a record, as a Spark DDL string or a ``StructType``. Fields that it does not name are
             ignored. CSV has no nested columns and no ``BINARY``.
+        path_columns: Further columns, in the same notation, whose values are in the keys of the objects, as Hive's
+            partitions: ``"day DATE NOT NULL"`` for ``.../day=2026-01-31/...``. Empty, the default: none.
         read: How objects are read, as :class:`S3Read` or a mapping of some of its attributes.
         region: The region of S3; None, the default, for what the executors' environment says.
         endpoint_url: Another server that speaks S3; None, the default, for what the executors' environment says.
@@ -103,6 +125,7 @@ class S3EventsSource:
 
     format: ObjectFormat
     schema: str | StructType
+    path_columns: str | StructType = ""
     read: S3Read | Mapping[str, Any] = field(default_factory=S3Read)
     region: str | None = None
     endpoint_url: str | None = None
@@ -116,7 +139,9 @@ class S3EventsSource:
     @property
     def identity(self) -> str:
         """The format and the schema."""
-        return f"s3-events; {self.format}; {self._reading.delimiter}; {notation(self.schema)}"
+        path = f"; {notation(self.path_columns)}" if self.path_columns else ""
+        row_tag = f"; {self._reading.row_tag}" if self.format == "xml" else ""
+        return f"s3-events; {self.format}; {self._reading.delimiter}; {notation(self.schema)}{path}{row_tag}"
 
     @property
     def widens(self) -> bool:
@@ -130,26 +155,42 @@ class S3EventsSource:
 
     def checker(self) -> NotificationChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
+        if (package := _PACKAGES.get(self.format)) and find_spec(package) is None:
+            raise SchemaError(
+                f"the format {self.format} needs the package {package}: install sqs-lease[{self.format}] where the "
+                "driver and the executors run"
+            )
         columns = self._record()
-        for name in columns.names:
+        path = self._path()
+        for its in path.fields:
+            if isinstance(its.dataType, _NOT_IN_TEXT):
+                raise SchemaError(f"path_columns: a key cannot hold the type {_name(its.dataType)} of {its.name}")
+        if twice := {name.lower() for name in path.names} & {name.lower() for name in columns.names}:
+            raise SchemaError(f"path_columns names {', '.join(sorted(twice))}, which the schema has: leave one out")
+        for name in [*columns.names, *path.names]:
             if name.lower() in {BUCKET, KEY, VERSION_ID}:
                 raise SchemaError(f"the schema has a column {name!r}, which S3EventsSource adds itself: rename it")
         self._format(columns)
         return NotificationChecker()
 
     def columns(self, messages: DataFrame, checker: NotificationChecker) -> StructType:
-        """The schema, then the object's bucket, key and version."""
-        return StructType([*self._record().fields, *_OBJECT_COLUMNS])
+        """The schema, then the columns of the path, then the object's bucket, key and version."""
+        return StructType([*self._record().fields, *self._path().fields, *_OBJECT_COLUMNS])
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
-        record = StructType(columns.fields[: -len(_OBJECT_COLUMNS)])
+        path = self._path()
+        record = StructType(columns.fields[: -len(_OBJECT_COLUMNS) - len(path.fields)])
         read = self._reading
         reader = ObjectRows(
-            ObjectStore(read.threads, self.endpoint_url, self.region), self._format(record), read.threads
+            ObjectStore(read.threads, self.endpoint_url, self.region),
+            self._format(record),
+            read.threads,
+            PathColumns.of(path),
         )
-        content = StructType([StructField(LINE, StringType())]) if self.format == "jsonl" else record
+        content = StructType([StructField(LINE, StringType())]) if self.format in _AS_TEXT else record
         own = [
+            *nullable(path).fields,
             *(StructField(name, StringType()) for name in (BUCKET, KEY, VERSION_ID, MESSAGE_ID)),
             StructField(SENT_AT, TimestampType()),
             StructField(REASON, StringType()),
@@ -159,8 +200,11 @@ class S3EventsSource:
             .repartition(read.tasks, batch_file.MESSAGE_ID)
             .mapInArrow(reader, nullable(StructType([*content.fields, *own])))
         )
-        if self.format == "jsonl":
-            return json_rows(rows, LINE, record, [one.name for one in own])
+        carried = [quoted(one.name) if one.name in path.names else one.name for one in own]
+        if self.format == "xml":
+            return xml_rows(rows, LINE, record, carried)
+        if self.format in _AS_TEXT:
+            return json_rows(rows, LINE, record, carried)
         return rows.select(
             *(quoted(name) for name in columns.names),
             MESSAGE_ID,
@@ -174,16 +218,25 @@ class S3EventsSource:
         return self.read
 
     def _record(self) -> StructType:
-        return json_schema(self.schema) if self.format == "jsonl" else struct_type(self.schema)
+        return json_schema(self.schema) if self.format in ("jsonl", "json") else struct_type(self.schema)
+
+    def _path(self) -> StructType:
+        return struct_type(self.path_columns) if self.path_columns else StructType([])
 
     def _format(self, record: StructType) -> Format:
-        if self.format == "jsonl":
-            return JsonLines()
+        match self.format:
+            case "jsonl":
+                return JsonLines()
+            case "json":
+                return JsonDocument()
+            case "xml":
+                single = (its.name for its in record.fields if not isinstance(its.dataType, ArrayType))
+                return XmlRows(self._reading.row_tag, frozenset(single))
         required = [its.name for its in record.fields if not its.nullable]
-        if self.format == "parquet":
-            return Parquet(arrow_schema(record), required)
+        if typed := _TYPED.get(self.format):
+            return typed(arrow_schema(record), required)
         for its in record.fields:
-            if isinstance(its.dataType, _NOT_IN_CSV):
+            if isinstance(its.dataType, _NOT_IN_TEXT):
                 raise SchemaError(f"column {its.name}: CSV cannot hold the type {_name(its.dataType)}")
         return Csv(arrow_schema(record), required, self._reading.delimiter)
 

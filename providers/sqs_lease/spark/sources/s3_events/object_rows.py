@@ -24,6 +24,7 @@ from sqs_lease.spark.sources.arrow_types import record_batch
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Format
 from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectUnavailableError
+from sqs_lease.spark.sources.s3_events.path_columns import NO_PATH_COLUMNS, PathColumns
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError
 
 BUCKET: Final = "_s3_bucket"
@@ -47,18 +48,21 @@ class ObjectRows:
         store: Where the objects are.
         format: What they are.
         threads: How many messages are worked on at the same time.
+        path_columns: What their keys say; nothing, by default.
     """
 
     store: ObjectStore
     format: Format
     threads: int
+    path_columns: PathColumns = NO_PATH_COLUMNS
 
     @property
     def schema(self) -> pa.Schema:
-        """The format's columns, the object's, and those of the message."""
+        """The format's columns, those of the key, the object's, and those of the message."""
         return pa.schema(
             [
                 *self.format.schema,
+                *self.path_columns.schema,
                 *(pa.field(name, pa.string()) for name in (BUCKET, KEY, VERSION_ID, MESSAGE_ID)),
                 pa.field(SENT_AT, pa.timestamp("us", tz="UTC")),
                 pa.field(REASON, pa.string()),
@@ -124,8 +128,9 @@ class ObjectRows:
                 # An object without any byte is a mark, such as the one that stands for a folder.
                 if not self.store.fetch(its, file):
                     return
+                of_object = self.path_columns.values(its.key)
+                of_object |= {BUCKET: its.bucket, KEY: its.key, VERSION_ID: its.version_id}
                 for batch in self.format.rows(file, its.key):
-                    of_object = {BUCKET: its.bucket, KEY: its.key, VERSION_ID: its.version_id}
                     yield record_batch(self.schema, batch.num_rows, _columns(batch) | of_object)
             except (BadContentError, ObjectUnavailableError) as error:
                 raise _BadObjectError(f"{its}: {error}") from None

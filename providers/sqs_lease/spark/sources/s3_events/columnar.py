@@ -1,0 +1,234 @@
+"""Makes rows of the contents of objects whose files know the types of their columns: Parquet, ORC and Avro."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import IO, Any, Final
+from uuid import UUID
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from sqs_lease.spark.sources.s3_events.contents import BATCH_ROWS, BadContentError, check_columns, faults_named
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """Parquet files. They are matched by the names of their columns, and converted where nothing is lost.
+
+    Attributes:
+        schema: The columns; further ones of the file are ignored, and those that it has not are null.
+        required: Those that the file must have.
+    """
+
+    schema: pa.Schema
+    required: Sequence[str]
+
+    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
+        """See :class:`.contents.Format`."""
+        with faults_named("Parquet"):
+            content = pq.ParquetFile(pa.PythonFile(file, mode="r"), coerce_int96_timestamp_unit="us", pre_buffer=False)
+            found = content.schema_arrow.names
+        check_columns(found, self.schema, self.required, "file")
+        wanted = [name for name in self.schema.names if name in found]
+        with faults_named("Parquet"):
+            for batch in content.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
+                yield _converted(batch, self.schema)
+
+
+@dataclass(frozen=True)
+class Orc:
+    """ORC files, as :class:`Parquet`. A stripe is in memory as a whole.
+
+    Attributes:
+        schema: The columns; further ones of the file are ignored, and those that it has not are null.
+        required: Those that the file must have.
+    """
+
+    schema: pa.Schema
+    required: Sequence[str]
+
+    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
+        """See :class:`.contents.Format`."""
+        # Not a part of every build of pyarrow.
+        from pyarrow import orc
+
+        with faults_named("ORC"):
+            content = orc.ORCFile(pa.PythonFile(file, mode="r"))
+            found = content.schema.names
+        check_columns(found, self.schema, self.required, "file")
+        wanted = [name for name in self.schema.names if name in found]
+        for number in range(content.nstripes):
+            with faults_named("ORC"):
+                stripe = content.read_stripe(number, columns=wanted)
+            for start in range(0, stripe.num_rows, BATCH_ROWS):
+                yield _converted(stripe.slice(start, BATCH_ROWS), self.schema)
+
+
+@dataclass(frozen=True)
+class Avro:
+    """Avro files, as :class:`Parquet`; of the logical types, those that Spark has.
+
+    Attributes:
+        schema: The columns; further ones of the file are ignored, and those that it has not are null.
+        required: Those that the file must have.
+    """
+
+    schema: pa.Schema
+    required: Sequence[str]
+
+    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
+        """See :class:`.contents.Format`."""
+        # Whoever has no Avro need not have the package.
+        import fastavro
+
+        file.seek(0)
+        with _avro_faults():
+            content = fastavro.reader(file)
+            written: Any = content.writer_schema
+        if not isinstance(written, Mapping) or written.get("type") != "record":
+            raise BadContentError("the values of the file are no records")
+        found = {its["name"]: its["type"] for its in written["fields"]}
+        check_columns(list(found), self.schema, self.required, "file")
+        named: dict[str, Any] = {}
+        # All of them, in their order: a type is described where it is used first.
+        types = {name: _avro_type(kind, named) for name, kind in found.items()}
+        wanted = [name for name in self.schema.names if name in types]
+        for name in wanted:
+            if types[name] is None:
+                raise BadContentError(f"column {name} is of a type that Spark does not have")
+        schema = pa.schema([(name, types[name]) for name in wanted])
+        while True:
+            with _avro_faults():
+                records: list[Any] = list(islice(content, BATCH_ROWS))
+                columns = [pa.array([_avro_value(row[its.name]) for row in records], its.type) for its in schema]
+            if not records:
+                return
+            yield _converted(pa.RecordBatch.from_arrays(columns, schema=schema), self.schema)
+
+
+def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Make columns of a schema of those of a file.
+
+    Raises:
+        BadContentError: Something would be lost.
+    """
+    columns = []
+    for field in schema:
+        if field.name not in batch.schema.names:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        values = batch.column(field.name)
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if _kind(values.type) not in _FITTING.get(_kind(field.type), {_kind(field.type)}):
+            raise BadContentError(f"column {field.name} is {values.type}, and must be {field.type}")
+        try:
+            columns.append(values.cast(field.type))
+        except pa.ArrowException:
+            raise BadContentError(
+                f"column {field.name}, of {values.type}, has a value that {field.type} cannot hold"
+            ) from None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _kind(kind: pa.DataType) -> str:
+    """What sort of values a type has: within one sort, conversions lose nothing or fail."""
+    sorts = {
+        "integer": pa.types.is_integer,
+        "fraction": pa.types.is_floating,
+        "decimal": pa.types.is_decimal,
+        "text": lambda it: pa.types.is_string(it) or pa.types.is_large_string(it) or pa.types.is_string_view(it),
+        "bytes": lambda it: pa.types.is_binary(it) or pa.types.is_large_binary(it) or pa.types.is_fixed_size_binary(it),
+        "timestamp": pa.types.is_timestamp,
+        "date": pa.types.is_date,
+        "list": lambda it: pa.types.is_list(it) or pa.types.is_large_list(it) or pa.types.is_fixed_size_list(it),
+        "map": pa.types.is_map,
+        "struct": pa.types.is_struct,
+    }
+    return next((name for name, test in sorts.items() if test(kind)), str(kind))
+
+
+_FITTING: Final = {"fraction": {"fraction", "integer"}, "decimal": {"decimal", "integer"}}
+
+_AVRO: Final = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "fixed": pa.binary(),
+}
+_AVRO_LOGICAL: Final = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("us", tz="UTC"),
+    "timestamp-micros": pa.timestamp("us", tz="UTC"),
+    "local-timestamp-millis": pa.timestamp("us"),
+    "local-timestamp-micros": pa.timestamp("us"),
+    "uuid": pa.string(),
+}
+"""Of Avro 1.12 ("Logical Types"). Spark has no time of day, and no duration."""
+
+
+def _avro_type(kind: Any, named: dict[str, Any]) -> Any:
+    """Translate a type of Avro's.
+
+    Args:
+        kind: The type, as the file describes it.
+        named: The types that have a name, as far as they were described; new ones are added.
+
+    Returns:
+        The Arrow type; None for one that Spark does not have.
+    """
+    if isinstance(kind, str):
+        return named.get(kind, _AVRO.get(kind))
+    if isinstance(kind, list):
+        translated = [_avro_type(one, named) for one in kind]
+        others = [one for one in translated if one != pa.null()]
+        return others[0] if len(others) == 1 else None
+    described = _avro_described(kind, named)
+    if "name" in kind:
+        named[kind["name"]] = described
+    return described
+
+
+def _avro_described(kind: Mapping[str, Any], named: dict[str, Any]) -> Any:
+    logical = kind.get("logicalType")
+    if logical == "decimal":
+        return pa.decimal128(kind["precision"], kind.get("scale", 0))
+    if logical is not None:
+        return _AVRO_LOGICAL.get(logical)
+    match kind["type"]:
+        case "record":
+            fields = [(its["name"], _avro_type(its["type"], named)) for its in kind["fields"]]
+            return None if any(its is None for _, its in fields) else pa.struct(fields)
+        case "array":
+            element = _avro_type(kind["items"], named)
+            return None if element is None else pa.list_(element)
+        case "map":
+            value = _avro_type(kind["values"], named)
+            return None if value is None else pa.map_(pa.string(), value)
+        case other:
+            return _avro_type(other, named)
+
+
+def _avro_value(value: Any) -> Any:
+    return str(value) if isinstance(value, UUID) else value
+
+
+@contextmanager
+def _avro_faults() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ImportError, MemoryError):
+        # Of the machine, and not of the file.
+        raise
+    except Exception:  # noqa: BLE001 - each codec's package has exceptions of its own
+        raise BadContentError("not Avro, or damaged") from None
