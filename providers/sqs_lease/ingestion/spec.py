@@ -234,6 +234,7 @@ SOURCES: Final[Mapping[str, Kind]] = {
             "new_fields": _one_of("ignore", "reject", "add"),
             "dedupe_by": _texts,
             "timestamp_units": _units,
+            "rescued": _text,
         },
         one_of=("schema", "inferred_schema"),
     ),
@@ -244,7 +245,10 @@ SOURCES: Final[Mapping[str, Kind]] = {
         optional={"path_columns": _text, "read": _settings, "region": _text, "endpoint_url": _url},
     ),
     "sns": Kind(required={"source": _source}),
+    "elements": Kind(required={"source": _source}),
+    "attributes": Kind(required={"source": _source, "attributes": _text}),
     "parser": Kind(required={"function": _function, "schema": _text}),
+    "spark": Kind(required={"function": _function, "schema": _text}),
 }
 """The sources of ``sqs_lease.spark`` by the name that a spec gives them."""
 

@@ -30,17 +30,22 @@ if TYPE_CHECKING:
     from sqs_lease.spark.sinks.postgres.sink import PostgresSink
     from sqs_lease.spark.sinks.sink import Overtaken, Sink, Staged
     from sqs_lease.spark.sinks.write_ahead import WriteAheadSink
+    from sqs_lease.spark.sources.array_elements import ArrayElements
+    from sqs_lease.spark.sources.attribute_columns import AttributeColumns
     from sqs_lease.spark.sources.json import JsonSource
     from sqs_lease.spark.sources.parser_source import ParserSource
     from sqs_lease.spark.sources.pinned_schema import InferredSchema
     from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read
     from sqs_lease.spark.sources.sns import SnsEnvelope
     from sqs_lease.spark.sources.source import Source
+    from sqs_lease.spark.sources.spark_source import SparkSource
     from sqs_lease.spark.sources.text_source import TextSource
     from sqs_lease.spark.sources.variant_source import VariantSource
 
 __all__ = [
     "NOTHING_TO_STORE",
+    "ArrayElements",
+    "AttributeColumns",
     "BatchIdReusedError",
     "DeltaSink",
     "DeltaTarget",
@@ -65,6 +70,7 @@ __all__ = [
     "Sink",
     "SnsEnvelope",
     "Source",
+    "SparkSource",
     "Staged",
     "TableError",
     "TextSource",
@@ -78,6 +84,8 @@ __all__ = [
 
 _MODULES: Final = {
     "NOTHING_TO_STORE": "sqs_lease.spark.columns",
+    "ArrayElements": "sqs_lease.spark.sources.array_elements",
+    "AttributeColumns": "sqs_lease.spark.sources.attribute_columns",
     "BatchIdReusedError": "sqs_lease.spark.errors",
     "DeltaSink": "sqs_lease.spark.sinks.delta.sink",
     "DeltaTarget": "sqs_lease.spark.sinks.delta.sink",
@@ -102,6 +110,7 @@ _MODULES: Final = {
     "Sink": "sqs_lease.spark.sinks.sink",
     "SnsEnvelope": "sqs_lease.spark.sources.sns",
     "Source": "sqs_lease.spark.sources.source",
+    "SparkSource": "sqs_lease.spark.sources.spark_source",
     "Staged": "sqs_lease.spark.sinks.sink",
     "TableError": "sqs_lease.spark.errors",
     "TextSource": "sqs_lease.spark.sources.text_source",

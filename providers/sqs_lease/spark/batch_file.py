@@ -38,16 +38,19 @@ MESSAGE_ID: Final = "message_id"
 BODY: Final = "body"
 SENT_AT: Final = "sent_at"
 RECEIVE_COUNT: Final = "receive_count"
+ATTRIBUTES: Final = "attributes"
+"""The attributes of SQS itself, as JSON text: an object of strings."""
+
 MESSAGE_ATTRIBUTES: Final = "message_attributes"
 """The sender's attributes in the shape of the SQS API, as JSON text (bytes: ``{"base64": "..."}``), or null."""
 
 _REJECTED: Final = "rejected"
 _NOT_JSON: Final = "not_json"
-_ATTRIBUTES: Final = "attributes"
 _COPIED_BYTES: Final = 16 * 1024 * 1024
 _WRITTEN: Final = MESSAGES.append(pa.field(_REJECTED, pa.string()))
 _SPARK_SCHEMA: Final = (
-    f"{MESSAGE_ID} STRING, {BODY} STRING, {SENT_AT} TIMESTAMP, {RECEIVE_COUNT} INT, {MESSAGE_ATTRIBUTES} STRING"
+    f"{MESSAGE_ID} STRING, {BODY} STRING, {SENT_AT} TIMESTAMP, {RECEIVE_COUNT} INT, {ATTRIBUTES} STRING, "
+    f"{MESSAGE_ATTRIBUTES} STRING"
 )
 
 Messages: TypeAlias = Iterable[Message | Mapping[str, Any]] | str | os.PathLike[str] | ManifestPath
@@ -243,9 +246,9 @@ def _from_manifest(path: Path, checker: Checker, keys_of: KeysOf | None, *, name
             reasons = pa.chunked_array([checker.reasons(bodies) for bodies in _bodies(file)], pa.string())
         keys = None if keys_of is None else [key for bodies in _bodies(file) for key in keys_of(bodies)]
         # A batch is of one queue, so one message tells.
-        (attributes, *_) = file.read_row_group(0, columns=[_ATTRIBUTES])[_ATTRIBUTES].to_pylist()
+        (attributes, *_) = file.read_row_group(0, columns=[ATTRIBUTES])[ATTRIBUTES].to_pylist()
         is_fifo = f'"{SEQUENCE_NUMBER}"' in attributes
-        places = places_in_json(file.read([_ATTRIBUTES])[_ATTRIBUTES].to_pylist()) if is_fifo else []
+        places = places_in_json(file.read([ATTRIBUTES])[ATTRIBUTES].to_pylist()) if is_fifo else []
     is_marked = pc.all(pc.equal(pc.is_null(reasons), pc.is_null(messages[_NOT_JSON]))).as_py()
     path, messages = _in_order(path, messages.select(_KEPT).append_column(_REJECTED, reasons), places)
     if keys is not None:

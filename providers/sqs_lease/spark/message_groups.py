@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from sqs_lease.core.messages import Message, plain_attributes
@@ -25,6 +26,7 @@ MESSAGES: Final = pa.schema(
         pa.field("body", pa.string(), nullable=False),
         pa.field("sent_at", pa.timestamp("us", tz="UTC")),
         pa.field("receive_count", pa.int32(), nullable=False),
+        pa.field("attributes", pa.string(), nullable=False),
         pa.field("message_attributes", pa.string()),
     ]
 )
@@ -106,6 +108,7 @@ def _group(given: Sequence[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]
             _texts(bodies),
             _times(message_ids, [of_one.get("SentTimestamp") for of_one in attributes]),
             _counts(message_ids, [of_one.get("ApproximateReceiveCount", "1") for of_one in attributes]),
+            pa.array([_json_text(of_one) for of_one in attributes], pa.string()),
             pa.array([_json(of_one) if of_one else None for of_one in message_attributes], pa.string()),
         ],
         schema=MESSAGES,
@@ -119,6 +122,14 @@ def _texts(texts: Sequence[str]) -> pa.Array:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
         return pa.array([text.encode("utf-8", "replace") for text in texts], pa.string())
+
+
+def _json_text(attributes: Mapping[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(attributes).decode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which Python's own writes with escapes.
+        return json.dumps(attributes)
 
 
 def _json(message_attributes: Mapping[str, Any]) -> str:

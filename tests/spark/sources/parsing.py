@@ -29,7 +29,9 @@ class Parsed:
     empty: set[str]
 
 
-def messages_of(spark: SparkSession, bodies: Mapping[str, str], attributes: str | None = None) -> DataFrame:
+def messages_of(
+    spark: SparkSession, bodies: Mapping[str, str], attributes: str | None = None, system: str = "{}"
+) -> DataFrame:
     """The bodies as the rows that ingestion gives a source."""
     count = len(bodies)
     return spark.createDataFrame(
@@ -39,6 +41,7 @@ def messages_of(spark: SparkSession, bodies: Mapping[str, str], attributes: str 
                 batch_file.BODY: pa.array(bodies.values(), pa.string()),
                 batch_file.SENT_AT: pa.array([SENT] * count, pa.timestamp("us", tz="UTC")),
                 batch_file.RECEIVE_COUNT: pa.array([1] * count, pa.int32()),
+                batch_file.ATTRIBUTES: pa.array([system] * count, pa.string()),
                 batch_file.MESSAGE_ATTRIBUTES: pa.array([attributes] * count, pa.string()),
             }
         )
@@ -46,7 +49,11 @@ def messages_of(spark: SparkSession, bodies: Mapping[str, str], attributes: str 
 
 
 def parsed(
-    spark: SparkSession, source: Source[Any], bodies: Mapping[str, str], attributes: str | None = None
+    spark: SparkSession,
+    source: Source[Any],
+    bodies: Mapping[str, str],
+    attributes: str | None = None,
+    system: str = "{}",
 ) -> Parsed:
     """Check the bodies, then parse those that pass."""
     checker = source.checker()
@@ -54,7 +61,7 @@ def parsed(
     rejected = {message_id: reason for message_id, reason in reasons.items() if reason is not None}
     passed = {message_id: body for message_id, body in bodies.items() if message_id not in rejected}
     with session_settings(spark, INGESTION):
-        messages = messages_of(spark, passed, attributes)
+        messages = messages_of(spark, passed, attributes, system)
         columns = source.columns(messages, checker)
         frame = source.parse(messages, columns)
         assert frame.columns == [*columns.names, MESSAGE_ID, SENT_AT, REASON]

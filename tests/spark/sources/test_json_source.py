@@ -268,3 +268,52 @@ def test_arrow_leaves_another_kind_of_message_to_spark(spark: SparkSession) -> N
     records, taken = reader(pa.array([*ANOTHER_KIND.values(), '{"id": 1}', '{"trip": {}}'], pa.string()))
     assert taken.to_pylist() == [False] * len(ANOTHER_KIND) + [True, True]
     assert records.to_pylist() == [{"id": 1, "trip": None}, {"id": None, "trip": {"miles": None}}]
+
+
+class TestRescued:
+    SOURCE = JsonSource("id BIGINT NOT NULL, day DATE, at TIMESTAMP", rescued="_rescued_data")
+
+    def test_what_does_not_fit_is_saved_as_it_came_and_the_rest_is_a_record(self, spark: SparkSession) -> None:
+        bodies = {
+            "fits": '{"id": 1, "day": "2013-01-01"}',
+            "new field": '{"id": 2, "price": 1.10000000000000000001}',
+            "type": '{"id": 3, "day": "soon"}',
+            "time": '{"id": 4, "at": 1700000000000}',
+        }
+
+        outcome = parsed(spark, self.SOURCE, bodies)
+
+        def record(number: int, day: date | None, rescued: str | None) -> list[dict[str, Any]]:
+            return [{"id": number, "day": day, "at": None, "_rescued_data": rescued}]
+
+        assert outcome.records == {
+            "fits": record(1, date(2013, 1, 1), None),
+            "new field": record(2, None, bodies["new field"]),
+            "type": record(3, None, bodies["type"]),
+            "time": record(4, None, bodies["time"]),
+        }
+
+    def test_what_is_required_still_is(self, spark: SparkSession) -> None:
+        outcome = parsed(spark, self.SOURCE, {"type": '{"id": "x"}', "missing": '{"day": null}', "no JSON": "{"})
+
+        assert outcome.rejected.pop("no JSON").startswith("not valid JSON")
+        assert set(outcome.rejected.values()) == {"required, but missing or null: id"}
+
+    def test_another_kind_of_object_is_saved_where_nothing_is_required(self, spark: SparkSession) -> None:
+        outcome = parsed(spark, JsonSource("id INT", rescued="rest"), {"m1": '{"Event": "s3:TestEvent"}'})
+
+        assert outcome.records == {"m1": [{"id": None, "rest": '{"Event": "s3:TestEvent"}'}]}
+
+    def test_beside_a_schema_that_is_inferred(self, spark: SparkSession, tmp_path: Path) -> None:
+        source = JsonSource(InferredSchema(tmp_path / "schema.json"), rescued="rest")
+
+        parsed(spark, source, {"m1": '{"id": 1}'})
+        outcome = parsed(spark, source, {"m2": '{"id": 2, "more": 3}'})
+
+        assert outcome.records == {"m2": [{"id": 2, "rest": '{"id": 2, "more": 3}'}]}
+
+    def test_mistakes_are_refused(self, spark: SparkSession) -> None:
+        with pytest.raises(ValueError, match='leave out new_fields="reject"'):
+            JsonSource("id INT", new_fields="reject", rescued="rest")
+        with pytest.raises(SchemaError, match="rescued: the schema has a column ID already"):
+            parsed(spark, JsonSource("id INT", rescued="ID"), {"m1": '{"id": 1}'})

@@ -16,7 +16,10 @@ SOURCE_CLASSES: Final[Mapping[str, str]] = {
     "variant": "variant_source.VariantSource",
     "s3-events": "s3_events.S3EventsSource",
     "sns": "sns.SnsEnvelope",
+    "elements": "array_elements.ArrayElements",
+    "attributes": "attribute_columns.AttributeColumns",
     "parser": "parser_source.ParserSource",
+    "spark": "spark_source.SparkSource",
 }
 """The classes in ``sqs_lease.spark.sources`` by the kind that a spec names."""
 
@@ -42,13 +45,10 @@ def make_source(part: Part, environment: Mapping[str, str]) -> Source[Any]:
         SchemaError: Its schema cannot be used.
     """
     parameters = with_environment(part.parameters, environment)
-    if part.kind == "sns":
+    if "source" in parameters:
         inner = dict(parameters["source"])
-        wrapped: Source[Any] = class_named("sources", SOURCE_CLASSES[part.kind])(
-            make_source(Part(inner.pop("kind"), inner), environment)
-        )
-        return wrapped
-    if part.kind == "parser":
+        parameters["source"] = make_source(Part(inner.pop("kind"), inner), environment)
+    if "function" in parameters:
         parameters["function"] = _function(parameters["function"])
     if "inferred_schema" in parameters:
         path = parameters.pop("inferred_schema")

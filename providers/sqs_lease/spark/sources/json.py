@@ -92,12 +92,17 @@ class JsonSource:
         timestamp_units: ``TIMESTAMP`` column -> the unit of the whole numbers that it is to be read from, since 1970:
             ``"s"``, ``"ms"`` or ``"us"``. Such a column takes nothing but numbers. Empty, the default: texts, and
             numbers of seconds.
+        rescued: The name of a further column, ``STRING``, that saves what the others cannot hold: of an object with a
+            field that is no column, or not of its column's type, the text of the whole object, as it came; null for
+            all others. Such a message is then stored, with null where a value does not fit, and not rejected; one that
+            lacks a ``NOT NULL`` field still is. None, the default: there is none. With ``new_fields="ignore"`` only.
     """
 
     schema: str | StructType | InferredSchema
     new_fields: NewFields = "ignore"
     dedupe_by: Sequence[str] = ()
     timestamp_units: Mapping[str, TimestampUnit] = dataclasses.field(default_factory=dict)
+    rescued: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.dedupe_by, str):
@@ -107,6 +112,8 @@ class JsonSource:
                 raise ValueError(f"timestamp_units: {unit!r} for {name} is none of {', '.join(_UNITS)}")
         if self.new_fields not in _CHOICES:
             raise ValueError(f"new_fields must be one of {', '.join(_CHOICES)}, not {self.new_fields!r}")
+        if self.rescued is not None and self.new_fields != "ignore":
+            raise ValueError(f'rescued says what becomes of new fields: leave out new_fields="{self.new_fields}"')
         if self.new_fields == "add" and not isinstance(self.schema, InferredSchema):
             raise SchemaError(
                 'new_fields="add" needs schema=InferredSchema(path), so that later batches find the columns that were '
@@ -119,7 +126,8 @@ class JsonSource:
         what = self.schema.file if isinstance(self.schema, InferredSchema) else notation(self.schema)
         repeats = f"; by {json.dumps(list(self.dedupe_by))}" if self.dedupe_by else ""
         units = f"; {json.dumps(dict(self.timestamp_units), sort_keys=True)}" if self.timestamp_units else ""
-        return f"json; {self.new_fields}; {what}{repeats}{units}"
+        rescued = f"; rescued {self.rescued}" if self.rescued is not None else ""
+        return f"json; {self.new_fields}; {what}{repeats}{units}{rescued}"
 
     @property
     def keys(self) -> KeysOf | None:
@@ -144,7 +152,19 @@ class JsonSource:
         return ClosedChecker(columns.names) if self.new_fields == "reject" else PlainChecker()
 
     def columns(self, messages: DataFrame, checker: ObjectChecker) -> StructType:
-        """The schema as it is given or pinned; inferred and pinned where it is not yet, and widened by new fields."""
+        """The schema as it is given or pinned; inferred and pinned where it is not yet, and widened by new fields.
+
+        Raises:
+            SchemaError: See :class:`.source.Source`; or it has a column of the name of :attr:`rescued`.
+        """
+        found = self._fields(messages, checker)
+        if self.rescued is None:
+            return found
+        if self.rescued.lower() in {name.lower() for name in found.names}:
+            raise SchemaError(f"rescued: the schema has a column {self.rescued} already: choose another name")
+        return StructType([*found.fields, StructField(self.rescued, StringType())])
+
+    def _fields(self, messages: DataFrame, checker: ObjectChecker) -> StructType:
         if not isinstance(self.schema, InferredSchema):
             return json_schema(self.schema)
         pinned = self.schema.load()
@@ -177,11 +197,12 @@ class JsonSource:
             [MESSAGE_ID, SENT_AT],
             closed=self._is_closed_on_spark,
             units=self.timestamp_units,
+            rescued=self.rescued,
         )
 
     def arrow_parser(self, columns: StructType) -> ArrowJson | None:
         """See :class:`.source.ArrowSource`."""
-        if self._is_closed_on_spark or self.timestamp_units or type(self).parse is not JsonSource.parse:
+        if self._is_closed_on_spark or self.timestamp_units or self.rescued or type(self).parse is not JsonSource.parse:
             # Whoever inherits from this may parse otherwise.
             return None
         return ArrowJson.of(columns)
@@ -389,6 +410,7 @@ def json_rows(
     *,
     closed: bool = False,
     units: Mapping[str, TimestampUnit] | None = None,
+    rescued: str | None = None,
 ) -> DataFrame:
     """Parse a column of JSON objects that were checked for syntax before.
 
@@ -400,15 +422,18 @@ def json_rows(
         carried: Columns that are taken over as they are.
         closed: Whether an object with a field that is no column is rejected. It costs a second look at the text.
         units: ``TIMESTAMP`` columns that are read from numbers, with their units.
+        rescued: The last of the columns, where it is to save the texts of objects that do not fit the others.
 
     Returns:
         ``columns``, ``carried``, and ``REASON``.
     """
     in_units = units or {}
-    read = [StructField(one.name, LongType(), one.nullable) if one.name in in_units else one for one in columns.fields]
+    fields = columns.fields if rescued is None else columns.fields[:-1]
+    read = [StructField(one.name, LongType(), one.nullable) if one.name in in_units else one for one in fields]
     schema = StructType([*read, StructField(_CORRUPT, StringType())])
     record = F.col(_RECORD)
-    reason = _reason(record, columns, in_units, closed=closed)
+    saved = [] if rescued is None else [_saved(record, StructType(fields), in_units).alias(rescued)]
+    reason = _reason(record, StructType(fields), in_units, closed=closed, saves=rescued is not None)
     if REASON in carried:
         reason = F.when(F.col(REASON).isNotNull(), F.col(REASON)).otherwise(reason)
     return frame.select(
@@ -416,10 +441,26 @@ def json_rows(
         F.col(text).alias(_TEXT),
         F.from_json(text, schema, JSON_OPTIONS).alias(_RECORD),
     ).select(
-        *(_readable(record, field, in_units).alias(field.name) for field in columns.fields),
+        *(_readable(record, field, in_units).alias(field.name) for field in fields),
+        *saved,
         *(name for name in carried if name != REASON),
         reason.alias(REASON),
     )
+
+
+def _saved(record: Column, columns: StructType, units: Mapping[str, TimestampUnit]) -> Column:
+    """The text of an object that does not fit its columns; null for one that does."""
+    strange = [test for field in columns.fields for _, test in _strange_times(record, field, units)]
+    unfit = [
+        record.getField(_CORRUPT).isNotNull(),
+        F.size(_unknown_fields(columns)) > 0,
+        *(F.coalesce(test, F.lit(False)) for test in strange),
+    ]
+    return F.when(reduce(or_, unfit), F.col(_TEXT))
+
+
+def _unknown_fields(columns: StructType) -> Column:
+    return F.array_except(F.json_object_keys(_TEXT), F.array(*map(F.lit, columns.names)))
 
 
 def _readable(record: Column, field: StructField, units: Mapping[str, TimestampUnit]) -> Column:
@@ -440,8 +481,13 @@ def missing(columns: StructType) -> Column:
     return _missing(gaps)
 
 
-def _reason(record: Column, columns: StructType, units: Mapping[str, TimestampUnit], *, closed: bool) -> Column:
+def _reason(
+    record: Column, columns: StructType, units: Mapping[str, TimestampUnit], *, closed: bool, saves: bool
+) -> Column:
     gaps = [gap for field in columns.fields for gap in _gaps(record.getField(field.name), field, field.name)]
+    if saves:
+        # What is missing where the rest is saved: an object with nothing in it that is a record, too.
+        return F.when(record.isNull(), F.lit("no record could be parsed")).otherwise(_missing(gaps))
     times = [time for field in columns.fields for time in _strange_times(record, field, units)]
     reason = (
         # Spark gives no record for a null text, and then no corrupt one either.
@@ -452,7 +498,7 @@ def _reason(record: Column, columns: StructType, units: Mapping[str, TimestampUn
     )
     if not closed:
         return reason
-    unknown = F.array_except(F.json_object_keys(_TEXT), F.array(*map(F.lit, columns.names)))
+    unknown = _unknown_fields(columns)
     named = F.transform(F.slice(unknown, 1, SHOWN_FIELDS), lambda name: F.substring(name, 1, SHOWN_CHARACTERS))
     return F.coalesce(reason, F.when(F.size(unknown) > 0, F.concat(F.lit(UNKNOWN_FIELD), F.array_join(named, ", "))))
 

@@ -136,7 +136,8 @@ def test_nothing_is_received_while_no_triggerer_runs_the_sensor_or_the_watcher(s
 
 
 def test_another_triggerer_of_the_queue_takes_over_from_one_that_was_killed(story: Story) -> None:
-    assert story.takeover_seconds < THRESHOLD_SECONDS + LOADED_SECONDS
+    # How soon depends on the machine; that it is before a message is visible is what is promised.
+    assert THRESHOLD_SECONDS / 2 < story.takeover_seconds < VISIBILITY_SECONDS
 
 
 def test_nobody_else_is_given_a_message_before_its_work_failed(story: Story) -> None:

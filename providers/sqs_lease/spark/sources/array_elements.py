@@ -1,0 +1,108 @@
+"""Messages that are JSON arrays: each element is a message of another source, and all are records of one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import StructType
+
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
+from sqs_lease.spark.sources.source import CheckerT, Source
+
+
+class ElementsChecker(Generic[CheckerT]):
+    """Has each element looked at.
+
+    Args:
+        element: What looks at them.
+    """
+
+    def __init__(self, element: CheckerT) -> None:
+        self.element = element
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        """See :class:`.source.Checker`."""
+        return [self._reason(body) for body in bodies]
+
+    def _reason(self, body: str) -> str | None:
+        try:
+            if not isinstance(decode(body), list):
+                (reason,) = self.element.reasons([body])
+                return reason
+        except NotJsonError as error:
+            return str(error)
+        flawed = enumerate(self.element.reasons(elements(body)), 1)
+        return next((f"element {number}: {reason}" for number, reason in flawed if reason is not None), None)
+
+
+@dataclass(frozen=True)
+class ArrayElements(Generic[CheckerT]):
+    """JSON arrays, whose elements are messages of another source: what a producer sends together to save requests.
+
+    The records of one message are stored together or not at all: if one element is no record, its message is rejected,
+    and the reason says which it is. An empty array has nothing to store. A body that is no array is handed to the other
+    source as it is. Arrays are taken apart by Spark's tasks, on executors that have this package.
+
+    Attributes:
+        source: What the elements are, for example ``JsonSource("id BIGINT NOT NULL")``. Its ``dedupe_by`` has no
+            effect: messages are told apart by their ids.
+    """
+
+    source: Source[CheckerT]
+
+    @property
+    def identity(self) -> str:
+        """That of the other source, and that there are arrays."""
+        return f"elements; {self.source.identity}"
+
+    @property
+    def widens(self) -> bool:
+        """Whether the other source does."""
+        return self.source.widens
+
+    def checker(self) -> ElementsChecker[CheckerT]:
+        """See :class:`.source.Source`."""
+        return ElementsChecker(self.source.checker())
+
+    def columns(self, messages: DataFrame, checker: ElementsChecker[CheckerT]) -> StructType:
+        """See :class:`.source.Source`."""
+        return self.source.columns(_taken_apart(messages), checker.element)
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        """See :class:`.source.Source`."""
+        records = self.source.parse(_taken_apart(messages), columns)
+        nothing = messages.where(F.json_array_length(batch_file.BODY) == 0).select(
+            *(F.lit(None).cast(field.dataType).alias(field.name) for field in columns.fields),
+            F.col(batch_file.MESSAGE_ID).alias(MESSAGE_ID),
+            F.col(batch_file.SENT_AT).alias(SENT_AT),
+            F.lit(NOTHING_TO_STORE).alias(REASON),
+        )
+        return records.union(nothing)
+
+
+def elements(text: str) -> list[str]:
+    """The elements of a JSON array, each as its text stands there, so that numbers keep all of their digits."""
+    return [bytes(element).decode() for element in msgspec.json.decode(text, type=list[msgspec.Raw])]
+
+
+def _taken_apart(messages: DataFrame) -> DataFrame:
+    return messages.mapInArrow(_one_row_each, messages.schema)
+
+
+def _one_row_each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        bodies = batch.column(batch_file.BODY).to_pylist()
+        parts = [elements(body) if body.lstrip(" \t\r\n").startswith("[") else [body] for body in bodies]
+        positions = pa.array([at for at, its in enumerate(parts) for _ in its], pa.int64())
+        texts = pa.array([text for its in parts for text in its], pa.string())
+        rows = batch.take(positions)
+        at = rows.schema.get_field_index(batch_file.BODY)
+        yield rows.set_column(at, rows.schema.field(at), texts.cast(rows.schema.field(at).type))

@@ -1,0 +1,143 @@
+"""What SQS and the sender say about a message, as columns beside those of its records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Generic
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType, TimestampType, VariantType
+
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.sources.schemas import notation, quoted, struct_type
+from sqs_lease.spark.sources.source import CheckerT, KeyedSource, KeysOf, Source
+
+SYSTEM_ATTRIBUTES: Final = frozenset(
+    {
+        "AWSTraceHeader",
+        "ApproximateFirstReceiveTimestamp",
+        "ApproximateReceiveCount",
+        "DeadLetterQueueSourceArn",
+        "MessageDeduplicationId",
+        "MessageGroupId",
+        "SenderId",
+        "SentTimestamp",
+        "SequenceNumber",
+    }
+)
+"""What SQS itself says of a message: ``MessageSystemAttributeNames`` of ReceiveMessage in the SQS API Reference."""
+
+_MILLISECONDS: Final = frozenset({"ApproximateFirstReceiveTimestamp", "SentTimestamp"})
+_NESTED: Final = (ArrayType, MapType, StructType, VariantType)
+_VALUE: Final = "DataType STRING, StringValue STRING, BinaryValue STRUCT<base64: STRING>"
+_ID: Final = "_sqs_lease_message_id"
+_UNFIT: Final = "_sqs_lease_unfit"
+_PREFIX: Final = "_sqs_lease_attribute_"
+
+
+@dataclass(frozen=True)
+class AttributeColumns(Generic[CheckerT]):
+    """Messages of another source, whose attributes become columns as well.
+
+    A column has the name of the attribute: one of those of SQS itself (``SenderId``, ``SentTimestamp``,
+    ``ApproximateReceiveCount``, ``MessageGroupId``, ``SequenceNumber``, ...), or one that the sender gave. Values are
+    texts, and are converted to the column's type; those in milliseconds to ``TIMESTAMP``, bytes to ``BINARY`` or, in
+    base64, ``STRING``. A message is rejected if a value cannot be converted, or a ``NOT NULL`` one is missing. Each
+    record of a message has its attributes.
+
+    Around ``SnsEnvelope`` they are those of the SQS message, within it those that were published.
+
+    Attributes:
+        source: What the messages are, for example ``JsonSource("id BIGINT NOT NULL")``.
+        attributes: The columns, as a Spark DDL string (``"tenant STRING NOT NULL, `retry-of` BIGINT"``) or a
+            ``StructType``.
+    """
+
+    source: Source[CheckerT]
+    attributes: str | StructType
+
+    @property
+    def identity(self) -> str:
+        """That of the other source, and the columns."""
+        return f"attributes; {notation(self.attributes)}; {self.source.identity}"
+
+    @property
+    def widens(self) -> bool:
+        """Whether the other source does."""
+        return self.source.widens
+
+    @property
+    def keys(self) -> KeysOf | None:
+        """See :class:`.source.KeyedSource`: those of the other source."""
+        return self.source.keys if isinstance(self.source, KeyedSource) else None
+
+    def checker(self) -> CheckerT:
+        """See :class:`.source.Source`. The columns are checked here, before anything is written."""
+        for field in struct_type(self.attributes).fields:
+            if isinstance(field.dataType, _NESTED):
+                raise SchemaError(
+                    f"attributes: an attribute cannot hold the type {field.dataType.simpleString()} of {field.name}"
+                )
+        return self.source.checker()
+
+    def columns(self, messages: DataFrame, checker: CheckerT) -> StructType:
+        """The other source's, then the attributes'.
+
+        Raises:
+            SchemaError: One name is in both.
+        """
+        record = self.source.columns(messages, checker)
+        own = struct_type(self.attributes)
+        if twice := {name.lower() for name in own.names} & {name.lower() for name in record.names}:
+            raise SchemaError(
+                f"attributes names {', '.join(sorted(twice))}, which is a column of the messages too: leave one out"
+            )
+        return StructType([*record.fields, *own.fields])
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        """See :class:`.source.Source`."""
+        own = struct_type(self.attributes)
+        record = StructType(columns.fields[: len(columns.fields) - len(own.fields)])
+        texts = [(field, _text(field)) for field in own.fields]
+        attributes = messages.select(
+            F.col(batch_file.MESSAGE_ID).alias(_ID),
+            *(_value(field, text).alias(f"{_PREFIX}{at}") for at, (field, text) in enumerate(texts)),
+            F.coalesce(*(_flaw(field, text) for field, text in texts)).alias(_UNFIT),
+        )
+        # Whatever the other source did to the messages, their rows have the ids.
+        rows = self.source.parse(messages, record).join(attributes, F.col(MESSAGE_ID) == F.col(_ID), "left")
+        return rows.select(
+            *(quoted(name) for name in record.names),
+            *(F.col(f"{_PREFIX}{at}").alias(field.name) for at, field in enumerate(own)),
+            MESSAGE_ID,
+            SENT_AT,
+            F.coalesce(F.col(REASON), F.col(_UNFIT)).alias(REASON),
+        )
+
+
+def _text(field: StructField) -> Column:
+    if field.name in SYSTEM_ATTRIBUTES:
+        return F.from_json(batch_file.ATTRIBUTES, "MAP<STRING, STRING>").getItem(field.name)
+    given = F.from_json(batch_file.MESSAGE_ATTRIBUTES, f"MAP<STRING, STRUCT<{_VALUE}>>").getItem(field.name)
+    return F.coalesce(given.getField("StringValue"), given.getField("BinaryValue").getField("base64"))
+
+
+def _value(field: StructField, text: Column) -> Column:
+    if isinstance(field.dataType, BinaryType):
+        return F.try_to_binary(text, F.lit("base64"))
+    if isinstance(field.dataType, TimestampType) and field.name in _MILLISECONDS:
+        return F.timestamp_millis(text.try_cast("bigint"))
+    return text.try_cast(field.dataType)
+
+
+def _flaw(field: StructField, text: Column) -> Column:
+    unfit = F.when(
+        text.isNotNull() & _value(field, text).isNull(),
+        F.lit(f"the attribute {field.name} is not of the type in the schema"),
+    )
+    if field.nullable:
+        return unfit
+    return F.coalesce(unfit, F.when(text.isNull(), F.lit(f"it has no attribute {field.name}, which is required")))
