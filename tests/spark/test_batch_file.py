@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
@@ -59,6 +60,7 @@ def test_messages_are_written_with_what_the_service_and_the_sender_said_of_them(
                     "body": "body",
                     "sent_at": datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC),
                     "receive_count": 3,
+                    "attributes": msgspec.json.encode(said).decode(),
                     "message_attributes": '{"trace":{"DataType":"Binary","BinaryValue":{"base64":"AP8="}}}',
                     "rejected": None,
                 },
@@ -67,6 +69,7 @@ def test_messages_are_written_with_what_the_service_and_the_sender_said_of_them(
                     "body": "x",
                     "sent_at": None,
                     "receive_count": 1,
+                    "attributes": "{}",
                     "message_attributes": None,
                     "rejected": "an x",
                 },
@@ -339,3 +342,11 @@ def test_of_messages_that_a_fifo_queue_took_in_one_millisecond_the_later_one_has
 
     expected = {"first": 123_000, "second": 123_001, "third": 123_002, "in another group": 123_000, "later": 124_000}
     assert found == looked_up == expected
+
+
+def test_attributes_with_half_a_surrogate_pair_are_written_all_the_same(tmp_path: Path) -> None:
+    given = {"MessageId": "m", "Body": "", "Attributes": {"MessageGroupId": "\ud83d"}}
+
+    with written_batch([given], workspace=tmp_path, checker=Checker()) as batch:
+        assert batch is not None
+        assert rows(batch.path)[0]["attributes"] == '{"MessageGroupId": "\\ud83d"}'
