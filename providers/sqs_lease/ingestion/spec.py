@@ -244,6 +244,9 @@ SOURCES: Final[Mapping[str, Kind]] = {
         required={"format": _one_of("jsonl", "json", "xml", "csv", "parquet", "orc", "avro"), "schema": _text},
         optional={"path_columns": _text, "read": _settings, "region": _text, "endpoint_url": _url},
     ),
+    "extended-client": Kind(
+        required={"schema": _text}, optional={"read": _settings, "region": _text, "endpoint_url": _url}
+    ),
     "sns": Kind(required={"source": _source}),
     "elements": Kind(required={"source": _source}),
     "attributes": Kind(required={"source": _source, "attributes": _text}),

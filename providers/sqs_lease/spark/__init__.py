@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sqs_lease.spark.sources.json import JsonSource
     from sqs_lease.spark.sources.parser_source import ParserSource
     from sqs_lease.spark.sources.pinned_schema import InferredSchema
-    from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read
+    from sqs_lease.spark.sources.s3_events import ExtendedClientSource, S3EventsSource, S3Read
     from sqs_lease.spark.sources.sns import SnsEnvelope
     from sqs_lease.spark.sources.source import Source
     from sqs_lease.spark.sources.spark_source import SparkSource
@@ -49,6 +49,7 @@ __all__ = [
     "BatchIdReusedError",
     "DeltaSink",
     "DeltaTarget",
+    "ExtendedClientSource",
     "IcebergSink",
     "InferredSchema",
     "IngestResult",
@@ -89,6 +90,7 @@ _MODULES: Final = {
     "BatchIdReusedError": "sqs_lease.spark.errors",
     "DeltaSink": "sqs_lease.spark.sinks.delta.sink",
     "DeltaTarget": "sqs_lease.spark.sinks.delta.sink",
+    "ExtendedClientSource": "sqs_lease.spark.sources.s3_events",
     "IcebergSink": "sqs_lease.spark.sinks.iceberg_sink",
     "InferredSchema": "sqs_lease.spark.sources.pinned_schema",
     "IngestResult": "sqs_lease.spark.results",

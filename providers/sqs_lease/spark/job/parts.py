@@ -15,6 +15,7 @@ SOURCE_CLASSES: Final[Mapping[str, str]] = {
     "text": "text_source.TextSource",
     "variant": "variant_source.VariantSource",
     "s3-events": "s3_events.S3EventsSource",
+    "extended-client": "s3_events.ExtendedClientSource",
     "sns": "sns.SnsEnvelope",
     "elements": "array_elements.ArrayElements",
     "attributes": "attribute_columns.AttributeColumns",

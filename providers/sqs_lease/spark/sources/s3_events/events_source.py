@@ -33,6 +33,7 @@ from sqs_lease.spark.sources.s3_events.notification import created_objects, key_
 from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.spark.sources.s3_events.path_columns import PathColumns
+from sqs_lease.spark.sources.s3_events.reading import S3Read
 from sqs_lease.spark.sources.schemas import json_schema, notation, quoted, struct_type
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError
 from sqs_lease.spark.sources.source import KeysOf
@@ -57,31 +58,6 @@ _TYPED: Final[Mapping[str, Callable[[pa.Schema, Sequence[str]], Format]]] = {
 }
 _PACKAGES: Final = {"avro": "fastavro", "xml": "defusedxml"}
 _NOT_IN_TEXT: Final = (ArrayType, BinaryType, MapType, StructType)
-
-
-@dataclass(frozen=True)
-class S3Read:
-    """How objects are read.
-
-    Attributes:
-        delimiter: What stands between the values of a CSV file.
-        row_tag: The name of the elements of an XML document that are records, without a namespace.
-        threads: How many messages one task works on at the same time, mostly waiting for S3.
-        tasks: How many tasks Spark makes of a batch: its messages are small, and would otherwise all be one task's.
-    """
-
-    delimiter: str = ","
-    row_tag: str = "row"
-    threads: int = 16
-    tasks: int = 8
-
-    def __post_init__(self) -> None:
-        if len(self.delimiter) != 1:
-            raise ValueError(f"delimiter must be one character, not {self.delimiter!r}")
-        if not self.row_tag:
-            raise ValueError("row_tag is empty: name the elements that are records")
-        if min(self.threads, self.tasks) < 1:
-            raise ValueError("threads and tasks must be at least 1")
 
 
 class NotificationChecker:

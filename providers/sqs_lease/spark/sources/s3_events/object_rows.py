@@ -6,9 +6,10 @@ turn comes. So a message has either all of its rows or one reason. What is large
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -49,12 +50,14 @@ class ObjectRows:
         format: What they are.
         threads: How many messages are worked on at the same time.
         path_columns: What their keys say; nothing, by default.
+        locate: Says what a body tells of, as :func:`.notification.created_objects`: objects, or their contents.
     """
 
     store: ObjectStore
     format: Format
     threads: int
     path_columns: PathColumns = NO_PATH_COLUMNS
+    locate: Callable[[str], Iterable[S3Object | Content]] = created_objects
 
     @property
     def schema(self) -> pa.Schema:
@@ -98,7 +101,7 @@ class ObjectRows:
             ObjectStoreError: S3 did not answer.
         """
         try:
-            objects = created_objects(body)
+            objects = self.locate(body)
         except (NotJsonError, NotANotificationError) as error:
             return str(error)
         with ExitStack() as stack:
@@ -113,14 +116,21 @@ class ObjectRows:
             stack.pop_all()
             return rows
 
-    def _write(self, objects: Iterable[S3Object], rows: Rows) -> int:
+    def _write(self, objects: Iterable[S3Object | Content], rows: Rows) -> int:
         count = 0
         with pa.ipc.new_stream(rows, self.schema) as stream:
             for its in objects:
-                for batch in self._object_rows(its):
+                for batch in self._content_rows(its) if isinstance(its, Content) else self._object_rows(its):
                     stream.write_batch(batch)
                     count += batch.num_rows
         return count
+
+    def _content_rows(self, its: Content) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in self.format.rows(io.BytesIO(its.text.encode()), ""):
+                yield record_batch(self.schema, batch.num_rows, _columns(batch))
+        except BadContentError as error:
+            raise _BadObjectError(str(error)) from None
 
     def _object_rows(self, its: S3Object) -> Iterator[pa.RecordBatch]:
         with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as file:
@@ -161,6 +171,17 @@ class ObjectRows:
                 waiting = []
         if waiting:
             yield from _joined(waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What would be in an object, in the message itself.
+
+    Attributes:
+        text: It.
+    """
+
+    text: str
 
 
 class _BadObjectError(ValueError):

@@ -1,0 +1,129 @@
+"""Messages of the Amazon SQS Extended Client Library, whose bodies are in S3 where SQS would not take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.sources.json import json_rows
+from sqs_lease.spark.sources.s3_events.contents import LINE, JsonDocument
+from sqs_lease.spark.sources.s3_events.notification import S3Object
+from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, Content, ObjectRows
+from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
+from sqs_lease.spark.sources.s3_events.reading import S3Read
+from sqs_lease.spark.sources.schemas import json_schema, notation
+from sqs_lease.spark.sources.sns_envelope import NotANotificationError
+
+_POINTERS: Final = frozenset(
+    {"software.amazon.payloadoffloading.PayloadS3Pointer", "com.amazon.sqs.javamessaging.MessageS3Pointer"}
+)
+"""The names by which version 2 and version 1 of the library mark a pointer. Those for Python write the same."""
+
+
+class PointerChecker:
+    """Takes JSON, and pointers that say where it is."""
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        """See :class:`.source.Checker`."""
+        return [_reason(body) for body in bodies]
+
+
+@dataclass(frozen=True)
+class ExtendedClientSource:
+    """JSON messages, of which the library put the large ones into S3, and sent a pointer.
+
+    What is in the object, or in the body itself, is an object of JSON, as strict as for ``JsonSource``, or an array of
+    objects, which are records. Objects are read on the executors, with boto3 and the credentials of their environment;
+    they are not removed: let a lifecycle rule of the bucket do that. A message is rejected when S3 refuses its object.
+    When S3 does not answer, nothing of the batch is stored.
+
+    Attributes:
+        schema: The columns of a record, as a Spark DDL string or a ``StructType``. Fields that it does not name are
+            ignored.
+        read: How objects are read, as :class:`S3Read` or a mapping of some of its attributes.
+        region: The region of S3; None, the default, for what the executors' environment says.
+        endpoint_url: Another server that speaks S3; None, the default, for what the executors' environment says.
+    """
+
+    schema: str | StructType
+    read: S3Read | Mapping[str, Any] = field(default_factory=S3Read)
+    region: str | None = None
+    endpoint_url: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.read, S3Read):
+            object.__setattr__(self, "read", S3Read(**self.read))
+
+    @property
+    def identity(self) -> str:
+        """The schema."""
+        return f"extended-client; {notation(self.schema)}"
+
+    @property
+    def widens(self) -> bool:
+        """Never."""
+        return False
+
+    def checker(self) -> PointerChecker:
+        """See :class:`.source.Source`. The schema is checked here, before anything is written."""
+        json_schema(self.schema)
+        return PointerChecker()
+
+    def columns(self, messages: DataFrame, checker: PointerChecker) -> StructType:
+        """The schema."""
+        return json_schema(self.schema)
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        """See :class:`.source.Source`."""
+        read = self.read
+        assert isinstance(read, S3Read)  # noqa: S101 - for the types: __post_init__ saw to it
+        store = ObjectStore(read.threads, self.endpoint_url, self.region)
+        reader = ObjectRows(store, JsonDocument(), read.threads, locate=pointed_at)
+        rows = (
+            messages.select(batch_file.MESSAGE_ID, batch_file.SENT_AT, batch_file.BODY)
+            .repartition(read.tasks, batch_file.MESSAGE_ID)
+            .mapInArrow(
+                reader,
+                StructType(
+                    [
+                        *(StructField(name, StringType()) for name in (LINE, BUCKET, KEY, VERSION_ID, MESSAGE_ID)),
+                        StructField(SENT_AT, TimestampType()),
+                        StructField(REASON, StringType()),
+                    ]
+                ),
+            )
+        )
+        return json_rows(rows, LINE, columns, [MESSAGE_ID, SENT_AT, REASON])
+
+
+def pointed_at(body: str) -> tuple[S3Object | Content]:
+    """Find out where a message's content is.
+
+    Returns:
+        The object that a pointer names; or else the body itself.
+
+    Raises:
+        NotANotificationError: It is a pointer that names no object.
+        sqs_lease.batch_files.json_syntax.NotJsonError: It is no JSON.
+    """
+    match decode(body):
+        case [str(kind), {"s3BucketName": str(bucket), "s3Key": str(key)}] if kind in _POINTERS and bucket and key:
+            return (S3Object(bucket, key),)
+        case [str(kind), *_] if kind in _POINTERS:
+            raise NotANotificationError("a pointer to S3 without a bucket or a key")
+    return (Content(body),)
+
+
+def _reason(body: str) -> str | None:
+    try:
+        pointed_at(body)
+    except (NotJsonError, NotANotificationError) as error:
+        return str(error)
+    return None
