@@ -80,10 +80,11 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/table-formats.txt
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/website.in --constraints requirements/development.txt \
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/website.txt
-	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/airflow.in --extra airflow --extra manifest \
+	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/airflow.in --extra airflow --extra manifest --extra cli \
 		-o docker/requirements/airflow.txt
-	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/dagster.in --extra dagster -o docker/requirements/dagster.txt
-	@$(COMPILE_FOR_DOCKER) pyproject.toml --extra spark --extra postgres -o docker/requirements/spark.txt
+	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/dagster.in --extra dagster --extra cli \
+		-o docker/requirements/dagster.txt
+	@$(COMPILE_FOR_DOCKER) pyproject.toml --extra spark --extra postgres --extra cli -o docker/requirements/spark.txt
 	@$(COMPILE_FOR_DOCKER) docker/requirements/build.in -o docker/requirements/build.txt
 	@$(COMPILE_FOR_DOCKER) --no-deps docker/requirements/examples.in -o docker/requirements/examples.txt
 
