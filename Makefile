@@ -8,7 +8,7 @@ AGAINST ?= HEAD~1
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages docker-check dagster-versions docs pictures lint format simulate benchmark requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check dagster-versions docs pictures lint format simulate benchmark requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ docker-check: setup ## build the image of docker/ and run all of compose.yaml fr
 
 test-pages: setup ## the page of leases in real Chromium (apt install chromium); screenshots go to .test-runs/pages
 	@$(PYTHON_ENVIRONMENT)/python -m pytest tests/processes/pages
+
+test-metrics: setup ## the dashboard of docker/grafana on a real Prometheus, which is built once (with Go), and a real Airflow
+	@$(PYTHON_ENVIRONMENT)/python -m pytest tests/processes/metrics
+
+screenshots: test-pages ## take the screenshots of docs/ anew, and copy them there: look at what changed
+	@for picture in docs/screenshots/*.png; do cp ".test-runs/pages/$$(basename "$$picture")" "$$picture"; done
 
 dagster-versions: setup ## test the Dagster part on the oldest and the newest Dagster; PYTHON=python3.13 for another Python
 	@requirements/dagster-versions.sh
@@ -80,12 +86,13 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/table-formats.txt
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/website.in --constraints requirements/development.txt \
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/website.txt
-	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/airflow.in --extra airflow --extra manifest \
+	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/airflow.in --extra airflow --extra manifest --extra cli \
 		-o docker/requirements/airflow.txt
-	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/dagster.in --extra dagster -o docker/requirements/dagster.txt
-	@$(COMPILE_FOR_DOCKER) pyproject.toml --extra spark --extra postgres -o docker/requirements/spark.txt
+	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/dagster.in --extra dagster --extra cli \
+		-o docker/requirements/dagster.txt
+	@$(COMPILE_FOR_DOCKER) pyproject.toml --extra spark --extra postgres --extra cli -o docker/requirements/spark.txt
 	@$(COMPILE_FOR_DOCKER) docker/requirements/build.in -o docker/requirements/build.txt
 	@$(COMPILE_FOR_DOCKER) --no-deps docker/requirements/examples.in -o docker/requirements/examples.txt
 
 clean: ## remove the environments, the demo's files and all caches
-	rm -rf .venv .ministack .table-formats .website .dagster-versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check
+	rm -rf .venv .ministack .table-formats .website .prometheus .dagster-versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check

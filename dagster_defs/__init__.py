@@ -9,6 +9,11 @@ from pathlib import Path
 
 import dagster as dg
 
+from dagster_defs.telemetry import publish_metrics
+
+# Before the first lease.
+publish_metrics()
+
 
 @dg.definitions
 def examples() -> dg.Definitions:

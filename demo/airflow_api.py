@@ -167,6 +167,12 @@ class AirflowApi:
         response = self._request("GET", path, parameters, allowed=(404,))
         return response.json()["value"] if response.status_code == httpx.codes.OK else None
 
+    def keepers_at_work(self) -> list[tuple[str, str, str]]:
+        """The DAG, the run and the task of each keeper at work, as the page *SQS leases* asks for them."""
+        asked = {"operator": "SqsLeaseKeeperOperator", "state": ["running", "deferred"]}
+        found = self._get("/dags/~/dagRuns/~/taskInstances", asked)["task_instances"]
+        return [(task["dag_id"], task["dag_run_id"], task["task_id"]) for task in found]
+
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
         """The log of one try of a task, with its trigger's part, a line per event."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"

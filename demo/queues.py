@@ -21,6 +21,9 @@ VISIBILITY_SECONDS = 30
 MAX_RECEIVE_COUNT = 2
 """How often a message is delivered before the service moves it to the dead-letter queue."""
 
+DEAD_LETTER_SECONDS = 14 * 24 * 3600
+"""How long the dead-letter queue keeps messages, counted from when they were sent: the most."""
+
 BATCH_ENTRIES = 10
 """As many messages as SQS takes or gives in one call."""
 
@@ -124,6 +127,10 @@ def create_with_dead_letters(
     dead_letter_url = client.create_queue(
         QueueName=f"{name.removesuffix(suffix)}-dead-letter{suffix}", Attributes=fifo
     )["QueueUrl"]
+    # Not when it is made: the service refuses to find a queue again that was made otherwise.
+    client.set_queue_attributes(
+        QueueUrl=dead_letter_url, Attributes={"MessageRetentionPeriod": str(DEAD_LETTER_SECONDS)}
+    )
     arn = client.get_queue_attributes(QueueUrl=dead_letter_url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": max_receive_count}
     url = client.create_queue(

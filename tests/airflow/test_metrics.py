@@ -98,8 +98,13 @@ def test_the_gauges_show_how_much_is_held_and_how_old_it_is_and_end_at_zero(
 
     world.run(scenario)
     assert max(recorded.gauges["sqs_lease.held"]) == 3
+    assert max(recorded.gauges["sqs_lease.batches"]) == 1
     assert 80 <= max(recorded.gauges["sqs_lease.oldest_lease"]) <= 110
-    assert (recorded.gauges["sqs_lease.held"][-1], recorded.gauges["sqs_lease.oldest_lease"][-1]) == (0, 0)
+    assert {name: readings[-1] for name, readings in recorded.gauges.items()} == {
+        "sqs_lease.held": 0,
+        "sqs_lease.batches": 0,
+        "sqs_lease.oldest_lease": 0,
+    }
 
 
 def test_leases_that_somebody_else_took_are_counted_as_lost(world: LeasedMessages, recorded: Recorded) -> None:

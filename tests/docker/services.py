@@ -24,6 +24,8 @@ DAGSTER_CONFIGURATION: Final = DOCKER / "dagster"
 DOCKERFILE: Final = Dockerfile.read()
 
 POSTGRES_PORT: Final = 5432
+PORTS_OF_OTHERS: Final = {DATABASE_HOST: POSTGRES_PORT, "prometheus": 9090, "grafana": 3000}
+"""Where the services listen whose images are official ones."""
 
 
 def is_ours(service: Mapping[str, Any]) -> bool:
@@ -78,8 +80,8 @@ def ports_of(name: str) -> set[int]:
     ports = {int(word) for word in command_of(service) if word.isdecimal()}
     if name == "sqs":
         ports.add(int(DOCKERFILE.stages["emulator"].pairs("ENV")["GATEWAY_PORT"]))
-    if name == DATABASE_HOST:
-        ports.add(POSTGRES_PORT)
+    if name in PORTS_OF_OTHERS:
+        ports.add(PORTS_OF_OTHERS[name])
     if service.get("environment", {}).get("AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK") == "True":
         ports.add(int(airflow_options()["scheduler"]["scheduler_health_check_server_port"]["default"]))
     return ports

@@ -40,7 +40,7 @@ from tests.docker.services import (
 VERSION: Final[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 COMPOSE_OWN_SETTINGS: Final = {"COMPOSE_PROFILES"}
-PROFILES: Final = ("airflow", "dagster", "spark")
+PROFILES: Final = ("airflow", "dagster", "spark", "metrics")
 """What a user chooses from; the profile `command` is for what `docker compose run` starts."""
 WITHOUT_PROFILE: Final = {"secrets", "sqs", "queues"}
 MOST_MEBIBYTES: Final = 7 * 1024
@@ -111,7 +111,7 @@ def test_an_image_is_made_here_in_this_version_or_pinned_to_a_release(name: str)
         assert service["image"] in {f"sqs-lease:{VERSION}", f"sqs-lease-emulator:{VERSION}"}
         assert service["pull_policy"] == "never"
     else:
-        assert re.fullmatch(r"[a-z]+:\d+\.\d+(\.\d+)?-[a-z]+", service["image"])
+        assert re.fullmatch(r"([a-z]+/)?[a-z]+:v?\d+\.\d+(\.\d+)?(-[a-z]+)?", service["image"])
         assert "build" not in service
 
 

@@ -14,6 +14,7 @@ import pytest
 from asyncpg.connect_utils import _read_password_from_pgpass  # type: ignore[import-untyped]
 from cryptography.fernet import Fernet
 from deltalake import write_deltalake
+from typer.testing import CliRunner as TyperRunner
 
 from demo.compose import __main__ as demo_compose
 from demo.compose.__main__ import MOST_MESSAGES, main
@@ -23,6 +24,7 @@ from demo.flights import bodies
 from demo.processes import free_port
 from demo.queues import BATCH_ENTRIES
 from demo.sqs_server import SqsServer
+from sqs_lease.cli.app import app
 from sqs_lease.spark.columns import MESSAGE_ID
 
 if TYPE_CHECKING:
@@ -278,6 +280,17 @@ def test_each_queue_has_a_dead_letter_queue_of_its_kind_and_making_them_twice_ch
         assert int(policy["maxReceiveCount"]) == MAX_RECEIVE_COUNT
         assert int(queue["VisibilityTimeout"]) == VISIBILITY_SECONDS
         assert {queue.get("FifoQueue"), dead_letters.get("FifoQueue")} == {"true" if ".fifo" in name else None}
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize("name", QUEUES)
+def test_the_doctor_finds_nothing_that_will_bite_in_a_queue(name: str) -> None:
+    examined = TyperRunner().invoke(app, ["doctor", name, "--json"])
+    found = [finding for subject in json.loads(examined.stdout)["examined"] for finding in subject["findings"]]
+    assert [finding["what"] for finding in found if finding["level"] == "bites"] == []
+    assert {"access", "max_receive_count"} <= {finding["check"] for finding in found}
+    assert examined.exit_code == 0
 
 
 @pytest.mark.processes

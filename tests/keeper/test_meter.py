@@ -1,4 +1,4 @@
-"""The meter of a keeper knows how many leases are held, whatever becomes of them."""
+"""The meter of a keeper knows how many leases and batches are held, whatever becomes of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from tests.keeper.scripted_transport import ScriptedTransport
 
 
 class HeldMeter:
-    """Adds up what it is told of leases that are held."""
+    """Adds up what it is told of leases and batches that are held."""
 
     def __init__(self) -> None:
         self.held_leases = 0
+        self.held_batches = 0
 
     def held(self, queue_url: str, change: int) -> None:
         assert queue_url == QUEUE
         self.held_leases += change
+
+    def batches(self, queue_url: str, change: int) -> None:
+        assert queue_url == QUEUE
+        self.held_batches += change
 
     def extended(self, queue_url: str, leases: int) -> None: ...
 
@@ -39,20 +44,26 @@ def test_it_knows_of_leases_that_are_settled_handed_over_received_again_dropped_
         def held() -> int:
             return sum(holding.leases for holding in keeper.holdings())
 
+        def batches() -> int:
+            return sum(holding.batches for holding in keeper.holdings())
+
         first, second = keeper.open_batch(QUEUE, policy=POLICY), keeper.open_batch(QUEUE, policy=POLICY)
         first.add(messages(5), received_at=clock.now())
         assert (meter.held_leases, held()) == (5, 5)
+        assert (meter.held_batches, batches()) == (1, 1)
         await first.succeed([first.leases()[0].receipt])
         assert (meter.held_leases, held()) == (4, 4)
         second.adopt(first.leases()[:2])
         assert (meter.held_leases, held()) == (4, 4)
+        assert (meter.held_batches, batches()) == (2, 2)
         again = Message(Receipt("m4", "newer"), "body 4", {"ApproximateReceiveCount": "2"})
         first.add([again], received_at=clock.now())
         assert (meter.held_leases, held()) == (4, 4)
         keeper.drop(second)
         assert (meter.held_leases, held()) == (2, 2)
+        assert (meter.held_batches, batches()) == (1, 1)
         await asyncio.sleep(60)
         await keeper.close(Leaving.NOTHING)
-        assert meter.held_leases == 0
+        assert (meter.held_leases, meter.held_batches) == (0, 0)
 
     run_virtual(scenario, clock=clock)

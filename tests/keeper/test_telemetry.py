@@ -73,11 +73,23 @@ def test_settlements_are_counted_by_their_outcome(published: Published, leased_q
     leased_queues.create("orders", "a", "b", "c")
     with lease("orders", max_messages=3, wait=0, linger=0) as batch:
         assert published.points()["sqs_lease.held"] == {"": 3}
+        assert published.points()["sqs_lease.batches"] == {"": 1}
         batch.fail(next(iter(batch)), "no")
     points = published.points()
     assert points["sqs_lease.settled"] == {"deleted": 2, "released": 1}
     assert points["sqs_lease.held"] == {"": 0}
+    assert points["sqs_lease.batches"] == {"": 0}
     assert points["sqs_lease.release_latency"][""].count == 1
+
+
+def test_the_buckets_of_the_release_latency_tell_a_tenth_of_a_second_from_ten(
+    published: Published, leased_queues: LeasedQueues
+) -> None:
+    leased_queues.create("orders", "a")
+    with lease("orders", wait=0, linger=0) as batch:
+        batch.fail(next(iter(batch)), "no")
+    bounds = published.points()["sqs_lease.release_latency"][""].explicit_bounds
+    assert [bound for bound in bounds if 0.1 <= bound < 10] == [0.1, 0.25, 0.5, 1.0, 2.5, 5.0]
 
 
 def test_the_span_lasts_from_the_receive_to_the_settlement(published: Published, leased_queues: LeasedQueues) -> None:

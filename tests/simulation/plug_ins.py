@@ -113,6 +113,10 @@ class FailingMeter:
         """Not counted."""
         self.failing.maybe()
 
+    def batches(self, queue_url: str, change: int) -> None:
+        """Not counted."""
+        self.failing.maybe()
+
     def extended(self, queue_url: str, leases: int) -> None:
         """Not counted."""
         self.failing.maybe()

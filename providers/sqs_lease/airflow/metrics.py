@@ -3,6 +3,7 @@
 All carry the tag ``queue``, the queue's name; a StatsD server that knows no tags gets the sums over all queues.
 
     sqs_lease.held                 gauge    leases held now
+    sqs_lease.batches              gauge    batches with leases that are held now
     sqs_lease.oldest_lease         gauge    age of the oldest lease held, in seconds since its receive
     sqs_lease.extended             counter  confirmed extensions, one for each message
     sqs_lease.late                 counter  deadlines that passed before an extension was confirmed
@@ -34,6 +35,9 @@ class AirflowMeter:
 
     def held(self, queue_url: str, change: int) -> None:
         """Not passed on: :class:`Gauges` reads how many there are."""
+
+    def batches(self, queue_url: str, change: int) -> None:
+        """Not passed on either."""
 
     def extended(self, queue_url: str, leases: int) -> None:
         """See ``sqs_lease.extended``."""
@@ -68,12 +72,15 @@ class Gauges:
             now: The time of the keepers' clock.
         """
         leases: dict[str, int] = dict.fromkeys(self._shown, 0)
+        batches: dict[str, int] = dict.fromkeys(self._shown, 0)
         ages: dict[str, float] = dict.fromkeys(self._shown, 0.0)
         for holding in holdings:
             leases[holding.queue_url] = leases.get(holding.queue_url, 0) + holding.leases
+            batches[holding.queue_url] = batches.get(holding.queue_url, 0) + holding.batches
             ages[holding.queue_url] = max(ages.get(holding.queue_url, 0.0), now - holding.oldest_received_at)
         for queue_url, count in leases.items():
             stats.gauge("sqs_lease.held", count, tags=_tags(queue_url))
+            stats.gauge("sqs_lease.batches", batches[queue_url], tags=_tags(queue_url))
             stats.gauge("sqs_lease.oldest_lease", ages[queue_url], tags=_tags(queue_url))
         self._shown = {queue_url for queue_url, count in leases.items() if count}
 

@@ -26,6 +26,9 @@ class Meter(Protocol):
     def held(self, queue_url: str, change: int) -> None:
         """So many more leases are held now; fewer if it is negative."""
 
+    def batches(self, queue_url: str, change: int) -> None:
+        """So many more batches hold leases now; fewer if it is negative."""
+
     def extended(self, queue_url: str, leases: int) -> None:
         """A call was answered and confirmed so many extensions."""
 
@@ -47,6 +50,9 @@ class Unmetered:
     """Counts nothing: what a keeper has when nobody asks."""
 
     def held(self, queue_url: str, change: int) -> None:
+        """Not counted."""
+
+    def batches(self, queue_url: str, change: int) -> None:
         """Not counted."""
 
     def extended(self, queue_url: str, leases: int) -> None:
@@ -207,11 +213,14 @@ class Batch:
         self._measure()
 
     def _measure(self) -> None:
-        """Tell the meter how many more or fewer leases are held than it knows of."""
-        change = self.count_held() - self._metered
-        if change:
-            self._metered += change
-            self._plug_ins.call("meter", lambda: self._meter.held(self.queue_url, change), None)
+        """Tell the meter how many more or fewer leases are held than it knows of, and whether any is."""
+        held, metered = self.count_held(), self._metered
+        if held == metered:
+            return
+        self._metered = held
+        self._plug_ins.call("meter", lambda: self._meter.held(self.queue_url, held - metered), None)
+        if bool(held) != bool(metered):
+            self._plug_ins.call("meter", lambda: self._meter.batches(self.queue_url, 1 if held else -1), None)
 
     def _log_outdated(self) -> None:
         """Say once for all leases that were just put in which of them are not held."""

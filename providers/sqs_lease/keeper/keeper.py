@@ -40,6 +40,7 @@ class Holding:
     """What a keeper holds of one queue. ``oldest_received_at`` is a time of the keeper's clock."""
 
     queue_url: str
+    batches: int
     leases: int
     oldest_received_at: float
 
@@ -158,9 +159,12 @@ class Keeper:
         for batch in self._batches:
             oldest = batch.oldest_received_at()
             if oldest is not None:
-                held = holdings.get(batch.queue_url, Holding(batch.queue_url, 0, oldest))
+                held = holdings.get(batch.queue_url, Holding(batch.queue_url, 0, 0, oldest))
                 holdings[batch.queue_url] = Holding(
-                    batch.queue_url, held.leases + batch.count_held(), min(held.oldest_received_at, oldest)
+                    batch.queue_url,
+                    held.batches + 1,
+                    held.leases + batch.count_held(),
+                    min(held.oldest_received_at, oldest),
                 )
         return list(holdings.values())
 

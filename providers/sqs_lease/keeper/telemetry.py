@@ -6,6 +6,7 @@ nothing is published, and OpenTelemetry is not even imported. If a program's pro
 Metrics, each with ``messaging.system`` (``aws_sqs``) and ``messaging.destination.name`` (the queue's name):
 
     sqs_lease.held             up-down counter  {message}  leases held now
+    sqs_lease.batches          up-down counter  {batch}    batches with leases that are held now
     sqs_lease.extended         counter          {message}  confirmed extensions, one for each message
     sqs_lease.late             counter          {message}  deadlines that passed before an extension was confirmed
     sqs_lease.lost             counter          {message}  leases that the service refused to extend, or to settle
@@ -44,6 +45,9 @@ NAME: Final = "sqs_lease"
 MOST_LINKS: Final = 128
 """Most links of a span; what OpenTelemetry keeps by default (OTEL_SPAN_LINK_COUNT_LIMIT)."""
 
+RELEASE_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Bounds of the buckets of ``sqs_lease.release_latency``: OpenTelemetry's own begin at 5, for milliseconds."""
+
 _SYSTEM: Final = "messaging.system"
 _QUEUE: Final = "messaging.destination.name"
 _OUTCOME: Final = "sqs_lease.outcome"
@@ -72,6 +76,9 @@ class _OpenTelemetryMeter:
         meter = metrics.get_meter(NAME)
         messages = "{message}"
         self._held = meter.create_up_down_counter(f"{NAME}.held", messages, "Leases held now")
+        self._batches = meter.create_up_down_counter(
+            f"{NAME}.batches", "{batch}", "Batches with leases that are held now"
+        )
         self._extended = meter.create_counter(f"{NAME}.extended", messages, "Confirmed extensions")
         self._late = meter.create_counter(
             f"{NAME}.late", messages, "Deadlines that passed before an extension was confirmed"
@@ -82,12 +89,19 @@ class _OpenTelemetryMeter:
         self._settled = meter.create_counter(f"{NAME}.settled", messages, "Settlements, by their outcome")
         self._attributes: dict[str, dict[str, Any]] = {}  # by queue: names are parsed once
         self._release_latency = meter.create_histogram(
-            f"{NAME}.release_latency", "s", "From the decision that a message failed to its being visible again"
+            f"{NAME}.release_latency",
+            "s",
+            "From the decision that a message failed to its being visible again",
+            explicit_bucket_boundaries_advisory=RELEASE_SECONDS,
         )
 
     def held(self, queue_url: str, change: int) -> None:
         """See ``sqs_lease.held``."""
         self._held.add(change, self._of(queue_url))
+
+    def batches(self, queue_url: str, change: int) -> None:
+        """See ``sqs_lease.batches``."""
+        self._batches.add(change, self._of(queue_url))
 
     def extended(self, queue_url: str, leases: int) -> None:
         """See ``sqs_lease.extended``."""

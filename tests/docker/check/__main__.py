@@ -21,6 +21,7 @@ from demo.airflow_api import AirflowApiError
 from demo.dagster_api import DagsterApiError
 from demo.lock import LockedError, locked
 from demo.processes import ROOT, ProcessFailedError
+from demo.prometheus import PrometheusMissingError, QueryError
 from tests.docker.check.containers import ServiceError, limits_memory
 from tests.docker.check.images import BASE_IMAGE, KEPT, Images
 from tests.docker.check.scenario import CheckError, use
@@ -47,6 +48,8 @@ EXPECTED_ERRORS = (
     httpx.HTTPError,
     LoaderMissingError,
     ProcessFailedError,
+    PrometheusMissingError,
+    QueryError,
     ServiceError,
     subprocess.CalledProcessError,
 )
@@ -125,7 +128,7 @@ def _check(show: Callable[[str], None]) -> None:
 
 def _services() -> dict[str, Service]:
     """The services; Airflow's Spark is in its tasks, as in .env, and Dagster's on the cluster: both are tried."""
-    settings = {"DAGS_DIRECTORY": str(LAST / "dags")}
+    settings = {"DAGS_DIRECTORY": str(LAST / "dags"), "OTEL_SDK_DISABLED": "false"}
     on_cluster = load({**settings, "SPARK_MASTER": CLUSTER})
     return {
         name: on_cluster[name] if "dagster" in service.profiles else service for name, service in load(settings).items()

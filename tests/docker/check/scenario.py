@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import httpx
 from deltalake import DeltaTable
 
 from demo.airflow_api import AirflowApi
 from demo.dagster_api import DagsterApi
 from demo.flights import bodies
 from demo.processes import ROOT
+from sqs_lease.airflow.page.site import URL_PREFIX
 from sqs_lease.spark.columns import MESSAGE_ID
 from tests.docker.check.stack import LAST, Stack
+from tests.docker.dashboard import expressions
 
 MESSAGES: Final = 3000
 FEW_MESSAGES: Final = 20
@@ -58,15 +61,17 @@ def use(stack: Stack, show: Callable[[str], None]) -> None:
     """
     shutil.copytree(ROOT / "dags", LAST / "dags", ignore=shutil.ignore_patterns("__pycache__"))
     began = time.monotonic()
-    stack.up(["airflow"])
+    stack.up(["airflow", "metrics"])
     with stack.airflow() as airflow:
         _run_the_dag_of_the_readme(stack, airflow)
         show(f"the README's DAG has worked, {time.monotonic() - began:.0f} s after `up`")
-        stack.up(["airflow", "dagster", "spark"])
+        _examine_the_queues(stack, show)
+        stack.up(["airflow", "metrics", "dagster", "spark"])
         _flights_on_both(stack, airflow)
         show(f"{MESSAGES} messages are in the tables of Airflow and of Dagster")
         with stack.dagster() as dagster:
             _failover_and_examples(stack, airflow, dagster, show)
+        _look_at_the_dashboard(stack, show)
     for line in stack.command("look").splitlines():
         show(line)
     flights = sum(not body.is_malformed for body in bodies(MESSAGES))
@@ -86,6 +91,41 @@ def _run_the_dag_of_the_readme(stack: Stack, airflow: AirflowApi) -> None:
     _require_state("orders", stack.wait_for_run(airflow, "orders", airflow.trigger("orders")), "success")
     if left := stack.counts("orders").total:
         raise CheckError(f"The README's DAG left {left} messages.")
+
+
+def _examine_the_queues(stack: Stack, show: Callable[[str], None]) -> None:
+    """`docker compose run --rm sqs-lease doctor QUEUE ...`, which ends with 1 where something will bite."""
+    said = stack.command("sqs-lease", "doctor", "flights", "bookings-in-order.fifo", entrypoint=1)
+    if "Nothing that will bite was found" not in said:
+        raise CheckError(f"The doctor did not find all well:\n{said}")
+    show("the command sqs-lease is in the image, and its doctor finds nothing that will bite")
+
+
+def _look_at_the_page(stack: Stack, airflow: AirflowApi, run_id: str) -> None:
+    """Get the files of the page *SQS leases*, and what it shows of a run, as a browser does."""
+    page = httpx.get(f"{stack.url('airflow-api-server')}{URL_PREFIX}/index.html", timeout=60.0)
+    if page.status_code != httpx.codes.OK or "SQS leases" not in page.text:
+        raise CheckError(f"Airflow answered {page.status_code} to the page of leases: {page.text[:200]}")
+    if (FLIGHTS_DAG, run_id, "flights_keeper") not in airflow.keepers_at_work():
+        raise CheckError("Airflow does not tell the page of leases of the keeper of flights.")
+
+
+def _look_at_the_dashboard(stack: Stack, show: Callable[[str], None]) -> None:
+    """Ask Prometheus all that the dashboard asks; each orchestrator has told of its flights."""
+    prometheus = stack.prometheus()
+
+    def told() -> bool:
+        airflow = prometheus.query('airflow_sqs_lease_settled_deleted_total{queue="flights"}')
+        dagster = prometheus.query('sqs_lease_settled_total{messaging_destination_name="dagster-flights"}')
+        return bool(airflow and dagster)
+
+    stack.wait("prometheus", told, "told of the flights by Airflow and by Dagster")
+    shown = {expression: prometheus.query(expression.text) for expression in expressions()}
+    empty = sorted({expression.panel for expression, samples in shown.items() if not samples})
+    show(f"Prometheus evaluates all of the dashboard; without a value: {', '.join(empty) or 'nothing'}")
+    for panel in ("Settled", "Leases held, by queue", "Renewals, by queue", "Batches, by queue"):
+        if panel in empty:
+            raise CheckError(f"The dashboard has nothing to show as {panel}.")
 
 
 def _flights_on_both(stack: Stack, airflow: AirflowApi) -> None:
@@ -118,6 +158,8 @@ def _failover_and_examples(stack: Stack, airflow: AirflowApi, dagster: DagsterAp
         return bool(holder) and states.get("load") == "running"
 
     stack.wait("airflow-scheduler", is_kept, "at work on the flights")
+    _look_at_the_page(stack, airflow, run_id)
+    show("the page of leases is there, and Airflow tells it of the keeper at work")
     stack.containers.kill(holder)
     killed = time.monotonic()
     show(f"killed {holder}, which kept the messages")

@@ -16,10 +16,12 @@ from demo.airflow_api import FINAL_RUN_STATES, AirflowApi, log_in
 from demo.compose.secrets import AIRFLOW_USER
 from demo.dagster_api import DagsterApi
 from demo.processes import wait_until
+from demo.prometheus import Prometheus, is_ready
 from demo.queues import Counts, counts
 from tests.docker.check.containers import Containers, ServiceError
 from tests.docker.check.database import Database
 from tests.docker.check.images import KEPT, Images
+from tests.docker.check.monitoring import start_prometheus
 from tests.docker.check.network import Network, network
 from tests.docker.compose_model import Service
 
@@ -30,6 +32,12 @@ LAST: Final = KEPT / "last"
 """Logs and volumes of the last check."""
 
 HEALTHY_SECONDS: Final = 600.0
+NOT_RUN: Final = "grafana"
+"""There is nothing here that could stand in for its image."""
+
+STANDING_IN: Final = frozenset({"postgres", "prometheus"})
+"""What is run from other programs than those of its image."""
+
 ENDED_BY_ITSELF: Final = "service_completed_successfully"
 
 
@@ -58,22 +66,25 @@ class Stack:
         wanted = [
             service
             for service in self.services.values()
-            if (not service.profiles or service.profiles & set(profiles)) and service.name not in self._started
+            if (not service.profiles or service.profiles & set(profiles))
+            and service.name not in {*self._started, NOT_RUN}
         ]
         end = {on for service in wanted for on, condition in service.waits_for.items() if condition == ENDED_BY_ITSELF}
         for service in wanted:
             self._started.add(service.name)
             for on, condition in service.waits_for.items():
-                if condition == "service_healthy" and on != "postgres":
+                if condition == "service_healthy" and on not in STANDING_IN:
                     self.containers.await_health(self.services[on], HEALTHY_SECONDS)
             if service.name == "postgres":
                 self._start_postgres(service)
+            elif service.name == "prometheus":
+                self._start_prometheus(service)
             elif service.name in end:
                 self.containers.run(service)
             else:
                 self.containers.start(service)
         for service in wanted:
-            if service.name in self.containers.processes and service.name != "postgres":
+            if service.name in self.containers.processes and service.name not in STANDING_IN:
                 self.containers.await_health(service, HEALTHY_SECONDS)
         self._show(f"healthy: {', '.join(name for name in self.containers.processes)}")
 
@@ -119,6 +130,10 @@ class Stack:
         with DagsterApi(self.url("dagster-webserver"), "dagster_defs") as api:
             yield api
 
+    def prometheus(self) -> Prometheus:
+        """The server that Airflow and Dagster send metrics to."""
+        return Prometheus(self.url("prometheus"))
+
     def sqs(self) -> SQSClient:
         """A client of the SQS server."""
         environment = self.services["queues"].environment
@@ -159,8 +174,15 @@ class Stack:
 
     def down(self) -> None:
         """Stop everything in an orderly way, the last started first."""
-        for name in reversed([name for name in self.containers.processes if name != "postgres"]):
+        for name in reversed([name for name in self.containers.processes if name not in STANDING_IN]):
             self._show(f"stopped {name} in {self.containers.stop(name):.1f} s")
+
+    def _start_prometheus(self, service: Service) -> None:
+        log = self.containers.logs / "prometheus.log"
+        process = start_prometheus(service, self._hosts, LAST / "prometheus", log)
+        self.containers.processes["prometheus"] = process
+        url = self.url("prometheus")
+        wait_until(lambda: is_ready(url), processes=[process], what="ready", deadline_seconds=120.0)
 
     def _start_postgres(self, service: Service) -> None:
         database = Database(service, self._hosts, KEPT / "postgres", self.containers.volumes)

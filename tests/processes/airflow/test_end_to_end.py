@@ -246,6 +246,7 @@ def test_the_metrics_reach_an_opentelemetry_collector(running: Running) -> None:
         "settled.released": 1,
         "release_latency": 1,
         "held": 0,
+        "batches": 0,
         "oldest_lease": 0,
     }
 

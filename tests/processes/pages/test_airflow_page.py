@@ -1,7 +1,7 @@
 """The page *SQS leases* in Chromium, within the interface of a real Airflow with two batches at work.
 
 One story is recorded, from before the first run to after the last: each test looks at its part. The screenshots are in
-`.test-runs/pages`; those of docs/pictures are copies.
+`.test-runs/pages`; those of docs/screenshots are copies.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ DAGS_FOLDER = Path(__file__).parent / "dags"
 PICTURES = ROOT / ".test-runs" / "pages"
 
 ORDERS = ["one", "two", "bad"]
+TASKS = {"orders", "check", "orders_keeper"}
+"""The tasks of the DAG `orders`."""
 INVOICES = [str(number) for number in range(40)]
 
 LIMIT_MILLISECONDS = 600_000
@@ -50,6 +52,7 @@ class Story:
         empty: What the page said before there was a run.
         at_work: The rows of the batches at work, by queue, each by the headings of the columns.
         dark: Colour of the page's background while Airflow is dark.
+        graph: The tasks of a DAG with a lease, in Airflow's graph of a run.
         tab: The rows of the tab of a run.
         plain_tab: What the tab of a run without a lease says.
         followed: The address of Airflow's interface after a click on a run.
@@ -65,6 +68,7 @@ class Story:
     empty: str = ""
     at_work: dict[str, dict[str, str]] = field(default_factory=dict)
     dark: str = ""
+    graph: set[str] = field(default_factory=set)
     tab: dict[str, dict[str, str]] = field(default_factory=dict)
     plain_tab: str = ""
     followed: str = ""
@@ -126,6 +130,7 @@ class Watcher:
             expect(frame.locator("#summary figure")).to_be_visible()
             self.picture(window, "page")
             self.look_in_the_dark()
+            self.look_at_the_graph(runs["orders"])
             self.look_at_tabs(window, runs)
             self.look_with_rights()
             frame = self.open_page(window)
@@ -187,6 +192,16 @@ class Watcher:
             expect(row_of(frame, "kept", "invoices")).to_be_visible(timeout=LIMIT_MILLISECONDS)
             self.story.dark = frame.locator("body").evaluate("body => getComputedStyle(body).backgroundColor")
             self.picture(window, "page-dark")
+
+    def look_at_the_graph(self, run_id: str) -> None:
+        with self.window() as window:
+            window.goto(f"./dags/orders/runs/{run_id}")
+            window.get_by_title("Show Graph").first.click()
+            nodes = window.locator(".react-flow__node")
+            expect(nodes.filter(has_text="orders_keeper")).to_be_visible(timeout=LIMIT_MILLISECONDS)
+            expect(nodes).to_have_count(len(TASKS), timeout=LIMIT_MILLISECONDS)
+            self.story.graph = {task for task in TASKS if nodes.filter(has_text=task).count()}
+            self.picture(window, "graph")
 
     def look_at_tabs(self, window: Page, runs: dict[str, str]) -> None:
         for dag_id in ("plain", "orders"):
@@ -263,6 +278,10 @@ def test_batches_appear_without_a_reload_with_what_is_held_settled_and_due(story
 
 def test_it_is_dark_when_airflow_is(story: Story) -> None:
     assert story.dark == "rgb(9, 9, 11)"
+
+
+def test_the_graph_of_a_run_has_the_receiving_task_the_work_and_the_keeper(story: Story) -> None:
+    assert story.graph == TASKS
 
 
 def test_the_tab_of_a_run_has_the_batch_of_that_run_alone(story: Story) -> None:
