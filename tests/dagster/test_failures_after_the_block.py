@@ -375,6 +375,38 @@ def test_a_blocking_check_that_a_block_yields_gives_back(messages: LeasedQueue) 
     assert messages.visible == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_nothing_is_received_after_a_blocking_check_of_the_step_failed(messages: LeasedQueue, blocks: int) -> None:
+    done: list[str] = []
+
+    @dg.asset(check_specs=[dg.AssetCheckSpec("complete", asset="orders", blocking=True)])
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[Any]:
+        for block in range(blocks):
+            if block == blocks - 1:
+                yield dg.AssetCheckResult(passed=False, check_name="complete")
+            with queue.lease(context, max_messages=1, wait=0, linger=0) as batch:
+                done.extend(message.body for message in batch)
+        yield dg.MaterializeResult()
+
+    result = materialize(orders)
+    assert not result.success
+    assert "complete" in failure(result)
+    assert (len(done), messages.deleted) == (blocks - 1, blocks - 1)
+
+
+def test_a_blocking_check_that_failed_in_an_earlier_attempt_does_not_matter(messages: LeasedQueue) -> None:
+    @dg.asset(check_specs=[dg.AssetCheckSpec("complete", asset="orders", blocking=True)], retry_policy=TWICE)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[Any]:
+        yield dg.AssetCheckResult(passed=context.retry_number > 0, check_name="complete")
+        fail_at_first(context)
+        with queue.lease(context, wait=0, linger=0):
+            pass
+        yield dg.MaterializeResult()
+
+    assert materialize(orders).success
+    assert messages.deleted == 3
+
+
 def test_a_required_output_that_is_missing_gives_back(messages: LeasedQueue) -> None:
     @dg.multi_asset(outs={"first": dg.AssetOut(), "second": dg.AssetOut()})
     @leased("queue", wait=0, linger=0)

@@ -605,18 +605,35 @@ def failed_blocking_check(event: dg.DagsterEvent) -> str | None:
         return None
 
 
-def failed_checks_error(checks: Sequence[str]) -> dg.DagsterError:
+def failed_blocking_checks(context: Context) -> list[str]:
+    """Return the names of the blocking checks that this attempt at a step has yielded already, and that failed.
+
+    Args:
+        context: The context of the asset or op, in a step.
+    """
+    failed: list[str] = []
+    if context.op_execution_context.has_assets_def and any(context.op_execution_context.assets_def.check_specs):
+        types = (dg.DagsterEventType.ASSET_CHECK_EVALUATION, dg.DagsterEventType.STEP_RESTARTED)
+        for event in run_events(context.instance, context.run.run_id, types):
+            if event.step_key != step_key(context):
+                continue
+            if event.event_type is dg.DagsterEventType.STEP_RESTARTED:
+                failed.clear()
+            elif (check := failed_blocking_check(event)) is not None:
+                failed.append(check)
+    return failed
+
+
+def failed_checks_error(text: str) -> dg.DagsterError:
     """Return the error by which Dagster fails a step whose blocking checks failed; no ``RetryPolicy`` repeats it.
 
     It is not public. Without it, it is another error of Dagster's that no policy repeats.
 
     Args:
-        checks: Their names.
+        text: What it says.
     """
     kind = _private("errors", "DagsterAssetCheckFailedError") or dg.DagsterInvariantViolationError
-    error: dg.DagsterError = kind(
-        f"Blocking asset checks failed within the block of the lease, and its messages with them: {', '.join(checks)}"
-    )
+    error: dg.DagsterError = kind(text)
     return error
 
 

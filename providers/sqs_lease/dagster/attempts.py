@@ -229,14 +229,29 @@ class StepLease:
         if len(batch) == 0:
             self._refuse_to_hide_the_attempt_before(batch.queue_url)
 
+    def refuse_to_receive(self) -> None:
+        """Receive nothing where a blocking check of the step has failed: Dagster fails it when it has ended.
+
+        Raises:
+            dagster.DagsterError: One did.
+        """
+        if self._watch is not None and (checks := self._watch.failed_checks):
+            raise failed_checks_error(
+                f"Step {self._key!r} receives nothing: its blocking asset checks failed before the lease, so that "
+                f"Dagster fails it: {', '.join(checks)}"
+            )
+
     def refuse_failed_checks(self) -> None:
         """Fail the block if a blocking check failed that it yielded: Dagster would fail the step when all is deleted.
 
         Raises:
             dagster.DagsterError: One did.
         """
-        if self._watch is not None and self._watch.failed_checks:
-            raise failed_checks_error(self._watch.failed_checks)
+        if self._watch is not None and (checks := self._watch.failed_checks):
+            raise failed_checks_error(
+                "Blocking asset checks failed within the block of the lease, and its messages with them: "
+                f"{', '.join(checks)}"
+            )
 
     def raised(self, error: BaseException) -> bool:
         """Take note of what the block raised, before its messages are settled.
