@@ -357,3 +357,11 @@ def test_a_function_that_is_called_directly_can_lease(queue: SqsQueueResource, m
     load(dg.build_op_context())
     assert bodies == ["a"]
     assert left(messages) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, "orders", dg.build_init_resource_context()], ids=lambda each: type(each).__name__
+)
+def test_something_else_than_the_context_of_a_step_is_refused(queue: SqsQueueResource, wrong: Any) -> None:
+    with pytest.raises(TypeError, match=rf"context of the op or asset.*{type(wrong).__name__}"):
+        queue.lease(wrong)
