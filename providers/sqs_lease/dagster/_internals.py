@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
+Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext | dg.AssetCheckExecutionContext
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
 Combine: TypeAlias = Callable[[Mapping[str, Any], Metadata], Metadata]
 
@@ -167,13 +167,15 @@ def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | Non
                 earlier = _metadata_before(context, "get_asset_metadata", key)
                 context.add_asset_metadata(combine(earlier, metadata) if combine else metadata, asset_key=key)
         return
-    for output in context.op_def.output_defs:
+    # The context of a check lacks what it leads to.
+    op_context = context.op_execution_context
+    for output in op_context.op_def.output_defs:
         if output.is_dynamic:
             continue
         earlier = _metadata_before(context, "get_output_metadata", output.name)
         # Dagster refuses it where the output was yielded.
         with suppress(dg.DagsterInvariantViolationError):
-            context.add_output_metadata(combine(earlier, metadata) if combine else metadata, output.name)
+            op_context.add_output_metadata(combine(earlier, metadata) if combine else metadata, output.name)
 
 
 def _is_asset_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
