@@ -28,7 +28,7 @@ from sqs_lease.dagster.metadata import (
     lease_metadata,
     work_metadata,
 )
-from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
@@ -205,7 +205,9 @@ def build_sqs_backlog_check(
 
     Raises:
         ValueError: A limit is negative, or there is none at all.
+        TypeError: ``queue`` is something else than a queue.
     """
+    check_queue_resource(queue, f"check {name!r}")
     if max_visible is None and max_dead_letters is None:
         raise ValueError(f"check {name!r} needs max_visible or max_dead_letters: without both it never fails")
     for limit, value in (("max_visible", max_visible), ("max_dead_letters", max_dead_letters)):

@@ -274,6 +274,24 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         add_metadata(context, metadata, combine=combined_metadata)
 
 
+def check_queue_resource(queue: object, whose: str) -> None:
+    """Check what is to be a queue where it is written.
+
+    Args:
+        queue: What was given.
+        whose: What takes it, for the error.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(queue, SqsQueueResource):
+        # Not shown: another resource may have a secret.
+        raise TypeError(
+            f"{whose} takes an SqsQueueResource, not {type(queue).__name__!r}: SqsQueueResource(queue=...) with the "
+            "queue's name, ARN or URL"
+        )
+
+
 def check_lease_arguments(queue: str, arguments: LeaseArguments) -> None:
     """Check arguments of :meth:`SqsQueueResource.lease` where they are written.
 
