@@ -397,3 +397,20 @@ def test_something_else_than_a_queue_is_refused_where_it_is_written_and_not_show
         with pytest.raises(TypeError, match=rf"takes an SqsQueueResource, not '{type(wrong).__name__}'") as refused:
             make(wrong)
         assert "secret" not in str(refused.value)
+
+
+def test_an_asset_check_can_lease(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+    messages.send("a")
+
+    @dg.asset
+    def orders() -> None: ...
+
+    @dg.asset_check(asset=orders)
+    def complete(context: dg.AssetCheckExecutionContext, queue: SqsQueueResource) -> dg.AssetCheckResult:
+        with queue.lease(context, linger=0) as batch:
+            return dg.AssetCheckResult(passed=len(batch) == 1)
+
+    (evaluation,) = dg.materialize([orders, complete], resources={"queue": queue}).get_asset_check_evaluations()
+    assert evaluation.passed
+    assert messages.visible == []
+    assert messages.deleted == 1
