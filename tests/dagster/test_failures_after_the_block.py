@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 
 from sqs_lease import dead_letter
+from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.dagster import RetryWithoutMessagesError, SqsQueueResource, build_sqs_lease_check, leased
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.instances import stored_instance
@@ -190,6 +191,45 @@ def test_a_lease_whose_work_was_done_within_it_is_not_missed_where_a_later_one_f
     assert (messages.deleted, invoices.deleted) == (3, 1)
     (evaluation,) = result.get_asset_check_evaluations()
     assert evaluation.passed
+
+
+@pytest.mark.parametrize("rule", [None, dead_letter()], ids=["given back", "dead-lettered when the step has ended"])
+def test_it_is_missed_where_the_step_survived_the_later_one_and_failed_after_it(
+    messages: LeasedQueue, leased_queues: LeasedQueues, instance: dg.DagsterInstance, rule: FailureRule | None
+) -> None:
+    leased_queues.create("invoices", "x", visibility_seconds=600)
+
+    @dg.asset(retry_policy=TWICE)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource, invoices: SqsQueueResource) -> None:
+        with queue.lease(context, wait=0, linger=0):
+            pass
+        with suppress(ValueError), invoices.lease(context, wait=0, linger=0, on_failure=rule):
+            raise ValueError
+        fail_at_first(context)
+
+    result = materialize(orders, instance=instance)
+    assert RetryWithoutMessagesError.__name__ in failure(result)
+    assert "its 3 messages were deleted by then" in told_by(instance, result)
+
+
+def test_another_exception_that_is_made_of_the_blocks_is_a_failure_of_its_lease(
+    messages: LeasedQueue, leased_queues: LeasedQueues, instance: dg.DagsterInstance
+) -> None:
+    leased_queues.create("invoices", "x", visibility_seconds=600)
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource, invoices: SqsQueueResource) -> None:
+        with queue.lease(context, wait=0, linger=0):
+            pass
+        try:
+            with invoices.lease(context, wait=0, linger=0):
+                fail_at_first(context)
+        except ConnectionError:
+            raise dg.RetryRequested(max_retries=1)  # noqa: B904 - it is told in any case
+
+    result = materialize(orders, instance=instance)
+    assert result.success
+    assert told_by(instance, result) == ""
 
 
 def test_it_is_missed_where_the_step_has_a_value_that_was_never_stored(

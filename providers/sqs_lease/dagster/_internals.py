@@ -660,6 +660,45 @@ def error_names(event: dg.DagsterEvent) -> frozenset[str]:
     return frozenset(names)
 
 
+_OPAQUE_ERRORS: Final = frozenset({"ExceptionGroup", "BaseExceptionGroup", "DagsterRedactedUserCodeError"})
+"""Errors of a step whose events do not tell what they were made of."""
+
+
+def failures_of_step(instance: dg.DagsterInstance, run_id: str, key: str) -> list[dg.DagsterEvent]:
+    """Return the events of a run by which attempts at a step failed, one for each attempt, the oldest first.
+
+    Args:
+        instance: The instance that has the run.
+        run_id: The run.
+        key: The step's.
+    """
+    types = (dg.DagsterEventType.STEP_UP_FOR_RETRY, dg.DagsterEventType.STEP_FAILURE)
+    return [event for event in run_events(instance, run_id, types) if event.step_key == key]
+
+
+def may_have_failed_by(event: dg.DagsterEvent, error: str) -> bool:
+    """Whether an attempt at a step may have failed by an exception of some class, or by one that was made of it.
+
+    An event's own data is not public. Without it, it may.
+
+    Args:
+        event: The event of the attempt that failed.
+        error: The name of the exception's class.
+    """
+    names: set[str] = set()
+    try:
+        data: Any = event.event_specific_data
+        waiting = [data.error]
+        while waiting:
+            if (told := waiting.pop()) is not None:
+                names.add(str(told.cls_name))
+                waiting += [told.cause, told.context]
+    except AttributeError:
+        _warn("error of a failed step", "it is taken to have failed by what the block of its last lease raised")
+        return True
+    return not names or error in names or not names.isdisjoint(_OPAQUE_ERRORS)
+
+
 def is_interruption(event: dg.DagsterEvent) -> bool:
     """Whether an event says that an executor was told to terminate, and ends its steps.
 

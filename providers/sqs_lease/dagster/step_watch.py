@@ -30,6 +30,7 @@ from sqs_lease.dagster._internals import (
     failed_blocking_checks,
     is_run_tried_again,
     listen,
+    may_have_failed_by,
     step_key,
     stores_values,
     warn_in_log,
@@ -83,7 +84,7 @@ class StepWatch:
         self._deferred: deque[OpenLease] = deque()
         self._deleted = 0
         self._failed_checks = list(failed_checks)
-        self._has_last_raised = False
+        self._last_raised: str | None = None
         self._has_warned = False
         self._is_over = False
 
@@ -115,11 +116,15 @@ class StepWatch:
             deleted: How many of its messages were deleted.
         """
         self._deleted += deleted
-        self._has_last_raised = False
+        self._last_raised = None
 
-    def raised(self) -> None:
-        """Take note of a block that raised."""
-        self._has_last_raised = True
+    def raised(self, error: str) -> None:
+        """Take note of a block that raised.
+
+        Args:
+            error: The name of the exception's class.
+        """
+        self._last_raised = error
 
     def see(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
         """Take an event of the run."""
@@ -138,7 +143,8 @@ class StepWatch:
             if self._deferred:
                 self._settle_all(instance, entry, is_tried_again=is_retried or self._is_run_repeated(instance))
             # What a step without values did with earlier leases, it did before it began the one that failed.
-            is_explained = self._has_last_raised and not self.stores_values
+            is_by_lease = self._last_raised is not None and may_have_failed_by(event, self._last_raised)
+            is_explained = is_by_lease and not self.stores_values
             if not self._give_back(instance, entry) and not is_explained:
                 self._warn(instance, entry, "failed when the block of its lease had ended")
 
