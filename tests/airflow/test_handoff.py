@@ -11,7 +11,8 @@ from airflow.sdk.execution_time.comms import GetXCom
 
 from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS
 from sqs_lease.airflow.transfer.handoff import ADOPTION_SECONDS, LONGEST_PAUSE_SECONDS, TAKEOVER_SECONDS
-from sqs_lease.airflow.transfer.progress import TAKEOVER_KEY, Takeover, read_progress
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, TAKEOVER_KEY, Takeover, read_progress
+from sqs_lease.airflow.transfer.status import BatchStatus
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import KEEP, RECEIVE, RUN_ID, VirtualTriggerer, receive_trigger
@@ -151,6 +152,23 @@ def test_a_keeper_that_was_deferred_without_a_trigger_finds_how_long_the_leases_
         assert progress.certain_until is not None
         assert progress.certain_until > world.clock.wall()
         assert progress.counts["extensions"] > 1
+
+    world.run(scenario)
+
+
+def test_the_page_of_leases_shows_a_batch_that_waits_for_a_triggerer(world: World) -> None:
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        note = world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY] = {
+            "status": BatchStatus(world.url, {"received": 1}).encode()
+        }
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(600)
+        written = world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY]
+        assert written != note
+        status = written["status"]
+        assert status["queue_url"] == world.url
+        assert (status["counts"]["received"], status["counts"]["held"]) == (1, 1)
+        assert status["deadline"] > world.clock.wall()
 
     world.run(scenario)
 

@@ -95,3 +95,23 @@ def test_a_directory_that_is_no_ledger_stays_one(tmp_path: Path) -> None:
 def test_a_storage_option_that_is_none_is_not_quoted(ledger: Path) -> None:
     ran = sqs_lease("abandon", str(ledger), "--storage-option", "hunter2")
     assert (ran.exit_code, "hunter2" in ran.err) == (2, False)
+
+
+def test_the_directory_that_the_command_runs_in_is_not_taken_for_a_ledger_without_a_name(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ledger)
+    ran = sqs_lease("abandon", "", "second", "--yes")
+    assert ran.exit_code == 2
+    assert "LEDGER is empty" in ran.err
+    assert known(ledger) == {"b", "c"}
+
+
+def test_an_error_of_the_storage_has_no_colors_and_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    ran = sqs_lease(
+        "abandon", "s3://nowhere/x", "--storage-option", "AWS_ENDPOINT_URL=http://127.0.0.1:1\x1b]0;title\x07"
+    )
+    assert ran.exit_code == 1
+    assert "cannot be read" in ran.err
+    assert "\x1b" not in ran.err
+    assert "[31m" not in ran.err

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 import dagster as dg
 
@@ -43,6 +44,18 @@ def peek(context: dg.OpExecutionContext, queue: SqsQueueResource) -> int:
         return len(batch)
 
 
+class SeenError(Exception):
+    """A step has seen enough of its messages."""
+
+
+@dg.op
+def peek_and_raise(context: dg.OpExecutionContext, queue: SqsQueueResource) -> int:
+    """Looks at the messages as well, and survives what its block raised."""
+    with suppress(SeenError), queue.lease(context, wait=0):
+        raise SeenError
+    return 1
+
+
 @dg.op
 def consume(context: dg.OpExecutionContext, queue: SqsQueueResource) -> int:
     with queue.lease(context, wait=0) as batch:
@@ -72,6 +85,12 @@ def connected() -> None:
 def peeked() -> None:
     """The step that deletes comes after one that has seen the same messages."""
     load(peek())
+
+
+@dg.job(resource_defs={"queue": QUEUE}, executor_def=dg.in_process_executor)
+def peeked_and_raised() -> None:
+    """The same, where the block of the first step raised."""
+    load(peek_and_raise())
 
 
 @dg.job(resource_defs={"queue": QUEUE}, executor_def=dg.in_process_executor)

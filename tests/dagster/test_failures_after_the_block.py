@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 
 from sqs_lease import dead_letter
+from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.dagster import RetryWithoutMessagesError, SqsQueueResource, build_sqs_lease_check, leased
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.instances import stored_instance
@@ -192,6 +193,45 @@ def test_a_lease_whose_work_was_done_within_it_is_not_missed_where_a_later_one_f
     assert evaluation.passed
 
 
+@pytest.mark.parametrize("rule", [None, dead_letter()], ids=["given back", "dead-lettered when the step has ended"])
+def test_it_is_missed_where_the_step_survived_the_later_one_and_failed_after_it(
+    messages: LeasedQueue, leased_queues: LeasedQueues, instance: dg.DagsterInstance, rule: FailureRule | None
+) -> None:
+    leased_queues.create("invoices", "x", visibility_seconds=600)
+
+    @dg.asset(retry_policy=TWICE)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource, invoices: SqsQueueResource) -> None:
+        with queue.lease(context, wait=0, linger=0):
+            pass
+        with suppress(ValueError), invoices.lease(context, wait=0, linger=0, on_failure=rule):
+            raise ValueError
+        fail_at_first(context)
+
+    result = materialize(orders, instance=instance)
+    assert RetryWithoutMessagesError.__name__ in failure(result)
+    assert "its 3 messages were deleted by then" in told_by(instance, result)
+
+
+def test_another_exception_that_is_made_of_the_blocks_is_a_failure_of_its_lease(
+    messages: LeasedQueue, leased_queues: LeasedQueues, instance: dg.DagsterInstance
+) -> None:
+    leased_queues.create("invoices", "x", visibility_seconds=600)
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource, invoices: SqsQueueResource) -> None:
+        with queue.lease(context, wait=0, linger=0):
+            pass
+        try:
+            with invoices.lease(context, wait=0, linger=0):
+                fail_at_first(context)
+        except ConnectionError:
+            raise dg.RetryRequested(max_retries=1)  # noqa: B904 - it is told in any case
+
+    result = materialize(orders, instance=instance)
+    assert result.success
+    assert told_by(instance, result) == ""
+
+
 def test_it_is_missed_where_the_step_has_a_value_that_was_never_stored(
     messages: LeasedQueue, leased_queues: LeasedQueues
 ) -> None:
@@ -373,6 +413,38 @@ def test_a_blocking_check_that_a_block_yields_gives_back(messages: LeasedQueue) 
 
     assert not materialize(orders).success
     assert messages.visible == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_nothing_is_received_after_a_blocking_check_of_the_step_failed(messages: LeasedQueue, blocks: int) -> None:
+    done: list[str] = []
+
+    @dg.asset(check_specs=[dg.AssetCheckSpec("complete", asset="orders", blocking=True)])
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[Any]:
+        for block in range(blocks):
+            if block == blocks - 1:
+                yield dg.AssetCheckResult(passed=False, check_name="complete")
+            with queue.lease(context, max_messages=1, wait=0, linger=0) as batch:
+                done.extend(message.body for message in batch)
+        yield dg.MaterializeResult()
+
+    result = materialize(orders)
+    assert not result.success
+    assert "complete" in failure(result)
+    assert (len(done), messages.deleted) == (blocks - 1, blocks - 1)
+
+
+def test_a_blocking_check_that_failed_in_an_earlier_attempt_does_not_matter(messages: LeasedQueue) -> None:
+    @dg.asset(check_specs=[dg.AssetCheckSpec("complete", asset="orders", blocking=True)], retry_policy=TWICE)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[Any]:
+        yield dg.AssetCheckResult(passed=context.retry_number > 0, check_name="complete")
+        fail_at_first(context)
+        with queue.lease(context, wait=0, linger=0):
+            pass
+        yield dg.MaterializeResult()
+
+    assert materialize(orders).success
+    assert messages.deleted == 3
 
 
 def test_a_required_output_that_is_missing_gives_back(messages: LeasedQueue) -> None:

@@ -140,6 +140,10 @@ SECRET = "hunter2"
         ("queue: {name: ''}", "queue"),
         ("queue: {name: orders, region: eu-west-1}", "region"),
         ("lease: {max_messages: 0}", "max_messages must be at least 1, not 0"),
+        ("lease: {max_messages: 120001}", "max_messages must be at most 120000"),
+        ("lease: {wait_seconds: .nan}", "wait_seconds must be at least 0, not nan"),
+        ("lease: {linger_seconds: .inf}", "linger_seconds must be at least 0, not inf"),
+        ("backlog_sensor: {max_wait_seconds: .nan}", "max_wait_seconds must be at least 0, not nan"),
         ("lease: {wait_seconds: -1}", "wait_seconds must be at least 0, not -1"),
         (
             "lease: {on_failure: dead_lettr}",

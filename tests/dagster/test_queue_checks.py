@@ -1,6 +1,7 @@
 """Asset checks of leases and queues; the queues are in memory, and Dagster runs in this process."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import dagster as dg
@@ -156,6 +157,28 @@ def test_after_a_run_that_failed_the_check_says_what_became_of_its_messages(
     assert "2 received, 1 deleted, 1 dead-lettered" in evaluation.description
     run()
     assert evaluated(instance, build_sqs_lease_check("failing")).passed
+
+
+@pytest.mark.parametrize("rule", [None, "dead_letter"], ids=["given back", "dead-lettered when the step has ended"])
+@pytest.mark.parametrize("goes_on", [False, True], ids=["the only lease", "and a good lease after it"])
+def test_messages_of_a_block_whose_exception_the_step_survives_fail_the_check(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, rule: str | None, goes_on: bool
+) -> None:
+    leased_queues.create("orders", "a", "b")
+    leased_queues.create("invoices", "c")
+
+    @dg.asset
+    def surviving(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with suppress(ConnectionError), queue.lease(context, wait=0, linger=0, on_failure=rule):
+            raise ConnectionError
+        if goes_on:
+            with SqsQueueResource(queue="invoices").lease(context, wait=0, linger=0):
+                pass
+
+    evaluation = evaluated(instance, build_sqs_lease_check(surviving), surviving)
+    assert not evaluation.passed
+    assert evaluation.description == "2 messages failed."
+    assert told(evaluation)["sqs/received"] == 2 + goes_on
 
 
 @dg.asset(check_specs=[dg.AssetCheckSpec("sqs_lease", asset="checked")])

@@ -12,7 +12,14 @@ import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from sqs_lease import dead_letter
-from sqs_lease.dagster import MessageFailed, SqsQueueResource
+from sqs_lease.dagster import (
+    MessageFailed,
+    SqsQueueResource,
+    build_sqs_backlog_check,
+    build_sqs_backlog_sensor,
+    build_sqs_lease_sensor,
+    sqs_lease_executor,
+)
 from sqs_lease.dagster._internals import Context
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 
@@ -357,3 +364,53 @@ def test_a_function_that_is_called_directly_can_lease(queue: SqsQueueResource, m
     load(dg.build_op_context())
     assert bodies == ["a"]
     assert left(messages) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, "orders", dg.build_init_resource_context()], ids=lambda each: type(each).__name__
+)
+def test_something_else_than_the_context_of_a_step_is_refused(queue: SqsQueueResource, wrong: Any) -> None:
+    with pytest.raises(TypeError, match=rf"context of the op or asset.*{type(wrong).__name__}"):
+        queue.lease(wrong)
+
+
+class Bucket(dg.ConfigurableResource[Any]):
+    """Another resource."""
+
+    password: str
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda queue: build_sqs_backlog_sensor("waiting", queue, "orders"),
+        lambda queue: build_sqs_lease_sensor("waiting", queue, "orders", workspace="/tmp"),
+        lambda queue: build_sqs_backlog_check("orders", queue),
+        lambda queue: sqs_lease_executor(queue, workspace="/tmp"),
+    ],
+    ids=["backlog sensor", "lease sensor", "check", "executor"],
+)
+def test_something_else_than_a_queue_is_refused_where_it_is_written_and_not_shown(
+    make: Callable[[Any], object],
+) -> None:
+    for wrong in (Bucket(password="secret"), "orders", None):
+        with pytest.raises(TypeError, match=rf"takes an SqsQueueResource, not '{type(wrong).__name__}'") as refused:
+            make(wrong)
+        assert "secret" not in str(refused.value)
+
+
+def test_an_asset_check_can_lease(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+    messages.send("a")
+
+    @dg.asset
+    def orders() -> None: ...
+
+    @dg.asset_check(asset=orders)
+    def complete(context: dg.AssetCheckExecutionContext, queue: SqsQueueResource) -> dg.AssetCheckResult:
+        with queue.lease(context, linger=0) as batch:
+            return dg.AssetCheckResult(passed=len(batch) == 1)
+
+    (evaluation,) = dg.materialize([orders, complete], resources={"queue": queue}).get_asset_check_evaluations()
+    assert evaluation.passed
+    assert messages.visible == []
+    assert messages.deleted == 1

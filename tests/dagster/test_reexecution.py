@@ -77,6 +77,15 @@ def test_a_step_before_it_that_gave_back_messages_of_the_same_queue_must_be_repe
     assert queue.deleted == 1
 
 
+def test_a_step_before_it_that_survived_what_its_block_raised_must_be_repeated_too(
+    queue: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
+    failed = failed_run(resumed_jobs.peeked_and_raised, "load", instance)
+    (error,) = resumed(resumed_jobs.peeked_and_raised, failed, instance, {})
+    assert "leaves out 'peek_and_raise'" in error
+    assert queue.visible == ["a"]
+
+
 def test_the_newest_run_that_executed_a_step_says_what_it_did(queue: LeasedQueue, instance: dg.DagsterInstance) -> None:
     first = failed_run(resumed_jobs.peeked, "load", instance)
     job = dg.reconstructable(resumed_jobs.peeked)

@@ -25,10 +25,10 @@ from sqs_lease.airflow.receiving.worker import give_back_handed
 from sqs_lease.airflow.settlement.dag_work import work_tasks
 from sqs_lease.airflow.settlement.lost_leases import OnLost, encode_on_lost
 from sqs_lease.airflow.settlement.rules import why_it_fails
-from sqs_lease.airflow.settlement.status import BatchStatus
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, merge
 from sqs_lease.airflow.transfer.payload import BatchValue, merge_messages
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, encoded_status
+from sqs_lease.airflow.transfer.status import BatchStatus
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.clock import SystemClock

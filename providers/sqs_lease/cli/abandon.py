@@ -75,6 +75,9 @@ def abandon(
 
 
 def _ledger(address: str, storage_options: dict[str, str]) -> Ledger:
+    if not address.strip():
+        # An empty path would be the directory that the command runs in.
+        raise CommandError("LEDGER is empty: give the directory or address of the ledger, as the error names it")
     try:
         from sqs_lease.spark.ledger import Ledger
     except ModuleNotFoundError as error:

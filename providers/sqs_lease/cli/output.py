@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
+from sqs_lease.cli.message_text import harmless
 from sqs_lease.sqs.errors import (
     ConfigurationError,
     CredentialsError,
@@ -63,6 +65,8 @@ _ASCII_SYMBOLS: Final = {Mark.GOOD: "+", Mark.NOTE: "-", Mark.WARNING: "!", Mark
 _BAD_INPUT: Final = (ConfigurationError, CredentialsError, EndpointError, QueueNotFoundError, WrongRegionError)
 
 
+_COLORS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
 _NO_OUTPUT: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """What writing to standard output fails with: its reader left, or the disk is full or broken."""
 
@@ -94,14 +98,19 @@ def print_json_line(value: Any) -> None:
 
 def print_error(message: str) -> None:
     """Print one line to standard error, never wrapped."""
-    line = Text.assemble(("Error: ", "bold red"), " ".join(message.split()))
+    line = Text.assemble(("Error: ", "bold red"), _one_line(message))
     Console(stderr=True, highlight=False).print(line, soft_wrap=True)
 
 
 def print_note(message: str) -> None:
     """Print what is worth knowing beside a result, on one line to standard error."""
-    line = Text.assemble(("Note: ", "bold cyan"), " ".join(message.split()))
+    line = Text.assemble(("Note: ", "bold cyan"), _one_line(message))
     Console(stderr=True, highlight=False).print(line, soft_wrap=True)
+
+
+def _one_line(message: str) -> str:
+    """Text on one line: others' errors may come with colors, or with what a terminal would obey."""
+    return harmless(" ".join(_COLORS.sub("", message).split()))
 
 
 @contextmanager

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
+Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext | dg.AssetCheckExecutionContext
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
 Combine: TypeAlias = Callable[[Mapping[str, Any], Metadata], Metadata]
 
@@ -167,13 +167,15 @@ def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | Non
                 earlier = _metadata_before(context, "get_asset_metadata", key)
                 context.add_asset_metadata(combine(earlier, metadata) if combine else metadata, asset_key=key)
         return
-    for output in context.op_def.output_defs:
+    # The context of a check lacks what it leads to.
+    op_context = context.op_execution_context
+    for output in op_context.op_def.output_defs:
         if output.is_dynamic:
             continue
         earlier = _metadata_before(context, "get_output_metadata", output.name)
         # Dagster refuses it where the output was yielded.
         with suppress(dg.DagsterInvariantViolationError):
-            context.add_output_metadata(combine(earlier, metadata) if combine else metadata, output.name)
+            op_context.add_output_metadata(combine(earlier, metadata) if combine else metadata, output.name)
 
 
 def _is_asset_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
@@ -605,18 +607,35 @@ def failed_blocking_check(event: dg.DagsterEvent) -> str | None:
         return None
 
 
-def failed_checks_error(checks: Sequence[str]) -> dg.DagsterError:
+def failed_blocking_checks(context: Context) -> list[str]:
+    """Return the names of the blocking checks that this attempt at a step has yielded already, and that failed.
+
+    Args:
+        context: The context of the asset or op, in a step.
+    """
+    failed: list[str] = []
+    if context.op_execution_context.has_assets_def and any(context.op_execution_context.assets_def.check_specs):
+        types = (dg.DagsterEventType.ASSET_CHECK_EVALUATION, dg.DagsterEventType.STEP_RESTARTED)
+        for event in run_events(context.instance, context.run.run_id, types):
+            if event.step_key != step_key(context):
+                continue
+            if event.event_type is dg.DagsterEventType.STEP_RESTARTED:
+                failed.clear()
+            elif (check := failed_blocking_check(event)) is not None:
+                failed.append(check)
+    return failed
+
+
+def failed_checks_error(text: str) -> dg.DagsterError:
     """Return the error by which Dagster fails a step whose blocking checks failed; no ``RetryPolicy`` repeats it.
 
     It is not public. Without it, it is another error of Dagster's that no policy repeats.
 
     Args:
-        checks: Their names.
+        text: What it says.
     """
     kind = _private("errors", "DagsterAssetCheckFailedError") or dg.DagsterInvariantViolationError
-    error: dg.DagsterError = kind(
-        f"Blocking asset checks failed within the block of the lease, and its messages with them: {', '.join(checks)}"
-    )
+    error: dg.DagsterError = kind(text)
     return error
 
 
@@ -639,6 +658,45 @@ def error_names(event: dg.DagsterEvent) -> frozenset[str]:
         _warn("error of a failed step", "all of its messages have failed")
         return frozenset()
     return frozenset(names)
+
+
+_OPAQUE_ERRORS: Final = frozenset({"ExceptionGroup", "BaseExceptionGroup", "DagsterRedactedUserCodeError"})
+"""Errors of a step whose events do not tell what they were made of."""
+
+
+def failures_of_step(instance: dg.DagsterInstance, run_id: str, key: str) -> list[dg.DagsterEvent]:
+    """Return the events of a run by which attempts at a step failed, one for each attempt, the oldest first.
+
+    Args:
+        instance: The instance that has the run.
+        run_id: The run.
+        key: The step's.
+    """
+    types = (dg.DagsterEventType.STEP_UP_FOR_RETRY, dg.DagsterEventType.STEP_FAILURE)
+    return [event for event in run_events(instance, run_id, types) if event.step_key == key]
+
+
+def may_have_failed_by(event: dg.DagsterEvent, error: str) -> bool:
+    """Whether an attempt at a step may have failed by an exception of some class, or by one that was made of it.
+
+    An event's own data is not public. Without it, it may.
+
+    Args:
+        event: The event of the attempt that failed.
+        error: The name of the exception's class.
+    """
+    names: set[str] = set()
+    try:
+        data: Any = event.event_specific_data
+        waiting = [data.error]
+        while waiting:
+            if (told := waiting.pop()) is not None:
+                names.add(str(told.cls_name))
+                waiting += [told.cause, told.context]
+    except AttributeError:
+        _warn("error of a failed step", "it is taken to have failed by what the block of its last lease raised")
+        return True
+    return not names or error in names or not names.isdisjoint(_OPAQUE_ERRORS)
 
 
 def is_interruption(event: dg.DagsterEvent) -> bool:

@@ -9,7 +9,8 @@ became of it. The next attempt reads them. A lease without the second event was 
 **A retry that finds nothing fails** where the attempt before it received messages of the queue, and failed: whether it
 gave them back, so that they are elsewhere, or deleted them, so that they do not come back. Two exceptions:
 
-- That attempt failed in a later lease, and the step stores no value. What it did with the earlier one, it had done.
+- That attempt failed by what the block of a later lease raised, and the step stores no value. What it did with the
+  earlier one, it had done.
 - A run is repeated whose step succeeded, because another step failed. The log warns: what this step makes now is made
   of no messages.
 
@@ -35,7 +36,9 @@ from sqs_lease.core.specs import OnFailure, resolve_failure_rule
 from sqs_lease.dagster._internals import (
     Context,
     failed_checks_error,
+    failures_of_step,
     is_tried_again,
+    may_have_failed_by,
     report_event,
     reported,
     run_events,
@@ -55,6 +58,7 @@ _RECEIVED: Final = f"{PREFIX}received"
 _ATTEMPT: Final = f"{PREFIX}attempt"
 _UNFINISHED: Final = f"{PREFIX}unfinished"
 _RAISED: Final = f"{PREFIX}raised"
+_ERROR: Final = f"{PREFIX}error"
 _RETRY_NUMBER_TAG: Final = "dagster/retry_number"
 """Dagster's tag of runs that its daemon repeats by itself."""
 
@@ -147,6 +151,7 @@ class LeaseRecord:
         counts: What became of them: received, deleted, released and so on.
         unfinished: How many of them were held when the block raised or was cut off, and were not deleted.
         raised: Whether the block raised, or was cut off.
+        error: The name of the class of what the block raised; None where it did not, or was cut off.
     """
 
     attempt: tuple[str, int]
@@ -155,6 +160,7 @@ class LeaseRecord:
     counts: Mapping[str, int]
     unfinished: int
     raised: bool
+    error: str | None = None
 
     @property
     def deleted(self) -> int:
@@ -200,6 +206,7 @@ class StepLease:
         self._block: LeaseBlock | None = None
         self._batch: LeasedBatch | None = None
         self._when_raised: LeaseReport | None = None
+        self._raised: str | None = None
         self._has_ended = False
         self._has_rule = on_failure is not None
         self._waits_with: Exception | None = None
@@ -229,14 +236,29 @@ class StepLease:
         if len(batch) == 0:
             self._refuse_to_hide_the_attempt_before(batch.queue_url)
 
+    def refuse_to_receive(self) -> None:
+        """Receive nothing where a blocking check of the step has failed: Dagster fails it when it has ended.
+
+        Raises:
+            dagster.DagsterError: One did.
+        """
+        if self._watch is not None and (checks := self._watch.failed_checks):
+            raise failed_checks_error(
+                f"Step {self._key!r} receives nothing: its blocking asset checks failed before the lease, so that "
+                f"Dagster fails it: {', '.join(checks)}"
+            )
+
     def refuse_failed_checks(self) -> None:
         """Fail the block if a blocking check failed that it yielded: Dagster would fail the step when all is deleted.
 
         Raises:
             dagster.DagsterError: One did.
         """
-        if self._watch is not None and self._watch.failed_checks:
-            raise failed_checks_error(self._watch.failed_checks)
+        if self._watch is not None and (checks := self._watch.failed_checks):
+            raise failed_checks_error(
+                "Blocking asset checks failed within the block of the lease, and its messages with them: "
+                f"{', '.join(checks)}"
+            )
 
     def raised(self, error: BaseException) -> bool:
         """Take note of what the block raised, before its messages are settled.
@@ -248,10 +270,11 @@ class StepLease:
             Whether :meth:`settle` settles the messages, and not the end of the block.
         """
         self._notes = tuple(getattr(error, "__notes__", ()))
+        self._raised = type(error).__name__
         if self._batch is not None:
             self._when_raised = self._batch.report()
         if self._watch is not None:
-            self._watch.raised()
+            self._watch.raised(self._raised)
         if self._key is None or not isinstance(error, Exception):
             return False
         if self._has_rule and self._batch is not None and self._watch is not None and self._watch.sees_the_end:
@@ -314,6 +337,7 @@ class StepLease:
         left = {
             _UNFINISHED: dg.MetadataValue.int(self._unfinished(report)),
             _RAISED: dg.MetadataValue.bool(self._when_raised is not None),
+            _ERROR: dg.MetadataValue.text(self._raised or ""),
         }
         self._tell(text, {**lease_metadata(self._batch), **left}, is_listener=is_listener)
 
@@ -384,14 +408,24 @@ class StepLease:
                 f"messages and failed. {_what_is_missing(owed)} A new run starts afresh; a step that can go on without "
                 "messages catches this error"
             )
-        self._context.log.warning(
-            "This attempt at %r received nothing from %s: run %s, which is repeated, deleted %d messages of it in this "
-            "step, which succeeded. What the step makes now is made without them",
-            self._key,
-            queue_url,
-            last[0],
-            sum(record.deleted for record in had),
-        )
+        deleted = sum(record.deleted for record in had)
+        if self._succeeded_in(last[0]):
+            self._context.log.warning(
+                "This attempt at %r received nothing from %s: run %s, which is repeated, deleted %d messages of it in "
+                "this step, which succeeded. What the step makes now is made without them",
+                self._key,
+                queue_url,
+                last[0],
+                deleted,
+            )
+        else:
+            self._context.log.info(
+                "This attempt at %r received nothing from %s: the attempt before it deleted %d messages of it when "
+                "their block had ended well, and failed in a later lease",
+                self._key,
+                queue_url,
+                deleted,
+            )
 
     def _owed(self, records: Sequence[LeaseRecord]) -> list[LeaseRecord]:
         """The leases of earlier attempts whose work is not known to be done."""
@@ -405,9 +439,17 @@ class StepLease:
             if latest[run_id] == number and self._succeeded_in(run_id):
                 continue
             # A step without values that failed in a later lease had done the work of those before it.
-            is_explained = leases[-1].raised and self._watch is not None and not self._watch.stores_values
+            is_explained = self._watch is not None and not self._watch.stores_values and self._failed_by(leases[-1])
             owed += [lease for lease in leases if lease.received and (lease.raised or not is_explained)]
         return owed
+
+    def _failed_by(self, lease: LeaseRecord) -> bool:
+        """Whether the attempt of a lease failed by what its block raised, and did not survive that."""
+        run_id, number = lease.attempt
+        failures = failures_of_step(self._context.instance, run_id, str(self._key))
+        # An attempt that was killed may have left no event.
+        is_known = lease.error is not None and number < len(failures)
+        return lease.raised and (not is_known or may_have_failed_by(failures[number], str(lease.error)))
 
     def _succeeded_in(self, run_id: str) -> bool:
         """Whether the step succeeded in a run before this one."""
@@ -481,7 +523,8 @@ def lease_records(instance: dg.DagsterInstance, run_id: str, key: str) -> list[L
         attempt = (run_id, numbers[_ATTEMPT])
         if _UNFINISHED in numbers:
             counts = {name: numbers[f"{PREFIX}{name}"] for name in _COUNTS}
-            record = LeaseRecord(attempt, queue_url, received, counts, numbers[_UNFINISHED], numbers[_RAISED])
+            raised, error = numbers[_RAISED], numbers.get(_ERROR) or None
+            record = LeaseRecord(attempt, queue_url, received, counts, numbers[_UNFINISHED], raised, error)
         else:
             # Until the second event says otherwise.
             cut_off = {**dict.fromkeys(_COUNTS, 0), "received": received, "unsettled": received}

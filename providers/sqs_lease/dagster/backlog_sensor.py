@@ -35,7 +35,7 @@ from sqs_lease.dagster.backlog_state import (
     report_backlog,
     runs_of_sensor,
 )
-from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.targets import (
     MOST_RUNS_AT_ONCE,
     PartitionKeyError,
@@ -121,7 +121,9 @@ def build_sqs_backlog_sensor(
 
     Raises:
         ValueError: Not just one of ``target`` and ``queue_asset`` was given, or an argument is out of range.
+        TypeError: ``queue`` is something else than a queue.
     """
+    check_queue_resource(queue, f"sensor {name!r}")
     rules = _Rules(
         min_messages=min_messages,
         max_wait_seconds=None if max_wait is None else seconds_of(max_wait, name="max_wait"),

@@ -5,6 +5,7 @@ Neither fails the run: a check says so in its result when the queue cannot be re
 
 # Without postponed annotations: Dagster reads those of the checks' functions when they are defined.
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,7 +14,7 @@ import dagster as dg
 
 from sqs_lease.blocking import LeasedBatch, OwnLeasedBatch
 from sqs_lease.dagster._internals import asset_of_event, event_metadata, planned_steps, run_events
-from sqs_lease.dagster.attempts import counts_said, lease_records
+from sqs_lease.dagster.attempts import LeaseRecord, counts_said, lease_records
 from sqs_lease.dagster.backlog_state import runs_of_assets
 from sqs_lease.dagster.metadata import (
     DELETED,
@@ -27,7 +28,7 @@ from sqs_lease.dagster.metadata import (
     lease_metadata,
     work_metadata,
 )
-from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
@@ -36,6 +37,7 @@ Asset: TypeAlias = dg.AssetsDefinition | dg.AssetKey | str | Sequence[str]
 
 _EARLIER_FAILED = (f"{EARLIER}dead_lettered", f"{EARLIER}expired")
 _EARLIER_RELEASED = f"{EARLIER}released"
+_FAILED_OUTCOMES = (f"{PREFIX}released", f"{PREFIX}dead_lettered", f"{PREFIX}expired")
 _EARLIER_UNDONE = f"{EARLIER}deleted_then_failed"
 
 
@@ -203,7 +205,9 @@ def build_sqs_backlog_check(
 
     Raises:
         ValueError: A limit is negative, or there is none at all.
+        TypeError: ``queue`` is something else than a queue.
     """
+    check_queue_resource(queue, f"check {name!r}")
     if max_visible is None and max_dead_letters is None:
         raise ValueError(f"check {name!r} needs max_visible or max_dead_letters: without both it never fails")
     for limit, value in (("max_visible", max_visible), ("max_dead_letters", max_dead_letters)):
@@ -287,13 +291,30 @@ def _last_failure(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> _
 
 
 def _lease_numbers(instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey) -> dict[str, int] | None:
-    """The counts that the newest lease of an asset in a run left; None if there was none."""
+    """The counts that the leases of an asset in a run left; None if there was none."""
     # An asset that was yielded before its lease ended has them as an observation.
     types = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
-    for metadata in _events(instance, run_id, key, types):
-        if QUEUE in metadata:
-            return _counts(metadata)
-    return None
+    left = next((each for each in _events(instance, run_id, key, types) if QUEUE in each), None)
+    survived = _survived(instance, run_id, key)
+    if left is None and not survived:
+        return None
+    numbers = Counter({} if left is None else _counts(left))
+    for lease in survived:
+        counts = {f"{PREFIX}{name}": count for name, count in lease.counts.items()}
+        numbers.update(counts)
+        numbers[FAILED] += sum(counts[outcome] for outcome in _FAILED_OUTCOMES)
+    return dict(numbers)
+
+
+def _survived(instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey) -> list[LeaseRecord]:
+    """The leases of an asset's last attempt in a run whose blocks raised: only the log of the run tells of them."""
+    run = instance.get_run_by_id(run_id)
+    if run is None:
+        return []
+    steps = [step for step, planned in planned_steps(instance, run).items() if key in planned.assets]
+    leases = [lease for step in steps for lease in lease_records(instance, run_id, step)]
+    last = max((lease.attempt for lease in leases), default=None)
+    return [lease for lease in leases if lease.raised and lease.attempt == last]
 
 
 def _counts(metadata: Mapping[str, Any]) -> dict[str, int]:

@@ -42,7 +42,7 @@ from sqs_lease.dagster.access_errors import Entered
 from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary
 from sqs_lease.dagster.reexecution import refuse_part_of_the_job, refuse_to_go_on, worked_on_by
-from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.run_batch.elsewhere import end_steps_elsewhere
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
@@ -139,8 +139,7 @@ def sqs_lease_executor(
         ValueError: An argument is out of range, or ``max_concurrent`` is given with ``around``.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
-    if not isinstance(queue, SqsQueueResource):
-        raise TypeError(f"sqs_lease_executor takes an SqsQueueResource, not {queue!r}")
+    check_queue_resource(queue, "sqs_lease_executor")
     check_workspace(workspace, "sqs_lease_executor")
     require_manifests("sqs_lease_executor", "dagster,manifest")
     check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, "sqs_lease_executor")

@@ -224,6 +224,8 @@ _WITH_METADATA: Final = (
     dg.DagsterEventType.STEP_OUTPUT,
     dg.DagsterEventType.ASSET_MATERIALIZATION,
     dg.DagsterEventType.ASSET_OBSERVATION,
+    # What each lease leaves in the log: a block that raised leaves nothing else where its step went on.
+    dg.DagsterEventType.ENGINE_EVENT,
 )
 
 
@@ -242,7 +244,7 @@ def _ancestors(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[dg.
 
 def _execution(instance: dg.DagsterInstance, run: dg.DagsterRun) -> _Execution:
     done = _Execution(run.run_id)
-    wanted = {*_ENDS, *_WITH_METADATA, dg.DagsterEventType.ENGINE_EVENT}
+    wanted = {*_ENDS, *_WITH_METADATA}
     for event in run_events(instance, run.run_id, wanted):
         done.see(event)
     return done

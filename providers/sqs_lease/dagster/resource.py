@@ -205,6 +205,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             "on_failure": on_failure,
             "on_resume": on_resume,
         }
+        _check_context(context)
         self._refuse_no_queue()
         check_lease_arguments(self.queue, arguments)
         held = batch_of_run(context, self.queue)
@@ -227,6 +228,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if arguments["on_resume"] == "refuse" and (key := step_key(context)) is not None:
             refuse_where_steps_are_left_out(context.instance, context.run, key, self.queue)
         step = StepLease(context, arguments["on_failure"])
+        step.refuse_to_receive()
         block = lease(
             self.queue,
             max_messages=arguments["max_messages"],
@@ -272,6 +274,24 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         add_metadata(context, metadata, combine=combined_metadata)
 
 
+def check_queue_resource(queue: object, whose: str) -> None:
+    """Check what is to be a queue where it is written.
+
+    Args:
+        queue: What was given.
+        whose: What takes it, for the error.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(queue, SqsQueueResource):
+        # Not shown: another resource may have a secret.
+        raise TypeError(
+            f"{whose} takes an SqsQueueResource, not {type(queue).__name__!r}: SqsQueueResource(queue=...) with the "
+            "queue's name, ARN or URL"
+        )
+
+
 def check_lease_arguments(queue: str, arguments: LeaseArguments) -> None:
     """Check arguments of :meth:`SqsQueueResource.lease` where they are written.
 
@@ -297,6 +317,14 @@ def check_lease_arguments(queue: str, arguments: LeaseArguments) -> None:
         on_event=None,
         on_lost="warn",
     )
+
+
+def _check_context(context: object) -> None:
+    if not hasattr(context, "op_execution_context"):
+        raise TypeError(
+            f"lease() takes the context of the op or asset that works on the messages, not {type(context).__name__!r}: "
+            "write queue.lease(context) in its function. Where no op or asset works, take sqs_lease.lease()"
+        )
 
 
 def _given(arguments: LeaseArguments) -> list[str]:

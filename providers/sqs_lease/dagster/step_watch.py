@@ -8,7 +8,8 @@ Dagster reports a step's events to listeners in the process of the step. Five th
   closes the generator before the garbage collector finds that circle, and that may take until the process ends.
 - The step ended after the block of its lease had raised, and Dagster tries it again or not: the step may have survived
   the exception, or made a ``RetryRequested`` or another ``Failure`` of it outside of the block.
-- A blocking check that the step yielded within the block failed, so that Dagster fails the step when it has ended.
+- A blocking check that the step yielded before or within the block failed, so that Dagster fails the step when it has
+  ended.
 - The step stored a value, or failed, after its lease had ended and its messages were deleted.
 - What a lease could not settle when the step had ended: no exception is left to say it.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Final, Protocol
 
 import dagster as dg
@@ -26,8 +27,10 @@ import dagster as dg
 from sqs_lease.dagster._internals import (
     Context,
     failed_blocking_check,
+    failed_blocking_checks,
     is_run_tried_again,
     listen,
+    may_have_failed_by,
     step_key,
     stores_values,
     warn_in_log,
@@ -64,12 +67,13 @@ class StepWatch:
         key: The step's key.
         run: Its run.
         stores_values: Whether the step has outputs with values.
+        failed_checks: The blocking checks of the step that failed already.
 
     Attributes:
         sees_the_end: Whether it is told how the step ends, so that leases may wait for that.
     """
 
-    def __init__(self, key: str, run: dg.DagsterRun, *, stores_values: bool) -> None:
+    def __init__(self, key: str, run: dg.DagsterRun, *, stores_values: bool, failed_checks: Iterable[str] = ()) -> None:
         self.sees_the_end = True
         self._key = key
         self._run = run
@@ -79,8 +83,8 @@ class StepWatch:
         # Strongly: nobody else refers to these, and what is garbage is given back.
         self._deferred: deque[OpenLease] = deque()
         self._deleted = 0
-        self._failed_checks: list[str] = []
-        self._has_last_raised = False
+        self._failed_checks = list(failed_checks)
+        self._last_raised: str | None = None
         self._has_warned = False
         self._is_over = False
 
@@ -112,11 +116,15 @@ class StepWatch:
             deleted: How many of its messages were deleted.
         """
         self._deleted += deleted
-        self._has_last_raised = False
+        self._last_raised = None
 
-    def raised(self) -> None:
-        """Take note of a block that raised."""
-        self._has_last_raised = True
+    def raised(self, error: str) -> None:
+        """Take note of a block that raised.
+
+        Args:
+            error: The name of the exception's class.
+        """
+        self._last_raised = error
 
     def see(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
         """Take an event of the run."""
@@ -135,7 +143,8 @@ class StepWatch:
             if self._deferred:
                 self._settle_all(instance, entry, is_tried_again=is_retried or self._is_run_repeated(instance))
             # What a step without values did with earlier leases, it did before it began the one that failed.
-            is_explained = self._has_last_raised and not self.stores_values
+            is_by_lease = self._last_raised is not None and may_have_failed_by(event, self._last_raised)
+            is_explained = is_by_lease and not self.stores_values
             if not self._give_back(instance, entry) and not is_explained:
                 self._warn(instance, entry, "failed when the block of its lease had ended")
 
@@ -203,6 +212,9 @@ def watch_of(context: Context) -> StepWatch | None:
     attempt = context.op_execution_context
     watch = _watches.get(attempt)
     if watch is None:
-        watch = _watches[attempt] = StepWatch(key, context.run, stores_values=stores_values(context))
+        # It sees what comes after the step's first lease; a check may have failed before that.
+        failed_checks = failed_blocking_checks(context)
+        watch = StepWatch(key, context.run, stores_values=stores_values(context), failed_checks=failed_checks)
+        _watches[attempt] = watch
         watch.sees_the_end = listen(context, watch.see)
     return watch

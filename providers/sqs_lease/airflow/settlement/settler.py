@@ -43,9 +43,9 @@ from sqs_lease.airflow.settlement.rules import (
     concerned,
     tasks_one_by_one,
 )
-from sqs_lease.airflow.settlement.status import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, settled_counts, status_of
 from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of
+from sqs_lease.airflow.transfer.status import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, settled_counts, status_of
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.core.failure_rules import (

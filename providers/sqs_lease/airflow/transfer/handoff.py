@@ -29,13 +29,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from sqs_lease.airflow.airflow_api.polling import POLL_SECONDS, StateWatch
 from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, TaskStates, publish
 from sqs_lease.airflow.runtime import SharedBatch, TriggererKeepers
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of, read_takeover
+from sqs_lease.airflow.transfer.status import status_of
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message, Receipt
@@ -229,8 +230,16 @@ class HandOff:
         """Write down how long the leases last: a keeper elsewhere may then release them."""
         if task is None:
             return
+        progress = self._progress()
+        if progress.status is None:
+            # It takes the place of what the keeper's task wrote for the page.
+            batch = self._shared.batch
+            status = await status_of(batch, asdict(batch.report()), self._keepers.clock)
+            if not self._is_ours():
+                return
+            progress = replace(progress, status=status.encode())
         try:
-            await publish(task, PROGRESS_KEY, self._progress().encode(), patience_seconds=0)
+            await publish(task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
         except CommsError as error:
             logger.warning("The deadline of the leases of %s cannot be written: %s", self._keeper_task, error)
 

@@ -55,7 +55,7 @@ class Progress:
             lease has lapsed, or if nothing newer is known than what the sensor handed over.
         batch_id: The batch; None if the note does not say.
         counts: What else was counted so far, by its name in the report: extensions, and leases that lapsed.
-        status: What the page of leases shows, see :mod:`sqs_lease.airflow.settlement.status`; for nothing else.
+        status: What the page of leases shows, see :mod:`sqs_lease.airflow.transfer.status`; for nothing else.
     """
 
     settled: Mapping[int, Outcome] = field(default_factory=dict)

@@ -2,12 +2,14 @@
 
 # Dagster reads the annotations of these models, so this module has no postponed ones.
 
+import math
 from typing import Any, Final, Self
 
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sqs_lease.core.failure_rules import FailureRule
+from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import POLICIES, resolve_failure_rule, resolve_policy
 from sqs_lease.dagster.resource import SqsQueueResource
@@ -29,7 +31,8 @@ def errors_at_their_keys(schema: dict[str, Any]) -> None:
 
 def _at_least(minimum: int, number: float | None, info: ValidationInfo) -> float | None:
     # Not a constraint of the field: Dagster has those checked where a template stands yet.
-    if number is not None and number < minimum:
+    # Written so that NaN, which compares false with everything, is refused too.
+    if number is not None and not minimum <= number < math.inf:
         raise ValueError(f"{info.field_name} must be at least {minimum}, not {number}")
     return number
 
@@ -110,6 +113,10 @@ class LeaseOptions(dg.Model, dg.Resolvable):
     @field_validator("max_messages")
     @classmethod
     def _is_some(cls, number: int, info: ValidationInfo) -> float | None:
+        if number > MAX_IN_FLIGHT:
+            raise ValueError(
+                f"max_messages must be at most {MAX_IN_FLIGHT}, as many as a queue has in flight, not {number}"
+            )
         return _at_least(1, number, info)
 
     @field_validator("wait_seconds", "linger_seconds")

@@ -43,7 +43,7 @@ from sqs_lease.dagster.backlog_state import UNREADABLE_SECONDS
 from sqs_lease.dagster.lease_sensor.dispatch import AssetKeys, Dispatch, Dispatcher
 from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
-from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.run_folders import check_workspace
 from sqs_lease.dagster.targets import Job, RunConfig, Target, add_requests, jobs_of_a_list, target_argument
@@ -146,6 +146,7 @@ def build_sqs_lease_sensor(
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
     whose = f"sensor {name!r}"
+    check_queue_resource(queue, whose)
     require_manifests(whose, "dagster,manifest")
     check_workspace(workspace, whose)
     check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, whose)

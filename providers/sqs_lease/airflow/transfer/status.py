@@ -1,10 +1,11 @@
 """What Airflow's page *SQS leases* shows of a batch while it is kept: numbers and times.
 
 The keeper's task writes the queue and the number of messages before it defers, so that the page shows a batch that no
-triggerer has taken yet. From then on it is a part of the trigger's progress note
-(:mod:`sqs_lease.airflow.transfer.progress`), which says anew how long the leases last whenever they were extended. So
-it costs a request of its own only when something was settled. It has neither message ids nor bodies nor receipt handles
-in it, and nothing but the page reads it.
+triggerer has taken yet. From then on it is a part of the progress note (:mod:`sqs_lease.airflow.transfer.progress`) of
+the process that holds the batch: the one that received it, as long as no trigger takes it, and then that of the
+keeper's trigger. That note says anew how long the leases last whenever they were
+extended. So it costs a request of its own only when something was settled. It has neither message ids nor bodies nor
+receipt handles in it, and nothing but the page reads it.
 """
 
 from __future__ import annotations
