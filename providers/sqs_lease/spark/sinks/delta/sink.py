@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 # Every refusal means that somebody else's commit went through; so many in a row, and something is wrong.
 _COMMIT_TRIES: Final = 100
 _LONGEST_BATCH: Final = timedelta(days=1)
+_ROWS_AT_ONCE: Final = 1_000
 _REST: Final = "rest"
 """Where in the directory of a try Spark writes the rows of messages that its tasks left."""
 
@@ -121,6 +122,17 @@ class DeltaSink:
             raise TableError(f"there is no table at {self._storage.uri}")
         WriteAheadTable(OpenDelta(self._storage), self._ledger.open()).look_up(LOOKED_UP.empty_table())
         return vacuum(self._storage, older_than=older_than)
+
+    def stored_rows(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        """Read all rows of the table: see :class:`...rejected.ReadableSink`. It needs no Spark."""
+        table = self._storage.load()
+        if table is None:
+            raise TableError(f"there is no table at {self._storage.uri}")
+        try:
+            for rows in table.to_pyarrow_dataset().to_batches(columns=list(columns), batch_size=_ROWS_AT_ONCE):
+                yield from rows.to_pylist()
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise self._storage.unusable("cannot be read", error) from error
 
     @property
     def _storage(self) -> TableStorage:

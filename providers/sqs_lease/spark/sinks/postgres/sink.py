@@ -7,7 +7,7 @@ message one waits for the other's end, and is overtaken if that was a commit. Ba
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,6 +20,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 try:
     import psycopg
     from psycopg import sql
+    from psycopg.rows import dict_row
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[spark,postgres]', also for the executors",
@@ -115,6 +116,18 @@ class PostgresSink:
         with table.transaction("cannot be opened") as cursor:
             prepare(cursor, name, columns, self.upsert_by, widen=widen)
         return table
+
+    def stored_rows(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        """Read all rows of the table: see :class:`...rejected.ReadableSink`. It needs no Spark."""
+        name, parameters = TableName.of(self.table), parameters_of(self.url)
+        query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(map(sql.Identifier, columns)), name.quoted)
+        with (
+            explained(f"table {name} in {place_of(parameters)} cannot be read"),
+            connect(parameters) as connection,
+            # Of the server: it hands over some rows at a time.
+            connection.cursor("sqs_lease_rows", row_factory=dict_row) as cursor,
+        ):
+            yield from cursor.execute(query)
 
 
 @dataclass(frozen=True, slots=True)
