@@ -7,6 +7,7 @@ It reads what :mod:`sqs_lease.batch_files.manifest` writes, and changes nothing.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -247,6 +248,15 @@ def _file_system(path: str) -> tuple[Any, str]:
     if path.startswith(_S3):
         bucket, _, key = path.removeprefix(_S3).partition("/")
         # A connection of Airflow's may stand before the bucket.
-        return pafs.S3FileSystem(), f"{bucket.rpartition('@')[2]}/{key}".rstrip("/")
+        return _s3(), f"{bucket.rpartition('@')[2]}/{key}".rstrip("/")
     local = unquote(urlsplit(path).path) if path.startswith(_FILE) else path
     return pafs.LocalFileSystem(), str(Path(local).absolute())
+
+
+def _s3() -> Any:
+    """S3 as the environment says, also where that names another server, which pyarrow does not look for by itself."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if not endpoint:
+        return pafs.S3FileSystem()
+    address = urlsplit(endpoint)
+    return pafs.S3FileSystem(endpoint_override=address.netloc, scheme=address.scheme)

@@ -43,8 +43,10 @@ from sqs_lease.spark.sinks.postgres.catalog import (
 )
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained, parameters_of, place_of, reason_of
 from sqs_lease.spark.sinks.postgres.copy import ATTEMPT, COPIED_DDL, CopyRows, copy_in, copy_out, refused_in_task
+from sqs_lease.spark.sinks.postgres.locks import bounded_locks
 from sqs_lease.spark.sinks.postgres.types import written
 from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Overtaken, Staged
+from sqs_lease.spark.waits import among_others
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +169,7 @@ class PostgresTable:
                     self._take(cursor, admission.staged)
                 cursor.connection.commit()
             except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
-                raise Overtaken from None
+                raise Overtaken(f"PostgreSQL preferred another transaction on table {self._place}") from None
         self._tidy(admission)
         return None
 
@@ -180,11 +182,13 @@ class PostgresTable:
         """A connection and a transaction for one block, with errors that say what failed.
 
         Raises:
-            TableError: The server raised an error.
+            TableError: The server raised an error, or others held a lock for too long.
         """
         with (
             explained(f"table {self._place} {what}"),
+            among_others(f"table {self._place}") as others,
             connect(self.parameters) as connection,
+            bounded_locks(connection, self.parameters, others),
             connection.cursor() as cursor,
         ):
             yield cursor
@@ -274,7 +278,7 @@ class PostgresTable:
             [admission.batch_id],
         )
         if cursor.rowcount != admission.entries.num_rows:
-            raise Overtaken
+            raise Overtaken(f"another batch with one of the messages was committed to table {self._place}")
         self._require_batch(cursor, looked_up, admission)
         cursor.execute(
             sql.SQL("INSERT INTO {} (target, batch_id, messages) VALUES (%s, %s, %s)").format(BATCHES),
@@ -296,8 +300,7 @@ class PostgresTable:
             pc.invert(pc.is_in(looked_up.messages["message_id"], value_set=admission.entries["message_id"]))
         )
         if _brought_by(self._known(cursor, others), admission.batch_id) != brought:
-            # Another try of this batch committed a part of it meanwhile.
-            raise Overtaken
+            raise Overtaken(f"another try of the batch committed a part of it to table {self._place}")
         raise BatchIdReusedError(
             f"batch id {admission.batch_id} stands for other messages already: table {self._place} has {stored} under "
             f"it, of which {brought} are in this batch. Leave batch_id out, or give every batch an id of its own"
