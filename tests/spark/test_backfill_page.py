@@ -98,7 +98,7 @@ def test_rejects_are_ingested_after_the_fix(spark: SparkSession, names: dict[str
     ]
     ingest(spark, batch, source=wrong, sink=orders, rejects=rejects, workspace=workspace)
 
-    assert [names["ingest_rejects"](spark, orders, rejects, workspace).ingested for _ in range(2)] == [1, 0]
+    assert [names["ingest_rejects"](spark, orders, rejects, workspace).rows for _ in range(2)] == [1, 0]
 
     assert order_ids(tmp_path / "o") == [1, 2]
     stored = DeltaTable(str(tmp_path / "r")).to_pyarrow_table(columns=["body", "reason", "_message_id", "_sent_at"])

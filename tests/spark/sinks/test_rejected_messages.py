@@ -51,9 +51,9 @@ def test_rejects_in_postgresql_and_in_any_table_that_spark_reads_come_in_the_sam
     rejects, orders = (PostgresSink(database.url, name) for name in ("rejects", "orders"))
     place.ingest(BATCH, source=STRICT, sink=orders, rejects=rejects)
 
-    for ingested, rejected in ((1, {"m3#2"}), (0, {"m3#2"})):
+    for added in (1, 0):
         result = place.ingest(rejected_messages(rejects), source=FIXED, sink=orders)
-        assert (result.ingested, set(result.rejected)) == (ingested, rejected)
+        assert (result.rows, set(result.rejected)) == (added, {"m3#2"})
 
     assert [row["id"] for row in database.read("SELECT id FROM orders ORDER BY 1")] == ["one", "two"]
     stored = [tuple(row.values()) for row in database.read("SELECT body, _message_id, _sent_at FROM rejects")]
