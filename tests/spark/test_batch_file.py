@@ -284,6 +284,16 @@ def test_a_workspace_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("address", ["s3://bucket/batches", "file:///data/batches"])
+def test_an_address_is_no_workspace_and_becomes_no_directory(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WorkspaceError, match=f"{address} is an address"), scratch_directory(address):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
     class Full(Checker):
         def reasons(self, bodies: Sequence[str]) -> list[str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ from sqs_lease.spark import JsonSource, SnsEnvelope
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.parsing import NO_IDS, Parsed
-from sqs_lease.spark.repeats import KEY, Keys
+from sqs_lease.spark.repeats import Keys, with_keys
+from sqs_lease.spark.sources.source import Names
 from sqs_lease.testing.sink_subject import asked, record
 from tests.spark.samples import Place, message, rows
 from tests.spark.sinks.memory_sink import MemoryStore, MemoryTable, PlainRows
@@ -36,9 +38,9 @@ class EachIsARow:
         return Parsed(staged, staged.message_ids, NO_IDS, rejected)
 
 
-def load(store: MemoryStore, batch_id: str, keys: dict[str, str | None], *, stored: bool = False) -> Loaded:
+def load(store: MemoryStore, batch_id: str, keys: Mapping[str, str | Names | None], *, stored: bool = False) -> Loaded:
     messages = asked(*keys)
-    known_by = Keys.of_batch(messages.append_column(pa.field(KEY, pa.string()), pa.array(keys.values(), pa.string())))
+    known_by = Keys.of_batch(with_keys(messages, list(keys.values())))
     loading = Loading(MemoryTable(store), batch_id, messages, messages["message_id"], known_by)
     return loading.load(EachIsARow(list(keys)), store_rejects=(lambda _: None) if stored else None)
 
@@ -123,3 +125,35 @@ def test_a_message_that_is_sent_again_is_stored_once(place: Place) -> None:
     assert (later.ingested, later.duplicates) == (1, 1)
     assert (redelivered.ingested, redelivered.duplicates) == (0, 1)
     assert [row["_message_id"] for row in rows(place.table)] == ["m1", "m3", "m5"]
+
+
+def listed(key: str) -> Names:
+    return Names(f"listed {key}", repeats=f"told {key}", also=f"told {key}")
+
+
+def told(key: str, writing: int) -> Names:
+    return Names(f"{key} {writing}", repeats=f"listed {key}", also=f"told {key}")
+
+
+def test_a_message_that_goes_by_two_names_is_stored_once_whichever_of_them_came_first() -> None:
+    store = MemoryStore()
+    load(store, "b", {"l1": listed("a"), "bad": listed("c")})
+    load(store, "c", {"n2": told("b", 1)})
+
+    first_told = load(store, "d", {"n1": told("a", 1), "n2": told("b", 1), "n3": told("c", 1)})
+    then_listed = load(store, "e", {"l1": listed("a"), "l2": listed("b"), "l3": listed("c"), "l4": listed("d")})
+
+    assert (first_told.ingested, sorted(first_told.known["message_id"].to_pylist())) == (1, ["n1", "n2"])
+    assert (then_listed.ingested, sorted(then_listed.known["message_id"].to_pylist())) == (1, ["l1", "l2", "l3"])
+    assert [row["_message_id"] for row in store.rows] == ["l1", "n2", "n3", "l4"]
+
+
+def test_two_writings_of_one_kind_are_two_messages_although_they_share_their_other_name() -> None:
+    store = MemoryStore()
+    first = load(store, "b", {"n1": told("a", 1), "n2": told("a", 2)})
+    later = load(store, "c", {"n3": told("a", 3), "n4": told("a", 1)})
+    again = load(store, "b", {"n1": told("a", 1), "n2": told("a", 2)})
+
+    assert (first.ingested, later.ingested, again.ingested) == (2, 1, 0)
+    assert again.known["batch_id"].to_pylist() == ["b", "b"]
+    assert load(store, "d", {"l": listed("a")}).known.num_rows == 1

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from sqs_lease.spark.batch_reader import BatchDataSource
     from sqs_lease.spark.columns import NOTHING_TO_STORE
     from sqs_lease.spark.errors import (
         BatchIdReusedError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sqs_lease.spark.ingestion import ingest
     from sqs_lease.spark.java_home import require_java
     from sqs_lease.spark.ledger import Ledger
+    from sqs_lease.spark.rejected import rejected_messages
     from sqs_lease.spark.results import IngestResult
     from sqs_lease.spark.session import local_session
     from sqs_lease.spark.sinks.delta.sink import DeltaSink, DeltaTarget
@@ -35,7 +37,13 @@ if TYPE_CHECKING:
     from sqs_lease.spark.sources.json import JsonSource
     from sqs_lease.spark.sources.parser_source import ParserSource
     from sqs_lease.spark.sources.pinned_schema import InferredSchema
-    from sqs_lease.spark.sources.s3_events import ExtendedClientSource, S3EventsSource, S3Read
+    from sqs_lease.spark.sources.s3_events import (
+        ExtendedClientSource,
+        ListedObjects,
+        S3EventsSource,
+        S3Read,
+        listed_objects,
+    )
     from sqs_lease.spark.sources.sns import SnsEnvelope
     from sqs_lease.spark.sources.source import Source
     from sqs_lease.spark.sources.spark_source import SparkSource
@@ -46,6 +54,7 @@ __all__ = [
     "NOTHING_TO_STORE",
     "ArrayElements",
     "AttributeColumns",
+    "BatchDataSource",
     "BatchIdReusedError",
     "DeltaSink",
     "DeltaTarget",
@@ -58,6 +67,7 @@ __all__ = [
     "JsonSource",
     "LeaseLostError",
     "Ledger",
+    "ListedObjects",
     "NativeDeltaSink",
     "Overtaken",
     "ParquetSink",
@@ -79,7 +89,9 @@ __all__ = [
     "WorkspaceError",
     "WriteAheadSink",
     "ingest",
+    "listed_objects",
     "local_session",
+    "rejected_messages",
     "require_java",
 ]
 
@@ -87,6 +99,7 @@ _MODULES: Final = {
     "NOTHING_TO_STORE": "sqs_lease.spark.columns",
     "ArrayElements": "sqs_lease.spark.sources.array_elements",
     "AttributeColumns": "sqs_lease.spark.sources.attribute_columns",
+    "BatchDataSource": "sqs_lease.spark.batch_reader",
     "BatchIdReusedError": "sqs_lease.spark.errors",
     "DeltaSink": "sqs_lease.spark.sinks.delta.sink",
     "DeltaTarget": "sqs_lease.spark.sinks.delta.sink",
@@ -99,6 +112,7 @@ _MODULES: Final = {
     "JsonSource": "sqs_lease.spark.sources.json",
     "LeaseLostError": "sqs_lease.spark.errors",
     "Ledger": "sqs_lease.spark.ledger",
+    "ListedObjects": "sqs_lease.spark.sources.s3_events",
     "NativeDeltaSink": "sqs_lease.spark.sinks.native_delta_sink",
     "Overtaken": "sqs_lease.spark.sinks.sink",
     "ParquetSink": "sqs_lease.spark.sinks.parquet_sink",
@@ -120,7 +134,9 @@ _MODULES: Final = {
     "WorkspaceError": "sqs_lease.spark.errors",
     "WriteAheadSink": "sqs_lease.spark.sinks.write_ahead",
     "ingest": "sqs_lease.spark.ingestion",
+    "listed_objects": "sqs_lease.spark.sources.s3_events",
     "local_session": "sqs_lease.spark.session",
+    "rejected_messages": "sqs_lease.spark.rejected",
     "require_java": "sqs_lease.spark.java_home",
 }
 

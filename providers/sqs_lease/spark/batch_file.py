@@ -29,7 +29,7 @@ from sqs_lease.spark.errors import WorkspaceError
 from sqs_lease.spark.fifo_order import SEQUENCE_NUMBER, Place, in_order, places_in_json
 from sqs_lease.spark.message_groups import DEAD_LETTER_SOURCE, MESSAGES, Group, groups_of
 from sqs_lease.spark.paths import read_path
-from sqs_lease.spark.repeats import KEY
+from sqs_lease.spark.repeats import with_keys
 from sqs_lease.spark.sinks.sink import LOOKED_UP
 from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
@@ -228,7 +228,7 @@ def _from_groups(path: Path, groups: Iterable[Group], checker: Checker, keys_of:
             table = group.messages.append_column(_WRITTEN.field(_REJECTED), reasons)
             writer.write_table(table)
             known_by = table.select([*_KEPT, _REJECTED])
-            kept.append(known_by if keys_of is None else _with_keys(known_by, keys_of(group.bodies)))
+            kept.append(known_by if keys_of is None else with_keys(known_by, keys_of(group.bodies)))
             from_dead_letter_queue |= group.from_dead_letter_queue
             places += group.places
     path, messages = _in_order(path, pa.concat_tables(kept), places)
@@ -252,7 +252,7 @@ def _from_manifest(path: Path, checker: Checker, keys_of: KeysOf | None, *, name
     is_marked = pc.all(pc.equal(pc.is_null(reasons), pc.is_null(messages[_NOT_JSON]))).as_py()
     path, messages = _in_order(path, messages.select(_KEPT).append_column(_REJECTED, reasons), places)
     if keys is not None:
-        messages = _with_keys(messages, keys)
+        messages = with_keys(messages, keys)
     if f'"{DEAD_LETTER_SOURCE}"' in attributes:
         messages = _at_any_time(messages)
     return _each_once(path, messages, _NOT_JSON if is_marked else None)
@@ -261,10 +261,6 @@ def _from_manifest(path: Path, checker: Checker, keys_of: KeysOf | None, *, name
 def _bodies(file: pq.ParquetFile) -> Iterator[list[str]]:
     for number in range(file.num_row_groups):
         yield file.read_row_group(number, columns=[BODY])[BODY].to_pylist()
-
-
-def _with_keys(messages: pa.Table, keys: Sequence[str | None]) -> pa.Table:
-    return messages.append_column(pa.field(KEY, pa.string()), pa.array(keys, pa.string()))
 
 
 def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) -> tuple[Path, pa.Table]:

@@ -36,11 +36,13 @@ from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.parsing import MessageParser, RejectParser
 from sqs_lease.spark.progress import StillHeld, watched_jobs
+from sqs_lease.spark.progress_bar import progress_bar
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.settings import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
 from sqs_lease.spark.sources.source import ArrowSource, KeyedSource, Source
+from sqs_lease.spark.waits import LIMIT_SECONDS, Waits, waiting_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ def ingest(
     batch_id: str | None = None,
     rejects: Sink | None = None,
     still_held: StillHeld | None = None,
+    progress: bool = False,
+    longest_wait_seconds: float = LIMIT_SECONDS,
 ) -> IngestResult:
     """Store a batch of messages, each exactly once.
 
@@ -77,6 +81,10 @@ def ingest(
             reported, and are the caller's.
         still_held: Says by a true value that the messages are still held; asked every few seconds in a thread of its
             own, and right before a commit. Once it says no, the Spark jobs are cancelled and nothing more is committed.
+        progress: True shows in a terminal or a notebook, in one line on standard error, what the ingestion does and how
+            many of Spark's tasks are done; nothing is shown anywhere else. False, the default, only logs it.
+        longest_wait_seconds: How long others are waited for who write the same table: commits that are refused, locks
+            of PostgreSQL, the lock of a pinned schema. 10 minutes by default.
 
     Returns:
         What became of the messages; for a batch that was committed before, what was reported then.
@@ -87,17 +95,20 @@ def ingest(
         ManifestError: The manifest cannot be used.
         ReconciliationError: Not every message is accounted for; nothing was committed.
         SchemaError: The schema cannot be used, or does not fit the table.
-        TableError: The table cannot be used.
+        TableError: The table cannot be used, or others write it for longer than ``longest_wait_seconds``.
         WorkspaceError: The file of the batch cannot be written.
         TypeError, ValueError: ``messages`` holds something that is no message.
     """
     if batch_id is not None and not batch_id.strip():
         raise ValueError("batch_id is empty: leave it out, or give the batch a name")
+    if not longest_wait_seconds > 0:
+        raise ValueError(f"longest_wait_seconds must be more than 0, not {longest_wait_seconds}")
     checker = source.checker()
     keys_of = source.keys if isinstance(source, KeyedSource) else None
     with (
         written_batch(messages, workspace=workspace, checker=checker, keys_of=keys_of) as batch,
         session_settings(spark, INGESTION),
+        waiting_at_most(Waits(longest_wait_seconds)) as waits,
     ):
         if batch is None:
             nobody = pa.chunked_array([], pa.string())
@@ -105,7 +116,9 @@ def ingest(
             return IngestResult(batch_id, 0, 0, 0, 0, {}, 0, None, rejects is not None)
         message_ids = batch.messages[MESSAGE_ID]
         batch_id = batch_id or default_id(source.identity, message_ids, batch.messages[RECEIVE_COUNT])
-        with watched_jobs(spark, f"batch {batch_id}", still_held) as watch:
+        name = f"batch {batch_id}"
+        with watched_jobs(spark, name, still_held, progress_bar(name) if progress else None) as watch:
+            watch.begin_step("opening the table")
             record = source.columns(batch.accepted(spark), checker)
             # Before anything is parsed: a table that cannot be used is the likeliest mistake.
             table = sink.open(spark, table_columns(record), widen=source.widens)
@@ -118,8 +131,9 @@ def ingest(
                 MessageParser(spark, batch, lambda messages: source.parse(messages, record), by_tasks),
                 store_rejects=store_rejects,
                 before_commit=watch.require_held,
+                begin_step=watch.begin_step,
             )
-    result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None)
+    result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None, waited_seconds=waits.seconds)
     _report(result)
     return result
 
@@ -136,7 +150,9 @@ def _store_rejects(table: Table[Any], spark: SparkSession, batch: BatchFile, bat
         )
 
 
-def _result(batch: BatchFile, batch_id: str, loaded: Loaded, *, rejects_stored: bool) -> IngestResult:
+def _result(
+    batch: BatchFile, batch_id: str, loaded: Loaded, *, rejects_stored: bool, waited_seconds: float
+) -> IngestResult:
     """Put together what this call did, and what an earlier one did under the same batch id."""
     ours = loaded.known.filter(pc.equal(loaded.known["batch_id"], batch_id))
     ingested, empty, rejected = (ours.filter(pc.equal(ours["outcome"], of)) for of in (INGESTED, EMPTY, REJECTED))
@@ -156,6 +172,7 @@ def _result(batch: BatchFile, batch_id: str, loaded: Loaded, *, rejects_stored: 
         rows=loaded.rows,
         table_version=loaded.version,
         rejects_stored=rejects_stored,
+        waited_seconds=waited_seconds,
     )
 
 

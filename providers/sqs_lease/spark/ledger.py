@@ -221,7 +221,10 @@ class OpenLedger:
             if now.table.version() == snapshot.table.version():
                 raise self.place.unusable("cannot be written", error) from error
             self.place.filesystem().delete_file(file)
-            raise Overtaken from error
+            other = now.newest()
+            raise Overtaken(
+                f"batch {other.batch_id if other else 'unknown'} was admitted to the ledger {self.place.address}"
+            ) from error
         except (DeltaError, OSError) as error:
             raise self.place.unusable("cannot be written", error) from error
         return admitted

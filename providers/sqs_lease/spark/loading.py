@@ -6,31 +6,24 @@ Rows that the table refuses are the business of `refusals`.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from time import sleep
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.parsing import NO_IDS, Parsed, Parser
 from sqs_lease.spark.reconciliation import Fates, is_among, reject_entries
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
 from sqs_lease.spark.sinks.sink import Admission, Overtaken, Table
+from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
 
 Parse = Callable[[Table[Any], pa.ChunkedArray, str], Parsed]
 """See :meth:`.parsing.Parser.parse`."""
-
-# Every refusal means that somebody else's commit went through; so many in a row, and something is wrong.
-_COMMIT_TRIES: Final = 100
-_PAUSE_SECONDS: Final = 0.005
-_LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +71,7 @@ class Loading:
         *,
         store_rejects: Callable[[pa.Table], object] | None = None,
         before_commit: Callable[[], object] = lambda: None,
+        begin_step: Callable[[str], object] = lambda _: None,
     ) -> Loaded:
         """Load the batch, in one commit; in several where the table refuses rows of some messages.
 
@@ -87,13 +81,15 @@ class Loading:
             parser: Parses and stages its messages.
             store_rejects: Stores rejects elsewhere, durably, so that they are done; None where nobody does.
             before_commit: Called right before anything is committed; prevents it by an error.
+            begin_step: Told what is done from now on, for people.
 
         Raises:
             BatchIdReusedError, ReconciliationError, TableError: See :func:`.ingestion.ingest`.
         """
 
         def load(part: pa.ChunkedArray, parse: Parse = parser.parse) -> Loaded:
-            return self._load(part, parse, store_rejects, before_commit)
+            with among_others(f"the table of batch {self.batch_id}") as writers:
+                return self._load(part, parse, store_rejects, before_commit, begin_step, writers)
 
         if self.keys is None:
             return self._load_or_divide(self.expected, load, before_commit)
@@ -158,6 +154,8 @@ class Loading:
         parse: Parse,
         store_rejects: Callable[[pa.Table], object] | None,
         before_commit: Callable[[], object],
+        begin_step: Callable[[str], object],
+        writers: Others,
     ) -> Loaded:
         """Load some of the messages, in one commit.
 
@@ -166,6 +164,8 @@ class Loading:
             parse: See :meth:`.parsing.Parser.parse`; the others are left out.
             store_rejects: As for :meth:`load`.
             before_commit: As for :meth:`load`.
+            begin_step: As for :meth:`load`.
+            writers: The others that write the table.
         """
         asked: Table[Any] = self.table if self.keys is None else KeyedTable(self.table, self.keys)
         is_all = part is self.expected
@@ -174,9 +174,8 @@ class Loading:
         committed = False
         ours_before = 0
         try:
-            for number in range(_COMMIT_TRIES):
-                if number:
-                    _let_others_pass(number)
+            while True:
+                begin_step("asking the table")
                 looked_up = asked.look_up(self.messages)
                 known = looked_up.known.filter(is_among(looked_up.known["message_id"], part))
                 known_ids = known["message_id"]
@@ -189,6 +188,7 @@ class Loading:
                 ours_before = ours
                 left_out = pa.chunked_array([*known_ids.chunks, *others.chunks], pa.string())
                 if parsed is None:
+                    begin_step("parsing and writing rows")
                     parsed = parse(self.table, left_out, self.batch_id)
                 rejected = parsed.rejected.filter(pc.invert(is_among(parsed.rejected["message_id"], left_out)))
                 empty = parsed.empty.filter(pc.invert(is_among(parsed.empty, known_ids)))
@@ -197,22 +197,21 @@ class Loading:
                 entries = fates.entries(self.messages)
                 if store_rejects is not None and rejected.num_rows:
                     before_commit()
+                    begin_step("storing rejects")
                     store_rejects(rejected)
                     entries = pa.concat_tables([entries, reject_entries(self.messages, rejected)])
                 version = looked_up.version
                 if entries.num_rows:
                     before_commit()
+                    begin_step("committing")
                     try:
                         version = asked.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
-                    except Overtaken:
-                        logger.info("batch %s: the table changed meanwhile, looking again", self.batch_id)
+                    except Overtaken as overtaken:
+                        begin_step("waiting for others who write the table")
+                        writers.again(str(overtaken) or "somebody else committed")
                         continue
                     committed = True
                 return Loaded(known, len(parsed.ingested), len(empty), rejected, parsed.rows, version)
-            raise TableError(
-                f"batch {self.batch_id} was not committed: the table changed {_COMMIT_TRIES} times while it "
-                "was tried. Let fewer processes write it at once, in larger batches"
-            )
         finally:
             if parsed is not None and not committed:
                 self._discard(parsed)
@@ -231,11 +230,6 @@ def _together(loaded: Sequence[Loaded]) -> Loaded:
         rows=sum(one.rows for one in loaded),
         version=loaded[-1].version,
     )
-
-
-def _let_others_pass(number: int) -> None:
-    """Wait a little longer each time, and not as long as others: else many processes go on refusing one another."""
-    sleep(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2**number)))
 
 
 def _any_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> bool:

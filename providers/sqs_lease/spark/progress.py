@@ -21,6 +21,7 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark.errors import LeaseLostError
+from sqs_lease.spark.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Watch:
 
     def __init__(self, name: str, still_held: StillHeld | None) -> None:
         self._name = name
+        self._step = ""
         self._still_held = still_held
         self._lost = False
 
@@ -52,6 +54,15 @@ class Watch:
     def lost(self) -> bool:
         """Whether it is known that the messages are held no longer."""
         return self._lost
+
+    @property
+    def step(self) -> str:
+        """What the work does now, for people; empty as long as it did not say."""
+        return self._step
+
+    def begin_step(self, step: str) -> None:
+        """Say what the work does from now on, for people."""
+        self._step = step
 
     def look(self) -> bool:
         """Ask whether the messages are still held, once it was answered with no: remember that for good.
@@ -85,13 +96,16 @@ class Watch:
 
 
 @contextmanager
-def watched_jobs(spark: SparkSession, name: str, still_held: StillHeld | None = None) -> Iterator[Watch]:
+def watched_jobs(
+    spark: SparkSession, name: str, still_held: StillHeld | None = None, bar: ProgressBar | None = None
+) -> Iterator[Watch]:
     """Watch the Spark jobs that this thread starts in the block.
 
     Args:
         spark: The session of any kind; used by no other thread meanwhile.
         name: What log lines and errors call the work, for example ``batch 17``.
         still_held: Asked every few seconds; None where nobody can tell.
+        bar: Shows how far the work is; None where nobody looks.
 
     Raises:
         LeaseLostError: The block was ended by the cancellation of its jobs.
@@ -99,7 +113,9 @@ def watched_jobs(spark: SparkSession, name: str, still_held: StillHeld | None = 
     watch = Watch(name, still_held)
     engine: _Engine = _Connect(spark) if _is_connect(spark) else _Classic(spark, name)
     stop = Event()
-    thread = Thread(target=_attend, args=(watch, engine, Report(name), stop), name=f"sqs-lease {name}", daemon=True)
+    thread = Thread(
+        target=_attend, args=(watch, engine, Report(name), bar, stop), name=f"sqs-lease {name}", daemon=True
+    )
     engine.begin()
     thread.start()
     try:
@@ -115,6 +131,8 @@ def watched_jobs(spark: SparkSession, name: str, still_held: StillHeld | None = 
     finally:
         stop.set()
         thread.join(_END_SECONDS)
+        if bar is not None:
+            bar.clear()
         with suppress(Exception):
             # Fails where the connection was interrupted or Spark has ended; there is nothing to take back then.
             engine.end()
@@ -169,7 +187,7 @@ class _Engine(Protocol):
     def interrupted(self) -> None: ...
 
 
-def _attend(watch: Watch, engine: _Engine, report: Report, stop: Event) -> None:
+def _attend(watch: Watch, engine: _Engine, report: Report, bar: ProgressBar | None, stop: Event) -> None:
     next_look = time.monotonic() + HELD_SECONDS
     while not stop.wait(TICK_SECONDS):
         if not watch.lost and time.monotonic() >= next_look:
@@ -179,8 +197,11 @@ def _attend(watch: Watch, engine: _Engine, report: Report, stop: Event) -> None:
             if watch.lost:
                 # Again and again, because another job may begin before the thread that starts them notices.
                 engine.cancel()
-            elif report.is_due():
-                report.say(engine.stages())
+            elif bar is not None or report.is_due():
+                stages = tuple(engine.stages())
+                report.say(stages)
+                if bar is not None:
+                    bar.show(watch.step, stages)
         except Exception as error:  # noqa: BLE001 - Spark's errors have no common class, and the work goes on without
             logger.debug("%r while Spark was asked for its progress", error)
 

@@ -3,10 +3,14 @@
 The table's rows have their message ids. Only what it is asked for, and what it keeps of a batch, is by the keys: once
 it has a message of a key, all others are repeats. A rejected message is kept by its id: one that says the same rightly
 is still wanted.
+
+A message may have two more names (:class:`.sources.source.Names`): one by which it is a repeat, too, and one that the
+table is to know once it has the message. The second is an entry more in the same commit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,9 +20,16 @@ from pyspark.sql import DataFrame
 
 from sqs_lease.spark.reconciliation import is_among
 from sqs_lease.spark.sinks.sink import INGESTED, KNOWN, LOOKED_UP, REJECTED, Admission, LookUp, Staged, Table
+from sqs_lease.spark.sources.source import Names
 
 KEY: Final = "key"
 """The column of a batch's messages that names what a message says; null where only its id names it."""
+
+REPEATS: Final = "repeats"
+"""The column of the names by which messages are repeats, too; null for most."""
+
+ALSO: Final = "also"
+"""The column of the names that the table is to know, too; null for most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +57,38 @@ class Keys:
     Attributes:
         message_ids: Its messages, each once.
         keys: The key of each: its message id where nothing else names it.
+        repeats: The name by which each is a repeat, too, or null.
+        also: The name that the table is to know of each, too, or null.
     """
 
     message_ids: pa.Array
     keys: pa.Array
+    repeats: pa.Array
+    also: pa.Array
 
     @classmethod
     def of_batch(cls, messages: pa.Table) -> Keys | None:
         """Those of a batch's messages; None where they have none but their ids.
 
         Args:
-            messages: With the columns ``message_id`` and, where there are keys, :data:`KEY`.
+            messages: With the columns ``message_id`` and, where there are keys, :data:`KEY`, :data:`REPEATS` and
+                :data:`ALSO`.
         """
         if KEY not in messages.column_names:
             return None
-        message_ids = messages["message_id"].combine_chunks()
-        return cls(message_ids, pc.coalesce(messages[KEY].combine_chunks(), message_ids))
+        message_ids, keys, repeats, also = (
+            messages[name].combine_chunks() for name in ("message_id", KEY, REPEATS, ALSO)
+        )
+        return cls(message_ids, pc.coalesce(keys, message_ids), repeats, also)
 
     def of(self, message_ids: pa.ChunkedArray) -> pa.ChunkedArray:
         """The keys of some messages."""
         return _taken(self.keys, pc.index_in(message_ids, self.message_ids))
+
+    def others_of(self, message_ids: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+        """The further names of some messages: by which each is a repeat, too, and which the table is to know, too."""
+        position = pc.index_in(message_ids, self.message_ids)
+        return _taken(self.repeats, position), _taken(self.also, position)
 
     def firsts(self, message_ids: pa.ChunkedArray) -> pa.ChunkedArray:
         """Of some messages the first one of each key."""
@@ -90,16 +113,22 @@ class KeyedTable:
         """See :meth:`.sinks.sink.Table.look_up`."""
         message_ids = messages["message_id"]
         keys = self.keys.of(message_ids)
-        either = pc.unique(pa.chunked_array([*keys.chunks, *message_ids.chunks], pa.string()))
+        repeats, also = self.keys.others_of(message_ids)
+        any_of_them = pc.unique(
+            pa.chunked_array(
+                [*keys.chunks, *message_ids.chunks, *repeats.drop_null().chunks, *also.drop_null().chunks], pa.string()
+            )
+        )
         # A repeat was sent at another time.
-        asked = self.table.look_up(_at_any_time(either))
+        asked = self.table.look_up(_at_any_time(any_of_them))
         found = asked.known["message_id"].combine_chunks()
-        row = pc.coalesce(pc.index_in(keys, found), pc.index_in(message_ids, found))
+        own = pc.coalesce(pc.index_in(keys, found), pc.index_in(message_ids, found))
+        row = pc.coalesce(own, pc.index_in(repeats, found))
         is_known = pc.is_valid(row)
         known = asked.known.take(row.filter(is_known)).set_column(0, KNOWN.field(0), message_ids.filter(is_known))
         # A repeat is not counted as brought by a batch: its first message is.
         is_first = is_among(known["message_id"], self.keys.firsts(message_ids))
-        by = pc.if_else(is_first, known["batch_id"], "")
+        by = pc.if_else(pc.and_(is_first, pc.is_valid(own.filter(is_known))), known["batch_id"], "")
         return KeyedLookUp(asked, known.set_column(1, KNOWN.field(1), by))
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
@@ -117,7 +146,48 @@ class KeyedTable:
         names = pc.if_else(is_rejected, entries["message_id"], self.keys.of(entries["message_id"]))
         anytime = pa.nulls(len(entries), entries.schema.field("sent_at").type)
         keyed = entries.set_column(0, entries.schema.field(0), names).set_column(1, entries.schema.field(1), anytime)
+        keyed = pa.concat_tables([keyed, self._further(looked_up, keyed, entries.filter(pc.invert(is_rejected)))])
         return self.table.commit(looked_up.asked, Admission(admission.batch_id, keyed, admission.staged))
+
+    def _further(self, looked_up: KeyedLookUp, keyed: pa.Table, taken: pa.Table) -> pa.Table:
+        """Entries for the further names of messages, but for names that the table has or is given."""
+        _, also = self.keys.others_of(taken["message_id"])
+        names = pa.chunked_array([pc.unique(also.drop_null())], pa.string())
+        given = pa.chunked_array(
+            [*keyed["message_id"].chunks, *looked_up.asked.known["message_id"].chunks], pa.string()
+        )
+        names = names.filter(pc.invert(is_among(names, given)))
+        count = len(names)
+        return pa.Table.from_arrays(
+            [
+                names,
+                pa.nulls(count, keyed.schema.field("sent_at").type),
+                pa.repeat(INGESTED, count),
+                pa.nulls(count, pa.string()),
+            ],
+            schema=keyed.schema,
+        )
+
+
+def with_keys(messages: pa.Table, keys: Sequence[str | Names | None]) -> pa.Table:
+    """Say of a batch's messages what names them.
+
+    Args:
+        messages: The messages.
+        keys: Of each what a source says: see :data:`.sources.source.KeysOf`.
+
+    Returns:
+        The messages with the columns :data:`KEY`, :data:`REPEATS` and :data:`ALSO`.
+    """
+    names = [Names(key) if isinstance(key, str) else key for key in keys]
+    columns = {
+        KEY: [None if its is None else its.name for its in names],
+        REPEATS: [None if its is None else its.repeats for its in names],
+        ALSO: [None if its is None else its.also for its in names],
+    }
+    for column, values in columns.items():
+        messages = messages.append_column(pa.field(column, pa.string()), pa.array(values, pa.string()))
+    return messages
 
 
 def repeated(message_ids: pa.ChunkedArray) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqs_lease.ingestion.result import StoredResult
 
@@ -27,6 +27,8 @@ class IngestResult:
             added nothing, the newest that was looked at. None for an empty batch, which looks at no table, and for
             a table without versions.
         rejects_stored: Whether the rejected messages are in a table of rejects, and so are done.
+        waited_seconds: How long this call was held up by others who wrote the same tables. It counts as no difference
+            between two results.
     """
 
     batch_id: str
@@ -38,6 +40,7 @@ class IngestResult:
     rows: int
     table_version: int | None
     rejects_stored: bool
+    waited_seconds: float = field(default=0.0, compare=False)
 
     def failures(self) -> dict[str, str]:
         """The messages that are not done, and why: the rejected ones, unless they were stored."""

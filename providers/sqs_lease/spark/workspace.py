@@ -31,8 +31,13 @@ def scratch_directory(workspace: str | Path) -> Iterator[Path]:
         workspace: The directory to make it in; it is created where it does not exist.
 
     Raises:
-        WorkspaceError: It cannot be made there.
+        WorkspaceError: It cannot be made there, or the workspace is no directory but an address.
     """
+    if "://" in str(workspace):
+        raise WorkspaceError(
+            f"{workspace} is an address: make workspace= a directory that this process and all executors reach by the "
+            "same path, for example on NFS; for a local session, any directory will do. Tables may lie on S3"
+        )
     root = Path(workspace).absolute()
     try:
         root.mkdir(parents=True, exist_ok=True)

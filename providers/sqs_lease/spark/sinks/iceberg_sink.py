@@ -55,10 +55,10 @@ from sqs_lease.spark.sinks.table_sql import (
     write,
 )
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
+from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
 
-_TRIES: Final = 20
 # Iceberg's only types for them.
 _WIDER: Final[Mapping[type[DataType], DataType]] = {ByteType: IntegerType(), ShortType: IntegerType()}
 
@@ -188,9 +188,13 @@ class IcebergTable:
         """See :meth:`.write_ahead.TargetTable.apply`."""
         is_first = location in self.own
         self.own.discard(location)
-        for _ in range(_TRIES):
-            if self.staged.is_applied(application):
-                break
+        with among_others(f"table {self.name}") as others:
+            self._apply(location, application, others, is_first=is_first)
+        self.staged.remove(location)
+        return self.version()
+
+    def _apply(self, location: str, application: Application, others: Others, *, is_first: bool) -> None:
+        while not self.staged.is_applied(application):
             before = None
             try:
                 columns = self._columns()
@@ -203,24 +207,17 @@ class IcebergTable:
                     rows = self.staged.read(location, columns)
                     if rows is None:
                         if self.staged.is_applied(application):
-                            break
+                            return
                         raise gone(self.name, location, application)
                     if is_first or not self._has_rows(rows, application):
                         self._take(rows, before, application)
             except SPARK_ERRORS as error:
                 if not _collided(error) and self.version() == before:
                     raise self._unusable("cannot be written", error) from error
-                logger.info("table %s changed while batch %s was written: again", self.name, application.batch_id)
+                others.again("somebody else committed")
                 continue
             self.staged.mark_applied(application)
-            break
-        else:
-            raise TableError(
-                f"table {self.name}: batch {application.batch_id} was not written, as the table changed {_TRIES} times "
-                "meanwhile: let less write it at the same time; the next ingestion completes the batch"
-            )
-        self.staged.remove(location)
-        return self.version()
+            return
 
     def version(self) -> int | None:
         """The id of the table's newest snapshot."""

@@ -37,10 +37,10 @@ from sqs_lease.spark.sinks.table_sql import (
     write,
 )
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
+from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
 
-_TRIES: Final = 20
 _GENERATED: Final = "delta.generationExpression"
 _INVARIANT: Final = "delta.invariants"
 _IDENTITY: Final = "delta.identity."
@@ -184,9 +184,13 @@ class NativeDeltaTable:
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
-        for _ in range(_TRIES):
-            if self.staged.is_applied(application):
-                break
+        with among_others(f"table {self.name}") as others:
+            self._apply(location, application, others)
+        self.staged.remove(location)
+        return self.version()
+
+    def _apply(self, location: str, application: Application, others: Others) -> None:
+        while not self.staged.is_applied(application):
             try:
                 rows = self.staged.read(location, self._columns())
                 if rows is not None:
@@ -196,18 +200,11 @@ class NativeDeltaTable:
             except SPARK_ERRORS as error:
                 if "Concurrent" in str(error) or "FILE_NOT_EXIST" in str(error):
                     # Somebody else wrote the table meanwhile, perhaps this very batch.
-                    logger.info("table %s changed while batch %s was written: again", self.name, application.batch_id)
+                    others.again("somebody else committed")
                     continue
                 raise self._unusable("cannot be written", error) from error
             self.staged.mark_applied(application)
-            break
-        else:
-            raise TableError(
-                f"table {self.name}: batch {application.batch_id} was not written, as the table changed {_TRIES} times "
-                "meanwhile: let less write it at the same time; the next ingestion completes the batch"
-            )
-        self.staged.remove(location)
-        return self.version()
+            return
 
     def version(self) -> int | None:
         """See :meth:`.write_ahead.TargetTable.version`."""

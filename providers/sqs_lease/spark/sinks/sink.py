@@ -56,7 +56,10 @@ KNOWN: Final = pa.schema(
 
 
 class Overtaken(Exception):  # noqa: N818 - an answer to a commit rather than an error
-    """Somebody else committed after the look-up: nothing was committed. Look again, then try again."""
+    """Somebody else committed after the look-up: nothing was committed. Look again, then try again.
+
+    Its text, if it has one, says who that was, for the log.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from socket import gethostname
+from typing import IO, Final
 from uuid import uuid4
 
 from pyspark.sql.types import StructField, StructType
 
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.waits import among_others
 
 _REMEDY: Final = "put it right, or remove it and the next batch infers the schema again"
 
@@ -99,18 +101,36 @@ class InferredSchema:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other drivers out; the system ends the lock of a process that dies."""
+        """Keep other drivers out; the system ends the lock of a process that dies.
+
+        Raises:
+            SchemaError: The file cannot be locked, or another driver holds it for too long.
+        """
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            lock = self.file.with_name(f"{self.file.name}.lock").open("a")
+            lock = self.file.with_name(f"{self.file.name}.lock").open("a+", encoding="utf-8")
         except OSError as error:
             raise self._not_writable(error) from error
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError as error:
-                raise self._not_writable(error) from error
+            with among_others(f"the schema {self.file}", SchemaError) as others:
+                while not self._lock(lock):
+                    others.again(f"the lock is held by {_holder(lock)}")
+            lock.seek(0)
+            lock.truncate()
+            # For whoever waits.
+            lock.write(f"process {os.getpid()} on {gethostname()}")
+            lock.flush()
             yield
+
+    def _lock(self, file: IO[str]) -> bool:
+        """Take the lock, if nobody has it."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._not_writable(error) from error
+        return True
 
     def _write(self, schema: StructType) -> None:
         """Replace the file, which readers see as it was before or as it is after."""
@@ -131,3 +151,8 @@ class InferredSchema:
             f"the schema cannot be pinned in {self.file} ({error.strerror or error}): give a path in a directory that "
             "this process can write, on a file system that has locks"
         )
+
+
+def _holder(lock: IO[str]) -> str:
+    lock.seek(0)
+    return lock.read() or "another driver"

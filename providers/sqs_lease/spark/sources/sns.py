@@ -14,7 +14,7 @@ from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.sources.json import JSON_OPTIONS
 from sqs_lease.spark.sources.sns_envelope import MESSAGE, NotANotificationError, unwrap
-from sqs_lease.spark.sources.source import CheckerT, KeyedSource, KeysOf, Source
+from sqs_lease.spark.sources.source import CheckerT, KeyedSource, KeysOf, Names, Source
 
 _ENVELOPE: Final = "_sqs_lease_envelope"
 _SCHEMA: Final = f"{MESSAGE} STRING, MessageAttributes MAP<STRING, STRUCT<Type: STRING, Value: STRING>>"
@@ -89,7 +89,7 @@ class SnsEnvelope(Generic[CheckerT]):
         return self.source.parse(_published(messages), columns)
 
 
-def _published_key(body: str, keys_of: KeysOf) -> str | None:
+def _published_key(body: str, keys_of: KeysOf) -> str | Names | None:
     try:
         (key,) = keys_of([unwrap(body)])
     except (NotJsonError, NotANotificationError):

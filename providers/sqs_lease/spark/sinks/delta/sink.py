@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -39,12 +39,12 @@ from sqs_lease.spark.sinks.row_rules import judged, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
 from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
+from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
 
-# Every refusal means that somebody else's commit went through; so many in a row, and something is wrong.
-_COMMIT_TRIES: Final = 100
 _LONGEST_BATCH: Final = timedelta(days=1)
+_ROWS_AT_ONCE: Final = 1_000
 _REST: Final = "rest"
 """Where in the directory of a try Spark writes the rows of messages that its tasks left."""
 
@@ -122,6 +122,17 @@ class DeltaSink:
         WriteAheadTable(OpenDelta(self._storage), self._ledger.open()).look_up(LOOKED_UP.empty_table())
         return vacuum(self._storage, older_than=older_than)
 
+    def stored_rows(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        """Read all rows of the table: see :class:`...rejected.ReadableSink`. It needs no Spark."""
+        table = self._storage.load()
+        if table is None:
+            raise TableError(f"there is no table at {self._storage.uri}")
+        try:
+            for rows in table.to_pyarrow_dataset().to_batches(columns=list(columns), batch_size=_ROWS_AT_ONCE):
+                yield from rows.to_pylist()
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise self._storage.unusable("cannot be read", error) from error
+
     @property
     def _storage(self) -> TableStorage:
         return TableStorage.of(self.path, self.storage_options)
@@ -181,7 +192,11 @@ class OpenDelta:
             self._create(columns)
             table = self._existing()
         self._check(table)
-        for _ in range(_COMMIT_TRIES):
+        with among_others(f"table {self.storage.uri}") as others:
+            self._add_columns(table, columns, others, widen=widen)
+
+    def _add_columns(self, table: DeltaTable, columns: StructType, others: Others, *, widen: bool) -> None:
+        while True:
             if differs := differences(table.schema(), columns, widen=widen):
                 raise SchemaError(
                     f"the schema does not fit table {self.storage.uri}: {'; '.join(differs)}. Change the schema or "
@@ -194,11 +209,10 @@ class OpenDelta:
                 table.alter.add_columns(added, commit_properties=CommitProperties(max_commit_retries=0))
                 logger.info("table %s has new columns: %s", self.storage.uri, ", ".join(one.name for one in added))
             except CommitFailedError:
-                logger.info("table %s changed while columns were to be added, looking again", self.storage.uri)
+                others.again(self._newest_commit())
             except (DeltaError, OSError) as error:
                 raise self.storage.unusable("cannot be given columns", error) from error
             table = self._existing()
-        raise self._too_busy("its columns were to be added")
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`..sink.JudgingTable`."""
@@ -223,7 +237,11 @@ class OpenDelta:
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`..write_ahead.TargetTable.apply`."""
-        for _ in range(_COMMIT_TRIES):
+        with among_others(f"table {self.storage.uri}") as others:
+            return self._apply(location, application, others)
+
+    def _apply(self, location: str, application: Application, others: Others) -> int | None:
+        while True:
             table = self._existing()
             if self._has(table, application):
                 return table.version()
@@ -240,12 +258,11 @@ class OpenDelta:
                     raise
                 if not isinstance(error, CommitFailedError) or now.version() == table.version():
                     raise self.storage.unusable("cannot be written", error) from error
-                logger.info("table %s changed meanwhile, looking again", self.storage.uri)
+                others.again(self._newest_commit())
             else:
                 self._remember(application)
                 self._tidy(location, listing, tries)
                 return version
-        raise self._too_busy(f"batch {application.batch_id} was to be added, which the next look-up tries again")
 
     def version(self) -> int | None:
         """See :meth:`..write_ahead.TargetTable.version`."""
@@ -378,10 +395,14 @@ class OpenDelta:
             raise TableError(f"table {self.storage.uri} is gone: somebody removed it while it was used")
         return table
 
-    def _too_busy(self, what: str) -> TableError:
-        return TableError(
-            f"table {self.storage.uri} changed {_COMMIT_TRIES} times while {what}: let fewer processes write it at once"
-        )
+    def _newest_commit(self) -> str:
+        """What is known of whoever committed last."""
+        try:
+            (commit,) = self._existing().history(1)
+        except (DeltaError, OSError, TableError, ValueError):
+            return "somebody else committed"
+        by = commit.get("engineInfo") or commit.get("clientVersion") or "somebody else"
+        return f"{commit.get('operation', 'a commit')} by {by} made version {commit.get('version')}"
 
 
 def _name(application: Application) -> str:

@@ -7,7 +7,7 @@ message one waits for the other's end, and is overtaken if that was a commit. Ba
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,6 +20,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 try:
     import psycopg
     from psycopg import sql
+    from psycopg.rows import dict_row
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[spark,postgres]', also for the executors",
@@ -42,8 +43,10 @@ from sqs_lease.spark.sinks.postgres.catalog import (
 )
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained, parameters_of, place_of, reason_of
 from sqs_lease.spark.sinks.postgres.copy import ATTEMPT, COPIED_DDL, CopyRows, copy_in, copy_out, refused_in_task
+from sqs_lease.spark.sinks.postgres.locks import bounded_locks
 from sqs_lease.spark.sinks.postgres.types import written
 from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Overtaken, Staged
+from sqs_lease.spark.waits import among_others
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +119,18 @@ class PostgresSink:
             prepare(cursor, name, columns, self.upsert_by, widen=widen)
         return table
 
+    def stored_rows(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        """Read all rows of the table: see :class:`...rejected.ReadableSink`. It needs no Spark."""
+        name, parameters = TableName.of(self.table), parameters_of(self.url)
+        query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(map(sql.Identifier, columns)), name.quoted)
+        with (
+            explained(f"table {name} in {place_of(parameters)} cannot be read"),
+            connect(parameters) as connection,
+            # Of the server: it hands over some rows at a time.
+            connection.cursor("sqs_lease_rows", row_factory=dict_row) as cursor,
+        ):
+            yield from cursor.execute(query)
+
 
 @dataclass(frozen=True, slots=True)
 class PostgresTable:
@@ -154,7 +169,7 @@ class PostgresTable:
                     self._take(cursor, admission.staged)
                 cursor.connection.commit()
             except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
-                raise Overtaken from None
+                raise Overtaken(f"PostgreSQL preferred another transaction on table {self._place}") from None
         self._tidy(admission)
         return None
 
@@ -167,11 +182,13 @@ class PostgresTable:
         """A connection and a transaction for one block, with errors that say what failed.
 
         Raises:
-            TableError: The server raised an error.
+            TableError: The server raised an error, or others held a lock for too long.
         """
         with (
             explained(f"table {self._place} {what}"),
+            among_others(f"table {self._place}") as others,
             connect(self.parameters) as connection,
+            bounded_locks(connection, self.parameters, others),
             connection.cursor() as cursor,
         ):
             yield cursor
@@ -261,7 +278,7 @@ class PostgresTable:
             [admission.batch_id],
         )
         if cursor.rowcount != admission.entries.num_rows:
-            raise Overtaken
+            raise Overtaken(f"another batch with one of the messages was committed to table {self._place}")
         self._require_batch(cursor, looked_up, admission)
         cursor.execute(
             sql.SQL("INSERT INTO {} (target, batch_id, messages) VALUES (%s, %s, %s)").format(BATCHES),
@@ -283,8 +300,7 @@ class PostgresTable:
             pc.invert(pc.is_in(looked_up.messages["message_id"], value_set=admission.entries["message_id"]))
         )
         if _brought_by(self._known(cursor, others), admission.batch_id) != brought:
-            # Another try of this batch committed a part of it meanwhile.
-            raise Overtaken
+            raise Overtaken(f"another try of the batch committed a part of it to table {self._place}")
         raise BatchIdReusedError(
             f"batch id {admission.batch_id} stands for other messages already: table {self._place} has {stored} under "
             f"it, of which {brought} are in this batch. Leave batch_id out, or give every batch an id of its own"
