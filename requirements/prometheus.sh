@@ -12,7 +12,7 @@ if [ "$(cat .prometheus/version 2>/dev/null)" != "$version" ]; then
     cd .prometheus
     # It cannot be built by `go install`, because of a `replace` in its go.mod.
     sources=$(go mod download -json "github.com/prometheus/prometheus@$version" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
-    # Not for the tools that its workspace names, which the module does not have.
-    (cd "$sources" && GOWORK=off go build -buildvcs=false -o "$program" ./cmd/prometheus)
+    # Without the clients of clouds where it could look for servers, nor the tools of its workspace, which a module lacks.
+    (cd "$sources" && GOWORK=off go build -buildvcs=false -tags remove_all_sd -o "$program" ./cmd/prometheus)
     echo "$version" >version
 fi

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
@@ -38,6 +41,27 @@ def test_airflow_and_dagster_send_metrics_to_prometheus_when_they_are_told_to(na
 
 def test_nothing_is_sent_while_the_profile_with_prometheus_is_not_chosen() -> None:
     assert ("metrics" in SETTINGS["COMPOSE_PROFILES"].split(",")) == (SETTINGS["OTEL_SDK_DISABLED"] == "false")
+
+
+LOOK = """
+import dagster_defs
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry import metrics
+print("publishes", isinstance(metrics.get_meter_provider(), MeterProvider))
+"""
+
+
+@pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:9/api/v1/otlp"], ids=["not told", "told"])
+def test_the_dagster_examples_publish_metrics_when_they_are_told_where_to(endpoint: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK],
+        cwd=ROOT,
+        env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"publishes {bool(endpoint)}" in done.stdout, done.stderr
 
 
 def test_prometheus_takes_metrics_by_otlp_and_is_the_version_that_the_tests_build() -> None:
