@@ -235,9 +235,9 @@ def test_no_check_has_failed_where_its_result_is_not_known(caplog: pytest.LogCap
 
 
 def test_a_failed_check_is_another_error_of_dagsters_where_it_has_none_for_that(lacking: Callable[[str], None]) -> None:
-    assert type(_internals.failed_checks_error(["complete"])).__name__ == "DagsterAssetCheckFailedError"
+    assert type(_internals.failed_checks_error("no")).__name__ == "DagsterAssetCheckFailedError"
     lacking("DagsterAssetCheckFailedError")
-    assert isinstance(_internals.failed_checks_error(["complete"]), dg.DagsterInvariantViolationError)
+    assert isinstance(_internals.failed_checks_error("no"), dg.DagsterInvariantViolationError)
 
 
 def test_nothing_listens_where_an_instance_has_no_listeners(caplog: pytest.LogCaptureFixture) -> None:
@@ -401,8 +401,19 @@ def test_an_event_that_has_changed_is_about_no_asset_and_names_no_error(caplog: 
     event: Any = step_failure(ZeroDivisionError())
     assert "ZeroDivisionError" in _internals.error_names(event)
     assert _internals.error_names(Without(event, "step_failure_data")) == frozenset()  # type: ignore[arg-type]
+    assert _internals.may_have_failed_by(event, "ZeroDivisionError")
+    assert not _internals.may_have_failed_by(event, "ConnectionError")
+    changed: Any = Without(event, "event_specific_data")
+    assert _internals.may_have_failed_by(changed, "ConnectionError")
     assert _internals.asset_of_event(Without(event, "asset_key")) is None  # type: ignore[arg-type]
     assert "all of its messages have failed" in said(caplog)
+
+
+@pytest.mark.parametrize("name", ["ExceptionGroup", "DagsterRedactedUserCodeError"])
+def test_a_step_may_have_failed_by_anything_where_its_error_does_not_tell_what_it_was_made_of(name: str) -> None:
+    error = SimpleNamespace(cls_name=name, cause=None, context=None)
+    event = SimpleNamespace(event_specific_data=SimpleNamespace(error=error))
+    assert _internals.may_have_failed_by(event, "ConnectionError")  # type: ignore[arg-type]
 
 
 def test_a_step_that_was_interrupted_tells_of_an_interruption_too() -> None:

@@ -260,3 +260,37 @@ def test_a_program_that_does_not_use_it_does_not_import_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_leases_that_are_left_in_another_order_leave_no_span_current(
+    published: Published, leased_queues: LeasedQueues
+) -> None:
+    leased_queues.create("orders", "a", "b", "c")
+
+    def one() -> Any:
+        return lease("orders", wait=0, linger=0, max_messages=1)
+
+    def current() -> str:
+        return getattr(trace.get_current_span(), "name", "")
+
+    first, second, third = one(), one(), one()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    third.__enter__()
+    second.__exit__(None, None, None)
+    assert current() == "process orders"
+    third.__exit__(None, None, None)
+    assert current() == ""
+
+
+def test_a_span_that_is_left_goes_back_to_the_one_around_it(published: Published, leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", "a", "b")
+    with published.tracers.get_tracer("program").start_as_current_span("outer") as outer:
+        with lease("orders", wait=0, linger=0, max_messages=1) as first:
+            around = trace.get_current_span()
+            with lease("orders", wait=0, linger=0, max_messages=1):
+                pass
+            assert trace.get_current_span() is around
+            assert len(first) == 1
+        assert trace.get_current_span() is outer

@@ -224,7 +224,8 @@ def report_event(context: Context, text: str, metadata: Metadata, *, is_listener
         if is_listener:
             logger.info(text)
         else:
-            context.log_event(dg.ExpectationResult(True, label="sqs_lease", description=text, metadata=metadata))
+            told = dg.ExpectationResult(True, label="sqs_lease", description=text, metadata=metadata)
+            context.op_execution_context.log_event(told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ _NOTHING: Final = StoredResult(
 
 
 def ingest_with_spark(
-    context: Context,
+    context: dg.AssetExecutionContext | dg.OpExecutionContext,
     batch: LeasedBatch,
     *,
     spec: Mapping[str, Any],
@@ -220,7 +220,7 @@ def reported_result(reported: Reported) -> StoredResult:
 
 
 def _run(
-    context: Context,
+    context: dg.AssetExecutionContext | dg.OpExecutionContext,
     batch: LeasedBatch,
     spec: Mapping[str, Any],
     spark: str,

@@ -26,6 +26,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqs_lease.core.events import Outcome
@@ -34,6 +35,8 @@ from sqs_lease.keeper.batch import LeaseReport, Meter, Unmetered
 from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
+    from contextvars import Token
+
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
 
@@ -51,6 +54,9 @@ RELEASE_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 _SYSTEM: Final = "messaging.system"
 _QUEUE: Final = "messaging.destination.name"
 _OUTCOME: Final = "sqs_lease.outcome"
+
+_ENTERED: Final = f"{NAME}-entered"
+"""The key of the innermost lease in a context of OpenTelemetry."""
 
 _XRAY: Final = re.compile(r"(?:^|;)\s*Root=1-(?P<epoch>[0-9a-fA-F]{8})-(?P<unique>[0-9a-fA-F]{24})(?:;|$)")
 _XRAY_PARENT: Final = re.compile(r"(?:^|;)\s*Parent=(?P<span>[0-9a-fA-F]{16})(?:;|$)")
@@ -160,9 +166,12 @@ class LeaseSpan:
         return None if span is None else _safely(lambda: _attached(span))
 
     def leave(self, entered: object) -> None:
-        """End what :meth:`enter` began, if this is still the same thread or task."""
-        if entered is not None:
-            _safely(lambda: _detach(self._span, entered))
+        """End what :meth:`enter` began, if this is still the same thread or task.
+
+        Where a lease that was entered later is open still, that one stays current, and ends this one's part, too.
+        """
+        if isinstance(entered, _Entered):
+            _safely(lambda: _detach(entered))
 
     def end(self, report: LeaseReport, error_type: str | None) -> None:
         """End the span.
@@ -204,18 +213,34 @@ def _started(queue_url: str, messages: Sequence[Message], received_at: float, pa
     )
 
 
-def _attached(span: Span) -> Any:
+@dataclass(slots=True)
+class _Entered:
+    """A lease whose span is a program's current one: the context before it, how to go back, and whether it was left."""
+
+    before: Context
+    token: Token[Context] | None = None
+    is_left: bool = False
+
+
+def _attached(span: Span) -> _Entered:
     from opentelemetry import context, trace
 
-    return context.attach(trace.set_span_in_context(span))
+    entered = _Entered(context.get_current())
+    entered.token = context.attach(context.set_value(_ENTERED, entered, trace.set_span_in_context(span)))
+    return entered
 
 
-def _detach(span: Span | None, entered: Any) -> None:
-    from opentelemetry import context, trace
+def _detach(entered: _Entered) -> None:
+    from opentelemetry import context
 
+    entered.is_left = True
     # A suspended generator may be closed in another context, which this span never was current in.
-    if span is None or trace.get_current_span() is span:
-        context.detach(entered)
+    if context.get_value(_ENTERED) is not entered or entered.token is None:
+        return
+    context.detach(entered.token)
+    # Leases that were entered before this one, and left before it.
+    while isinstance(outer := context.get_value(_ENTERED), _Entered) and outer.is_left:
+        context.attach(outer.before)
 
 
 def _finish(span: Span, report: LeaseReport, error_type: str | None) -> None:
