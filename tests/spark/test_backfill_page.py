@@ -82,7 +82,6 @@ def test_objects_from_before_and_those_told_of_are_stored_once(
     assert order_ids(tmp_path / "orders") == [1, 2, 3]
     assert position.read_text() == "orders/3 a.jsonl"
     bucket.put_object(Key="orders/4.jsonl", Body=b'{"order_id": 4}')
-    fill()
     position.unlink()
     fill()
     assert order_ids(tmp_path / "orders") == [1, 2, 3, 4]
