@@ -280,7 +280,7 @@ class IcebergTable:
     def _newest_commit(self) -> str:
         """What is known of whoever committed last."""
         try:
-            snapshots = self.spark.table(f"{self.name}.snapshots").where(F.col("snapshot_id") == self.version())
+            snapshots = self.spark.table(f"{self.name}.snapshots").where(F.col("snapshot_id") == F.lit(self.version()))
             (newest,) = snapshots.select("operation", F.col("summary").getItem(_BATCH).alias("batch_id")).collect()
         except (*SPARK_ERRORS, ValueError):
             return "somebody else committed"
