@@ -124,6 +124,7 @@ def test_what_cannot_be_read_is_refused_with_what_to_do(
     options: dict[str, str], columns: str | None, says: str
 ) -> None:
     schema = BATCH_COLUMNS if columns is None else StructType.fromDDL(columns)
+    assert isinstance(schema, StructType)
     with pytest.raises((ValueError, FileNotFoundError), match=says):
         BatchDataSource(options).reader(schema).partitions()
 

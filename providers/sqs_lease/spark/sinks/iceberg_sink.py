@@ -59,6 +59,7 @@ from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
 
+_BATCH: Final = "sqs-lease.batch"
 # Iceberg's only types for them.
 _WIDER: Final[Mapping[type[DataType], DataType]] = {ByteType: IntegerType(), ShortType: IntegerType()}
 
@@ -214,7 +215,7 @@ class IcebergTable:
             except SPARK_ERRORS as error:
                 if not _collided(error) and self.version() == before:
                     raise self._unusable("cannot be written", error) from error
-                others.again("somebody else committed")
+                others.again(self._newest_commit())
                 continue
             self.staged.mark_applied(application)
             return
@@ -252,7 +253,7 @@ class IcebergTable:
                 logger.info("table %s: branch %s is left to expire (%s)", self.name, branch, type(error).__name__)
 
     def _write(self, rows: DataFrame, branch: str, application: Application) -> None:
-        properties = {_property(application): str(application.number), "sqs-lease.batch": application.batch_id}
+        properties = {_property(application): str(application.number), _BATCH: application.batch_id}
         settings = {f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in properties.items()}
         write(self.spark, branch, rows, self.upsert_by, settings)
 
@@ -275,6 +276,15 @@ class IcebergTable:
     def _newest_snapshot(self) -> int | None:
         rows = self.spark.table(f"{self.name}.refs").where("name = 'main'").select("snapshot_id").collect()
         return rows[0]["snapshot_id"] if rows else None
+
+    def _newest_commit(self) -> str:
+        """What is known of whoever committed last."""
+        try:
+            snapshots = self.spark.table(f"{self.name}.snapshots").where(F.col("snapshot_id") == F.lit(self.version()))
+            (newest,) = snapshots.select("operation", F.col("summary").getItem(_BATCH).alias("batch_id")).collect()
+        except (*SPARK_ERRORS, ValueError):
+            return "somebody else committed"
+        return f"batch {newest['batch_id']}" if newest["batch_id"] else f"somebody's {newest['operation']}"
 
     def _make_first_snapshot(self) -> None:
         self.spark.table(self.name).where("false").writeTo(self.name).append()

@@ -200,7 +200,7 @@ class NativeDeltaTable:
             except SPARK_ERRORS as error:
                 if "Concurrent" in str(error) or "FILE_NOT_EXIST" in str(error):
                     # Somebody else wrote the table meanwhile, perhaps this very batch.
-                    others.again("somebody else committed")
+                    others.again(self._newest_commit())
                     continue
                 raise self._unusable("cannot be written", error) from error
             self.staged.mark_applied(application)
@@ -224,6 +224,15 @@ class NativeDeltaTable:
             "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"sqs_lease_batch": application.batch_id}),
         }
         write(self.spark, self.name, rows, self.upsert_by, settings)
+
+    def _newest_commit(self) -> str:
+        """What is known of whoever committed last."""
+        try:
+            history = self.spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT 1")
+            (newest,) = history.select("version", "operation", "engineInfo").collect()
+        except SPARK_ERRORS:
+            return "somebody else committed"
+        return f"{newest['operation']} by {newest['engineInfo'] or 'somebody else'} made version {newest['version']}"
 
     def _columns(self) -> StructType:
         return self.spark.table(self.name).schema
