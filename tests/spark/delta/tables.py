@@ -12,10 +12,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT, table_columns
-from sqs_lease.spark.sinks.delta.files import FILES, Listing, StagedFile
+from sqs_lease.spark.sinks.delta.files import FILES, StagedFile
 from sqs_lease.spark.sinks.delta.schema import delta_schema
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
-from sqs_lease.spark.sinks.delta.staging import TaskWriter, answered
+from sqs_lease.spark.sinks.delta.staging import TaskWriter, Written, answered
 from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.write_ahead import Application
 
@@ -74,7 +74,7 @@ def stage(
     """Stage rows, and return their location."""
     directory = f"{FILES}/{batch}/{uuid4().hex}"
     files = write_files(table, directory, rows, one_by_one=one_by_one)
-    return Listing(table.upsert_by, files).write(table.storage, directory)
+    return table._staged(directory, Written(files, pa.chunked_array([], pa.string()))).location
 
 
 def application(number: int, *, ledger_id: str = "ledger") -> Application:
