@@ -136,8 +136,8 @@ def bent(content: bytes, random: Random) -> bytes:
 def test_bent_contents_give_rows_or_a_reason(how: Format, whole: Callable[[], bytes], name: str) -> None:
     content = whole()
     assert sum(batch.num_rows for batch in how.rows(io.BytesIO(content), name)) == 5
-    # Some damaged ORC files end the process within pyarrow. Spark calls that a failed task, and their messages are found
-    # by trying the batch in halves.
+    # Some damaged ORC files end the process within pyarrow. To Spark that is a failed task, and their messages are
+    # found by trying the batch in halves.
     for seed in range(150 if isinstance(how, Orc) else EXAMPLES):
         reason = ""
         try:
