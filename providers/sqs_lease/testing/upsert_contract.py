@@ -58,6 +58,23 @@ class UpsertContract:
         subject.store(table, "c", [record("m1", 1)])
         assert subject.ids() == [("m1", 1)]
 
+    def test_of_messages_sent_in_one_millisecond_the_later_batch_wins(self, subject: Subject) -> None:
+        """Microseconds tell messages of a FIFO queue apart within a batch; every batch counts them from 0."""
+        table = subject.open()
+        rows = [record("m1", 1), record("m2", 1, sent_at=SENT + timedelta(microseconds=1))]
+        subject.store(table, "b", rows)
+        subject.store(table, "c", [record("m3", 1, batch_id="c")])
+        assert subject.ids() == [("m3", 1)]
+
+    def test_of_messages_of_one_batch_the_newest_wins_also_where_it_comes_in_parts(self, subject: Subject) -> None:
+        """By the microseconds too."""
+        table = subject.open()
+        subject.store(table, "b", [record("m2", 1, sent_at=SENT + timedelta(microseconds=1))])
+        looked_up = table.look_up(asked("m1", "m2"))
+        staged = subject.stage(table, "b", [record("m1", 1)])
+        table.commit(looked_up, Admission("b", entries(["m1"]), staged))
+        assert subject.ids() == [("m2", 1)]
+
     def test_several_rows_of_one_message_with_one_key_leave_one(self, subject: Subject) -> None:
         """Which one is not said."""
         subject.store(subject.open(), "b", [record("m1", 1), record("m1", 1), record("m1", 2)])

@@ -12,10 +12,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT, table_columns
-from sqs_lease.spark.sinks.delta.files import FILES, Listing, StagedFile
+from sqs_lease.spark.sinks.delta.files import FILES, StagedFile
 from sqs_lease.spark.sinks.delta.schema import delta_schema
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
-from sqs_lease.spark.sinks.delta.staging import TaskWriter, answered
+from sqs_lease.spark.sinks.delta.staging import TaskWriter, Written, answered
 from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.write_ahead import Application
 
@@ -31,7 +31,7 @@ TABLE_SCHEMA = delta_schema(COLUMNS)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-def row(number: int, message_id: str, *, later: int | None = 0, **more: Any) -> dict[str, Any]:
+def row(number: int, message_id: str, *, later: float | None = 0, **more: Any) -> dict[str, Any]:
     """A row of a message that was sent some seconds after noon; None: nobody knows when."""
     sent_at = None if later is None else NOON + timedelta(seconds=later)
     return {"id": number, "name": f"n{number}", MESSAGE_ID: message_id, SENT_AT: sent_at, BATCH_ID: "b", **more}
@@ -74,7 +74,7 @@ def stage(
     """Stage rows, and return their location."""
     directory = f"{FILES}/{batch}/{uuid4().hex}"
     files = write_files(table, directory, rows, one_by_one=one_by_one)
-    return Listing(table.upsert_by, files).write(table.storage, directory)
+    return table._staged(directory, Written(files, pa.chunked_array([], pa.string()))).location
 
 
 def application(number: int, *, ledger_id: str = "ledger") -> Application:

@@ -45,6 +45,16 @@ def test_within_a_batch_the_newest_wins(
     assert store(tmp_path, [*rows, row(2, "m3")], one_by_one=one_by_one) == [(1, winner), (2, "m3")]
 
 
+def test_of_two_batches_the_later_wins_within_a_millisecond(tmp_path: Path) -> None:
+    # As of a FIFO queue, of which each batch counts the microseconds from 0.
+    first = [row(1, "m1"), row(1, "m2", later=1e-6)]
+    assert store(tmp_path, first, [row(1, "m3", _batch_id="c")]) == [(1, "m3")]
+
+
+def test_of_two_parts_of_a_batch_the_newest_message_wins_by_the_microsecond(tmp_path: Path) -> None:
+    assert store(tmp_path, [row(1, "m2", later=1e-6)], [row(1, "m1")]) == [(1, "m2")]
+
+
 def test_of_the_rows_of_one_message_the_last_wins(tmp_path: Path) -> None:
     store(tmp_path, [row(1, "m1", name="first"), row(1, "m1", name="last")])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -11,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DayTimeIntervalType, StructType
 
-from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
+from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError
 from sqs_lease.spark.sinks.sink import KNOWN, Admission, Overtaken, Staged
 from sqs_lease.testing.sink_contract import Subject, interrupted
@@ -93,7 +94,7 @@ class MemoryTable:
         by_key: dict[Any, dict[str, Any]] = {}
         for row in [*self.store.rows, *rows]:
             known = by_key.get(row[self.upsert_by])
-            if known is None or row[SENT_AT] >= known[SENT_AT]:
+            if known is None or row[SENT_AT] >= at_least(known, row):
                 by_key[row[self.upsert_by]] = row
         return list(by_key.values())
 
@@ -101,6 +102,14 @@ class MemoryTable:
         self.store.rows = rows
         self.store.entries |= entries
         self.store.version += 1
+
+
+def at_least(known: dict[str, Any], row: dict[str, Any]) -> datetime:
+    """When a row was sent that replaces one; each batch counts the microseconds of messages from 0."""
+    sent_at: datetime = known[SENT_AT]
+    if known[BATCH_ID] == row[BATCH_ID]:
+        return sent_at
+    return sent_at.replace(microsecond=sent_at.microsecond // 1000 * 1000)
 
 
 @dataclass

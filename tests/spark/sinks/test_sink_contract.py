@@ -213,6 +213,15 @@ class KeepsTheFirstOfEqualTimes(MemoryTable):
         return list(merged.values())
 
 
+class ComparesMicroseconds(MemoryTable):
+    def merged(self, rows: Any) -> Any:
+        merged: dict[Any, Any] = {}
+        for row in [*self.store.rows, *rows]:
+            if row["id"] not in merged or row[SENT_AT] >= merged[row["id"]][SENT_AT]:
+                merged[row["id"]] = row
+        return list(merged.values())
+
+
 class KeepsValuesWhereTheNewOnesAreNull(MemoryTable):
     def merged(self, rows: Any) -> Any:
         before = {row["id"]: row for row in self.store.rows}
@@ -304,6 +313,8 @@ UPSERT_FLAWS = [
     Flaw("test_a_newer_message_overwrites_the_whole_row", KeepsValuesWhereTheNewOnesAreNull),
     Flaw("test_an_older_message_that_comes_late_overwrites_nothing", TakesTheLastRow),
     Flaw("test_of_messages_sent_at_the_same_time_the_later_batch_wins", KeepsTheFirstOfEqualTimes),
+    Flaw("test_of_messages_sent_in_one_millisecond_the_later_batch_wins", ComparesMicroseconds),
+    Flaw("test_of_messages_of_one_batch_the_newest_wins_also_where_it_comes_in_parts", TakesTheLastRow),
     Flaw("test_several_rows_of_one_message_with_one_key_leave_one", Appends),
     Flaw("test_an_overtaken_batch_overwrites_nothing", CommitsAfterAnything),
     Flaw("test_a_key_that_may_be_null_is_refused", sink=ChecksNothing),

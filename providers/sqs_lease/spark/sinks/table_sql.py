@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
+from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.settings import session_settings
 
@@ -74,8 +74,8 @@ def add_columns(table: str, columns: StructType) -> str:
 def merge_newest(table: str, rows: str, upsert_by: Sequence[str]) -> str:
     """The statement by which the newest message of each key wins.
 
-    Messages that were sent at the same time, or of which nobody knows when, give way to the later batch; a message of
-    which nobody knows when it was sent gives way to any other.
+    Messages that were sent in the same millisecond, or of which nobody knows when, give way to the later batch; a
+    message of which nobody knows when it was sent gives way to any other.
 
     Args:
         table: The table's name, quoted.
@@ -83,10 +83,12 @@ def merge_newest(table: str, rows: str, upsert_by: Sequence[str]) -> str:
         upsert_by: The key's columns.
     """
     same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in upsert_by)
-    sent = quoted(SENT_AT)
+    sent, batch = quoted(SENT_AT), quoted(BATCH_ID)
+    # Each batch counts the microseconds of a FIFO queue's messages from 0.
+    at_least = f"CASE WHEN t.{batch} = s.{batch} THEN t.{sent} ELSE date_trunc('MILLISECOND', t.{sent}) END"
     return (
         f"MERGE INTO {table} t USING {rows} s ON {same} "
-        f"WHEN MATCHED AND (t.{sent} IS NULL OR s.{sent} >= t.{sent}) THEN UPDATE SET * "
+        f"WHEN MATCHED AND (t.{sent} IS NULL OR s.{sent} >= {at_least}) THEN UPDATE SET * "
         "WHEN NOT MATCHED THEN INSERT *"
     )
 

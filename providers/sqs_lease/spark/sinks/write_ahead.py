@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -73,6 +73,19 @@ class TargetTable(Protocol):
 
     def discard(self, location: str) -> None:
         """Remove staged rows that the ledger does not name. It never fails because of what it cannot remove."""
+
+
+@runtime_checkable
+class CheckedTarget(Protocol):
+    """A table that others may change while a batch is on its way into it."""
+
+    def require_fit(self) -> None:
+        """Look once more, right before a batch is admitted, whether the table takes rows as they were staged.
+
+        Raises:
+            SchemaError: It has other columns by now.
+            TableError: It cannot be written any more.
+        """
 
 
 class Target(Protocol):
@@ -153,6 +166,9 @@ class WriteAheadTable:
                 f"{self.ledger.place.address}. Leave batch_id out, or give every batch an id of its own"
             )
         location = None if admission.staged is None else admission.staged.location
+        if location is not None and isinstance(self.target, CheckedTarget):
+            # Once it is admitted, all later batches wait for the table to take it.
+            self.target.require_fit()
         admitted = self.ledger.admit(snapshot, batch_id, admission.entries, location)
         version = self._apply(snapshot.ledger_id, admitted)
         self.ledger.clean_up(snapshot)

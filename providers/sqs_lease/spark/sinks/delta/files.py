@@ -67,14 +67,23 @@ class Listing:
     Attributes:
         upsert_by: The key columns by which the rows replace older ones; empty where they are added.
         files: The files.
+        columns: The columns of the rows, as JSON of Spark's; None in a listing of an earlier version.
+        partition_by: The columns that the files are partitioned by.
     """
 
     upsert_by: Sequence[str]
     files: Sequence[StagedFile]
+    columns: Mapping[str, Any] | None = None
+    partition_by: Sequence[str] = ()
 
     def write(self, storage: TableStorage, directory: str) -> str:
         """Write it beside the files, and return its path relative to the table."""
-        content = {"upsert_by": list(self.upsert_by), "files": [asdict(file) for file in self.files]}
+        content = {
+            "upsert_by": list(self.upsert_by),
+            "files": [asdict(file) for file in self.files],
+            "columns": self.columns,
+            "partition_by": list(self.partition_by),
+        }
         path = f"{directory}/{_LISTING}"
         files = storage.file_system()
         if storage.is_local:
@@ -93,7 +102,8 @@ class Listing:
         try:
             with storage.file_system().open_input_file(location) as stream:
                 content = json.loads(stream.read())
-            return cls(content["upsert_by"], [StagedFile(**file) for file in content["files"]])
+            files = [StagedFile(**file) for file in content["files"]]
+            return cls(content["upsert_by"], files, content.get("columns"), content.get("partition_by", ()))
         except FileNotFoundError as error:
             raise TableError(
                 f"table {storage.uri}: {location} has gone, so an admitted batch cannot be completed. Files below "

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
+from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sinks.delta.files import StagedFile, read_rows
 from sqs_lease.spark.sinks.delta.storage import TableStorage
@@ -58,8 +58,9 @@ def merge_newest(
 ) -> None:
     """Replace rows by newer ones of the same keys, and add those whose keys the table does not have, in one commit.
 
-    A message sent later wins. Of messages sent at the same time, one that comes in a later batch wins, and within a
-    batch the one with the greater id; of the rows of one message the last one. One without a time is the oldest.
+    A message sent later wins. Of messages sent in the same millisecond, one that comes in a later batch wins, and
+    within a batch the one with more microseconds, and then with the greater id; of the rows of one message the last
+    one. One without a time is the oldest.
 
     The newest rows of the batch are held in the driver while the table's files that have some of their keys are
     written anew. Nothing is committed where all of them are older than what the table has.
@@ -79,7 +80,12 @@ def merge_newest(
     values = {_quoted(name): f"{_STAGED}.{_quoted(name)}" for name in newest.schema.names}
     # The newest message replaces the whole row, also what it does not know of.
     values |= {_quoted(name): "NULL" for name in schema.names if name not in newest.schema.names}
-    sent_at = _quoted(SENT_AT)
+    sent_at, batch_id = _quoted(SENT_AT), _quoted(BATCH_ID)
+    # Each batch counts the microseconds of a FIFO queue's messages from 0.
+    at_least = (
+        f"CASE WHEN {_STORED}.{batch_id} = {_STAGED}.{batch_id} THEN {_STORED}.{sent_at} "
+        f"ELSE date_trunc('millisecond', {_STORED}.{sent_at}) END"
+    )
     (
         table.merge(
             newest,
@@ -90,9 +96,7 @@ def merge_newest(
             streamed_exec=False,
             commit_properties=commit_properties,
         )
-        .when_matched_update(
-            values, predicate=f"{_STORED}.{sent_at} IS NULL OR {_STAGED}.{sent_at} >= {_STORED}.{sent_at}"
-        )
+        .when_matched_update(values, predicate=f"{_STORED}.{sent_at} IS NULL OR {_STAGED}.{sent_at} >= {at_least}")
         .when_not_matched_insert(values)
         .execute()
     )

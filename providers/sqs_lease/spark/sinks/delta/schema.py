@@ -97,6 +97,12 @@ def differences(table: Schema, columns: StructType, *, widen: bool = False) -> l
     return sorted(said)
 
 
+def misfits(table: Schema, columns: StructType) -> list[str]:
+    """Say which rows of these columns a table does not take as they are; it may have more columns that are nullable."""
+    kept = [field for field in table.fields if field.name in columns.names or not field.nullable]
+    return differences(Schema(kept), columns)
+
+
 def added_columns(table: Schema, columns: StructType) -> list[Field]:
     """The columns that are to be added to a table, as Delta has them."""
     found = {field.name for field in table.fields}

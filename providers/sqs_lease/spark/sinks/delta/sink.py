@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -31,6 +32,7 @@ from sqs_lease.spark.sinks.delta.schema import (
     check_partitions,
     delta_schema,
     differences,
+    misfits,
     unsupported,
 )
 from sqs_lease.spark.sinks.delta.staging import Written, never_empty_texts, write_by_spark, write_by_tasks, write_parts
@@ -191,7 +193,7 @@ class OpenDelta:
         if table is None:
             self._create(columns)
             table = self._existing()
-        self._check(table)
+        self._require_writable(table, self.partition_by, self.upsert_by)
         with among_others(f"table {self.storage.uri}") as others:
             self._add_columns(table, columns, others, widen=widen)
 
@@ -213,6 +215,16 @@ class OpenDelta:
             except (DeltaError, OSError) as error:
                 raise self.storage.unusable("cannot be given columns", error) from error
             table = self._existing()
+
+    def require_fit(self) -> None:
+        """See :class:`..write_ahead.CheckedTarget`."""
+        table = self._existing()
+        self._require_writable(table, self.partition_by, self.upsert_by)
+        if differs := misfits(table.schema(), self._given):
+            raise SchemaError(
+                f"table {self.storage.uri} was changed while a batch was on its way into it: {'; '.join(differs)}. "
+                "Nothing of the batch was committed: change the schema or the table, and run it again"
+            )
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`..sink.JudgingTable`."""
@@ -318,11 +330,13 @@ class OpenDelta:
             return write_by_spark(rows, self.storage, directory, self.partition_by)
 
     def _staged(self, directory: str, written: Written) -> Staged:
-        location = Listing(self.upsert_by, written.files).write(self.storage, directory)
+        listing = Listing(self.upsert_by, written.files, self._given.jsonValue(), self.partition_by)
+        location = listing.write(self.storage, directory)
         return Staged(location, written.message_ids)
 
     def _commit(self, table: DeltaTable, listing: Listing, application: Application) -> int:
         """Add the rows, and return the version that has them, if nobody commits in between."""
+        self._require_fit_of(table, listing)
         version = table.version() + 1
         properties = CommitProperties(
             # Refused when anybody else was faster, rather than put on top of what was not looked at: rows that are
@@ -375,13 +389,28 @@ class OpenDelta:
         except (DeltaError, OSError) as error:
             raise self.storage.unusable("cannot be created", error) from error
 
-    def _check(self, table: DeltaTable) -> None:
+    @property
+    def _given(self) -> StructType:
+        """The columns of what is written into it."""
+        return StructType.fromJson(json.loads(Schema.from_arrow(pa.schema(self.columns)).to_json()))
+
+    def _require_fit_of(self, table: DeltaTable, listing: Listing) -> None:
+        """Refuse files that the table cannot have as they are: somebody has changed it since they were admitted."""
+        if listing.columns is None:
+            return
+        self._require_writable(table, listing.partition_by, listing.upsert_by)
+        if differs := misfits(table.schema(), StructType.fromJson(dict(listing.columns))):
+            raise TableError(
+                f"table {self.storage.uri} was changed before it took a batch: {'; '.join(differs)}. Change it back"
+            )
+
+    def _require_writable(self, table: DeltaTable, partition_by: Sequence[str], upsert_by: Sequence[str]) -> None:
         metadata = table.metadata()
         asked = unsupported(metadata, table.schema())
-        if metadata.partition_columns != list(self.partition_by):
+        if metadata.partition_columns != list(partition_by):
             are = ", ".join(metadata.partition_columns) or "no column"
-            asked.append(f"it is partitioned by {are}, and partition_by says {', '.join(self.partition_by) or 'none'}")
-        if self.upsert_by and metadata.configuration.get("delta.appendOnly") == "true":
+            asked.append(f"it is partitioned by {are}, and partition_by says {', '.join(partition_by) or 'none'}")
+        if upsert_by and metadata.configuration.get("delta.appendOnly") == "true":
             asked.append("its rows must not be changed (delta.appendOnly), which upsert_by does")
         if asked:
             raise TableError(

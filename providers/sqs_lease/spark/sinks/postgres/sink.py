@@ -30,7 +30,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
+from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.catalog import (
     BATCHES,
@@ -347,7 +347,9 @@ class PostgresTable:
             "INSERT INTO {table} AS stored ({names}) SELECT DISTINCT ON ({keys}) {names} {rows} "
             "ORDER BY {keys}, {sent_at} DESC NULLS LAST, {message_id} DESC "
             "ON CONFLICT ({keys}) DO UPDATE SET {changes} "
-            "WHERE stored.{sent_at} IS NULL OR excluded.{sent_at} >= stored.{sent_at}"
+            # Each batch counts the microseconds of a FIFO queue's messages from 0.
+            "WHERE stored.{sent_at} IS NULL OR excluded.{sent_at} >= CASE WHEN stored.{batch_id} = excluded.{batch_id} "
+            "THEN stored.{sent_at} ELSE date_trunc('milliseconds', stored.{sent_at}) END"
         ).format(
             table=self.name.quoted,
             names=self._names(),
@@ -355,6 +357,7 @@ class PostgresTable:
             rows=rows,
             sent_at=sql.Identifier(SENT_AT),
             message_id=sql.Identifier(MESSAGE_ID),
+            batch_id=sql.Identifier(BATCH_ID),
             changes=changes,
         )
 

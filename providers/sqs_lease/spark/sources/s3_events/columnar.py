@@ -94,8 +94,9 @@ class Avro:
         found = {its["name"]: its["type"] for its in written["fields"]}
         check_columns(list(found), self.schema, self.required, "file")
         named: dict[str, Any] = {}
-        # All of them, in their order: a type is described where it is used first.
-        types = {name: _avro_type(kind, named) for name, kind in found.items()}
+        with _avro_faults():
+            # All of them, in their order: a type is described where it is used first.
+            types = {name: _avro_type(kind, named) for name, kind in found.items()}
         wanted = [name for name in self.schema.names if name in types]
         for name in wanted:
             if types[name] is None:
@@ -132,7 +133,15 @@ def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             raise BadContentError(
                 f"column {field.name}, of {values.type}, has a value that {field.type} cannot hold"
             ) from None
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    converted = pa.RecordBatch.from_arrays(columns, schema=schema)
+    try:
+        # A text that is not UTF-8 would make a table that others cannot read.
+        converted.validate(full=True)
+    except pa.ArrowException:
+        raise BadContentError(
+            "damaged: a value is not of the type that the file says, such as a text in UTF-8"
+        ) from None
+    return converted
 
 
 def _kind(kind: pa.DataType) -> str:

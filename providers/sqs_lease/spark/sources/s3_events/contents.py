@@ -315,11 +315,11 @@ def faults_named(what: str) -> Iterator[None]:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise BadContentError(f"not {what}, or cut off") from None
-    except pa.ArrowInvalid:
-        raise BadContentError(f"not {what}, or damaged") from None
-    except OSError as error:
+    except (BadContentError, ImportError, MemoryError):
+        raise
+    except Exception as error:  # damaged bytes make pyarrow raise whatever its parts raise
         # pyarrow's own errors have no number.
-        if error.errno is not None:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         raise BadContentError(f"not {what}, or damaged") from None
 
