@@ -40,11 +40,12 @@ from pyspark.sql.types import (
 from sqs_lease.spark.column_types import PLAIN_TYPES
 from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.delta.schema import differences
 from sqs_lease.spark.sinks.row_rules import iceberg_directories, is_object_store, judged
 from sqs_lease.spark.sinks.sink import Staged
-from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, first_line, gone
+from sqs_lease.spark.sinks.staged_rows import StagedRows, first_line, gone
 from sqs_lease.spark.sinks.table_sql import (
     add_columns,
     check_keys,

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.delta.schema import delta_schema, differences
@@ -28,7 +29,7 @@ from sqs_lease.spark.sinks.row_rules import (
     judged,
 )
 from sqs_lease.spark.sinks.sink import Staged
-from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, first_line, gone
+from sqs_lease.spark.sinks.staged_rows import StagedRows, first_line, gone
 from sqs_lease.spark.sinks.table_sql import (
     add_columns,
     check_keys,

@@ -16,8 +16,7 @@ from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
@@ -29,9 +28,6 @@ from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import read_path, write_path
 from sqs_lease.spark.sinks.sink import Staged
 from sqs_lease.spark.sinks.write_ahead import Application
-
-SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""What Spark raises: its own errors, and those of Java that it does not know."""
 
 logger = logging.getLogger(__name__)
 
