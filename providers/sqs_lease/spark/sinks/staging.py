@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 # Rows that a task of Spark's holds before it writes them as one row group.
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+# Of which the first file's columns are looked at for values that repeat.
+_SAMPLED_ROWS: Final = 10_000
 # Rows that a task made itself and holds until it has sorted them.
 _SORTED_BYTES: Final = 128 * 1024 * 1024
 # Few rows have the same one, and trying a dictionary all the same costs 5 % of the job.
@@ -375,12 +377,11 @@ class _OpenFile:
         statistics: Callable[[pq.FileMetaData], Mapping[str, Any]],
     ) -> None:
         self._path = path
+        self._schema = schema
         self._statistics = statistics
         self._stream = files.open_output_stream(path)
         self._footers: list[pq.FileMetaData] = []
-        self._writer = pq.ParquetWriter(
-            self._stream, schema, store_decimal_as_integer=True, metadata_collector=self._footers
-        )
+        self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
         self._waiting_bytes = 0
         self._message_ids: list[pa.Array] = []
@@ -394,7 +395,8 @@ class _OpenFile:
 
     def close(self, partition_values: Mapping[str, str | None]) -> pa.RecordBatch:
         self._flush()
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         size = self._stream.tell()
         self._stream.close()
         (metadata,) = self._footers
@@ -410,9 +412,42 @@ class _OpenFile:
 
     def _flush(self) -> None:
         if self._waiting:
-            self._writer.write_table(pa.concat_tables(self._waiting))
+            rows = pa.concat_tables(self._waiting)
+            self._writer = self._writer or self._writer_for(rows)
+            self._writer.write_table(rows)
         self._waiting = []
         self._waiting_bytes = 0
+
+    def _writer_for(self, rows: pa.Table) -> pq.ParquetWriter:
+        return pq.ParquetWriter(
+            self._stream,
+            self._schema,
+            store_decimal_as_integer=True,
+            # Trying a dictionary where values do not repeat takes as long as writing them.
+            use_dictionary=_repeating(rows.slice(0, _SAMPLED_ROWS)),
+            metadata_collector=self._footers,
+        )
+
+
+def _repeating(rows: pa.Table) -> list[str]:
+    """The Parquet columns in which most values stand at least twice."""
+    columns = (leaf for name in rows.column_names for leaf in _leaves(name, rows[name].combine_chunks()))
+    return [path for path, values in columns if 2 * len(pc.unique(values)) <= len(values)]
+
+
+def _leaves(path: str, values: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    """The columns that Parquet makes of one, with their values."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        for number, field in enumerate(kind):
+            yield from _leaves(f"{path}.{field.name}", values.field(number))
+    elif pa.types.is_list(kind):
+        yield from _leaves(f"{path}.list.element", values.flatten())
+    elif pa.types.is_map(kind):
+        yield from _leaves(f"{path}.key_value.key", values.keys)
+        yield from _leaves(f"{path}.key_value.value", values.items)
+    else:
+        yield path, values
 
 
 def _partition_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
