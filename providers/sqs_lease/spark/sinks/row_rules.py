@@ -142,6 +142,12 @@ class DoubtfulDirectories:
 
     names: Sequence[str]
 
+    @classmethod
+    def of(cls, columns: StructType, partition_by: Sequence[str]) -> DoubtfulDirectories:
+        """For rows of these columns in a table that is partitioned by those."""
+        texts = {field.name for field in columns.fields if isinstance(field.dataType, StringType)}
+        return cls([name for name in partition_by if name in texts])
+
     def __call__(self, rows: pa.Table) -> pa.Array:
         """Say of each row whether it is one."""
         return _any_of(rows, (self._doubtful(name, rows[name]) for name in self.names))
