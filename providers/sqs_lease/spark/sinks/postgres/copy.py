@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
 from io import BytesIO
 from itertools import chain
 from typing import Any, Final
@@ -21,17 +22,22 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from psycopg.abc import Query
 from pyarrow import csv
 from pyspark.errors import PythonException
+from pyspark.sql.types import StructType
 
+from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import RowsRefusedError, TableError
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained
+from sqs_lease.spark.sinks.postgres.json_text import is_unwritable, json_texts
+from sqs_lease.spark.sinks.postgres.types import is_json
 
 ATTEMPT: Final = "_sqs_lease_attempt"
 """The last column of a staging table: which attempt of which task wrote the row."""
 
-COPIED_DDL: Final = "attempt BIGINT, rows BIGINT"
-"""What :class:`CopyRows` answers: one row for each attempt that wrote any."""
+COPIED_DDL: Final = "attempt BIGINT, rows BIGINT, left_messages ARRAY<STRING>"
+"""What tasks answer: one row for each attempt that wrote any; and, from parts, one with the messages that are left."""
 
-_COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64())])
+_COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("left_messages", pa.list_(pa.string()))])
 _CANNOT_BE_WRITTEN: Final = "cannot be written"
 _CSV: Final = csv.WriteOptions(include_header=False, quoting_style="needed")
 _BATCH_ROWS: Final = 50_000
@@ -105,6 +111,50 @@ class CopyRows:
         if taken != rows:
             raise TableError(f"of {rows} rows for {self.place} PostgreSQL took {taken}: run the batch again")
         yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows}], schema=_COPIED)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyParts:
+    """Makes the rows of one Spark task from its parts of a batch, and writes them as :class:`CopyRows` does.
+
+    Attributes:
+        parts: The batch.
+        columns: Of the staging table, but for the last one.
+        copy: Writes the rows.
+    """
+
+    parts: BatchParts
+    columns: StructType
+    copy: CopyRows
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows of the parts whose numbers Spark hands over; answer also with the messages that are left."""
+        left: list[str] = []
+        numbers = (number for batch in batches for number in batch.column(0).to_pylist())
+        yield from self.copy(self._rows(numbers, left))
+        if left:
+            yield pa.RecordBatch.from_pylist([{"left_messages": left}], schema=_COPIED)
+
+    def _rows(self, numbers: Iterator[int], left: list[str]) -> Iterator[pa.RecordBatch]:
+        for made in self.parts.read(numbers):
+            left += made.left.to_pylist()
+            for batch in made.rows.combine_chunks().to_batches():
+                texts = [
+                    json_texts(column, kind.dataType) if is_json(kind.dataType) else column
+                    for column, kind in zip(batch.columns, self.columns.fields, strict=True)
+                ]
+                is_left = reduce(
+                    pc.or_,
+                    (
+                        is_unwritable(column)
+                        for column, kind in zip(texts, self.columns.fields, strict=True)
+                        if is_json(kind.dataType)
+                    ),
+                    pa.repeat(False, batch.num_rows),
+                )
+                left += batch[MESSAGE_ID].filter(is_left).to_pylist()
+                written = pa.RecordBatch.from_arrays(texts, names=batch.schema.names)
+                yield written.filter(pc.invert(is_left)) if pc.any(is_left).as_py() else written
 
 
 def refused_in_task(error: PythonException) -> RowsRefusedError | None:
