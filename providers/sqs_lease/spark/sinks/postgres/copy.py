@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import reduce
 from io import BytesIO
 from itertools import chain
 from typing import Any, Final
@@ -129,32 +128,26 @@ class CopyParts:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of the parts whose numbers Spark hands over; answer also with the messages that are left."""
-        left: list[str] = []
+        left: list[pa.Array] = []
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
         yield from self.copy(self._rows(numbers, left))
-        if left:
-            yield pa.RecordBatch.from_pylist([{"left_messages": left}], schema=_COPIED)
+        message_ids = pa.concat_arrays([pa.array([], pa.string()), *left])
+        if len(message_ids):
+            answer = pa.ListArray.from_arrays(pa.array([0, len(message_ids)], pa.int32()), message_ids)
+            yield pa.RecordBatch.from_arrays([pa.nulls(1, pa.int64()), pa.nulls(1, pa.int64()), answer], schema=_COPIED)
 
-    def _rows(self, numbers: Iterator[int], left: list[str]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, numbers: Iterator[int], left: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        nested = [number for number, field in enumerate(self.columns.fields) if is_json(field.dataType)]
         for made in self.parts.read(numbers):
-            left += made.left.to_pylist()
+            left += made.left.chunks
             for batch in made.rows.combine_chunks().to_batches():
-                texts = [
-                    json_texts(column, kind.dataType) if is_json(kind.dataType) else column
-                    for column, kind in zip(batch.columns, self.columns.fields, strict=True)
-                ]
-                is_left = reduce(
-                    pc.or_,
-                    (
-                        is_unwritable(column)
-                        for column, kind in zip(texts, self.columns.fields, strict=True)
-                        if is_json(kind.dataType)
-                    ),
-                    pa.repeat(False, batch.num_rows),
-                )
-                left += batch[MESSAGE_ID].filter(is_left).to_pylist()
-                written = pa.RecordBatch.from_arrays(texts, names=batch.schema.names)
-                yield written.filter(pc.invert(is_left)) if pc.any(is_left).as_py() else written
+                columns = batch.columns
+                is_left = pa.repeat(False, batch.num_rows)
+                for number in nested:
+                    columns[number] = json_texts(columns[number], self.columns.fields[number].dataType)
+                    is_left = pc.or_(is_left, is_unwritable(columns[number]))
+                left.append(batch[MESSAGE_ID].filter(is_left))
+                yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names).filter(pc.invert(is_left))
 
 
 def refused_in_task(error: PythonException) -> RowsRefusedError | None:
