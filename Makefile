@@ -69,13 +69,14 @@ format: setup ## format the code and repair what ruff can repair
 simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
 	@$(PYTHON_ENVIRONMENT)/python -m tests.simulation --seeds $(SEEDS)
 
-benchmark: setup ## measure what leases cost, beside the parent commit or AGAINST=commit, a triggerer, and Spark; half an hour
+benchmark: setup ## measure what leases cost, beside the parent commit or AGAINST=commit, a triggerer, and Spark; an hour
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.ledger
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.cost --against $(AGAINST)
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.way_of_a_message
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.triggerer
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.release
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.ingestion
+	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.sinks
 
 requirements: setup ## resolve the dependencies of pyproject.toml again and pin them
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet pyproject.toml --all-extras --group development \

@@ -15,10 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.batch_file import REASONS, BatchFile
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, NOTHING_TO_STORE, REASON
-from sqs_lease.spark.executors import cannot_run_this
+from sqs_lease.spark.executors import SPARK_ERRORS, cannot_run_this
 from sqs_lease.spark.reconciliation import is_among
 from sqs_lease.spark.sinks.sink import JudgingTable, PartsTable, Staged, Table
-from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS
 from sqs_lease.spark.sources.source import ArrowParser
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.errors import RowsRefusedError
+from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.reconciliation import is_among
-from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT, table_columns
-from sqs_lease.spark.sinks.delta.files import FILES, StagedFile
+from sqs_lease.spark.sinks.delta.files import FILES, statistics_of
 from sqs_lease.spark.sinks.delta.schema import delta_schema
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
-from sqs_lease.spark.sinks.delta.staging import TaskWriter, Written, answered
 from sqs_lease.spark.sinks.delta.storage import TableStorage
+from sqs_lease.spark.sinks.staging import StagedFile, Staging, TaskWriter, Written, answered
 from sqs_lease.spark.sinks.write_ahead import Application
 
 
@@ -62,7 +62,9 @@ def write_files(
     given = pa.Table.from_pylist([dict(one) for one in rows], schema=table.columns)
     files: list[StagedFile] = []
     for part in [given.slice(n, 1) for n in range(len(given))] if one_by_one else [given]:
-        writer = TaskWriter(table.storage, directory, table.partition_by, pa.schema(table.columns))
+        writer = TaskWriter(
+            Staging(table.storage, directory, pa.schema(table.columns), table.partition_by, statistics_of)
+        )
         for answer in [*writer.write(part), *writer.finish()]:
             files += [answered(one) for one in answer.to_pylist()]
     return files

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.sinks.delta.files import Listing, StagedFile, statistics_of
+from sqs_lease.spark.sinks.delta.files import Listing, statistics_of
 from sqs_lease.spark.sinks.delta.storage import TableStorage
+from sqs_lease.spark.sinks.staging import StagedFile
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType, VariantType
 
@@ -83,6 +83,51 @@ def test_a_batch_ends_in_the_table_in_the_rejects_table_or_nowhere_twice(
     ]
     stored = database.read("SELECT _message_id FROM shop.rejects ORDER BY 1")
     assert [row["_message_id"] for row in stored] == ["bad", "worse"]
+    assert database.staging_tables() == []
+
+
+def test_tasks_copy_what_they_read_and_spark_what_they_leave(
+    spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[DataFrame] = []
+    parse = JsonSource.parse
+
+    def noted(source: JsonSource, messages: DataFrame, columns: StructType) -> DataFrame:
+        planned.append(messages)
+        return parse(source, messages, columns)
+
+    monkeypatch.setattr(JsonSource, "parse", noted)
+    schema = (
+        "id BIGINT NOT NULL, name STRING, at TIMESTAMP, tags ARRAY<STRING>, plane STRUCT<model: STRING, seats: INT>"
+    )
+    read = {"id": 1, "name": "a\0", "at": "2026-03-01T12:00:00Z", "tags": ['"', "\n", None], "plane": {"model": "é"}}
+    bodies = {
+        "read": json.dumps(read),
+        "converted": '{"id": 2, "name": 7}',
+        "special": json.dumps({"id": 3, "tags": ["\0"], "plane": None}),
+        "wrong": '{"id": "4"}',
+    }
+
+    def load(names: list[str]) -> Any:
+        return ingest(
+            spark,
+            [message(name, bodies[name]) for name in names],
+            source=JsonSource(schema),
+            sink=PostgresSink(database.url, "orders"),
+            workspace=tmp_path,
+        )
+
+    assert load(["read"]).ingested == 1
+    assert planned == []
+    result = load(list(bodies))
+
+    assert (result.ingested, result.duplicates, set(result.rejected), len(planned)) == (2, 1, {"wrong"}, 1)
+    stored = database.read("SELECT id, name, at::text, tags, plane FROM orders ORDER BY id")
+    assert [tuple(row.values()) for row in stored] == [
+        (1, "a\ufffd", "2026-03-01 12:00:00+00", ['"', "\n", None], {"model": "é", "seats": None}),
+        (2, "7", None, None, None),
+        (3, None, None, ["\ufffd"], None),
+    ]
     assert database.staging_tables() == []
 
 

@@ -37,14 +37,16 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.column_types import PLAIN_TYPES
 from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.delta.schema import differences
-from sqs_lease.spark.sinks.row_rules import iceberg_directories, is_object_store, judged
-from sqs_lease.spark.sinks.sink import Staged
-from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, first_line, gone
+from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, iceberg_directories, is_object_store, judged
+from sqs_lease.spark.sinks.sink import Rest, Staged
+from sqs_lease.spark.sinks.staged_rows import StagedRows, first_line, gone
 from sqs_lease.spark.sinks.table_sql import (
     add_columns,
     check_keys,
@@ -101,8 +103,9 @@ class IcebergSink:
             ".".join(map(quoted, names)),
             tuple(self.upsert_by),
             StagedRows.beside(ledger, spark),
+            columns,
         )
-        table.prepare(columns, self.partition_by, widen=widen)
+        table.prepare(self.partition_by, widen=widen)
         return WriteAheadTable(table, ledger.open())
 
 
@@ -116,6 +119,7 @@ class IcebergTable:
         identifier: Its name there, quoted.
         upsert_by: The key's columns; none to append.
         staged: Where rows wait.
+        columns: What is written into it.
         own: What this very object staged and was not told to take yet: nobody else can have taken it.
     """
 
@@ -124,6 +128,7 @@ class IcebergTable:
     identifier: str
     upsert_by: tuple[str, ...]
     staged: StagedRows
+    columns: StructType
     own: set[str] = field(default_factory=set)
 
     @property
@@ -131,17 +136,17 @@ class IcebergTable:
         """The table's full name, quoted."""
         return f"{self.catalog}.{self.identifier}"
 
-    def prepare(self, columns: StructType, partition_by: Sequence[str], *, widen: bool) -> None:
+    def prepare(self, partition_by: Sequence[str], *, widen: bool) -> None:
         """Create the table where there is none, compare its columns, and add those that it lacks.
 
         Raises:
             SchemaError: The table has other columns, or cannot have these.
             TableError: The table cannot be used.
         """
-        wanted = _as_iceberg(columns)
+        wanted = _as_iceberg(self.columns)
         stored = self._columns_or_none()
         if stored is None:
-            partitions = [partition(text, columns) for text in partition_by]
+            partitions = [partition(text, self.columns) for text in partition_by]
             statement = create_table(self.name, wanted, using="iceberg", partition_by=partitions)
             try:
                 self.spark.sql(statement).collect()
@@ -170,8 +175,26 @@ class IcebergTable:
         self.own.add(staged.location)
         return staged
 
+    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
+        """See :class:`.sink.PartsTable`."""
+        _, directories = self._directories()
+        doubtful = DoubtfulDirectories.of(self.columns, directories)
+        staged = self.staged.write_parts(parts, rest, batch_id, self.columns, doubtful)
+        if staged is not None:
+            self.own.add(staged.location)
+        return staged
+
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`.sink.JudgingTable`."""
+        stored, directories = self._directories()
+        return judged(rows, reason, stored, list(iceberg_directories(stored, directories)))
+
+    def _directories(self) -> tuple[StructType, Sequence[str]]:
+        """The table's columns, and the names of those whose values name directories.
+
+        Raises:
+            TableError: The table cannot be read.
+        """
         try:
             columns = self._columns()
             partitions = self.spark.table(f"{self.name}.partitions").schema
@@ -181,9 +204,9 @@ class IcebergTable:
             raise self._unusable("cannot be read", error) from error
         by = partitions["partition"].dataType if "partition" in partitions.names else StructType()
         if not isinstance(by, StructType) or is_object_store(location["data_type"]):
-            return rows
+            return columns, []
         # The field of a transform is called otherwise than its column.
-        return judged(rows, reason, columns, list(iceberg_directories(columns, by.names)))
+        return columns, by.names
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""

@@ -15,11 +15,15 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.delta.schema import delta_schema, differences
 from sqs_lease.spark.sinks.row_rules import (
+    DoubtfulDirectories,
+    Rule,
     check_constraints,
     delta_directories,
     generated_values,
@@ -27,8 +31,8 @@ from sqs_lease.spark.sinks.row_rules import (
     is_object_store,
     judged,
 )
-from sqs_lease.spark.sinks.sink import Staged
-from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS, StagedRows, first_line, gone
+from sqs_lease.spark.sinks.sink import Rest, Staged
+from sqs_lease.spark.sinks.staged_rows import StagedRows, first_line, gone
 from sqs_lease.spark.sinks.table_sql import (
     add_columns,
     check_keys,
@@ -73,8 +77,8 @@ class NativeDeltaSink:
         """See :meth:`.sink.Sink.open`."""
         ledger = self._ledger()
         check_keys(columns, self.upsert_by)
-        table = NativeDeltaTable(spark, self._name, tuple(self.upsert_by), StagedRows.beside(ledger, spark))
-        table.prepare(columns, self.partition_by, widen=widen)
+        table = NativeDeltaTable(spark, self._name, tuple(self.upsert_by), StagedRows.beside(ledger, spark), columns)
+        table.prepare(self.partition_by, widen=widen)
         return WriteAheadTable(table, ledger.open())
 
     @property
@@ -114,20 +118,23 @@ class NativeDeltaTable:
         name: The table's name, quoted.
         upsert_by: The key's columns; none to append.
         staged: Where rows wait.
+        columns: What is written into it.
     """
 
     spark: SparkSession
     name: str
     upsert_by: tuple[str, ...]
     staged: StagedRows
+    columns: StructType
 
-    def prepare(self, columns: StructType, partition_by: Sequence[str], *, widen: bool) -> None:
+    def prepare(self, partition_by: Sequence[str], *, widen: bool) -> None:
         """Create the table where there is none, compare its columns, and add those that it lacks.
 
         Raises:
             SchemaError: The table has other columns, or cannot have these.
             TableError: The table cannot be used.
         """
+        columns = self.columns
         # It names the column that a Delta table cannot have.
         delta_schema(columns)
         stored = self._columns_or_none()
@@ -158,8 +165,26 @@ class NativeDeltaTable:
         """See :meth:`.write_ahead.TargetTable.stage`."""
         return self.staged.write(rows, batch_id)
 
+    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
+        """See :class:`.sink.PartsTable`. Where the table has rules of its own, Spark has to look at every row."""
+        _, rules, directories = self._rules()
+        if rules:
+            return None
+        doubtful = DoubtfulDirectories.of(self.columns, directories)
+        return self.staged.write_parts(parts, rest, batch_id, self.columns, doubtful)
+
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`.sink.JudgingTable`."""
+        stored, rules, directories = self._rules()
+        return judged(rows, reason, stored, [*rules, *delta_directories(stored, directories)])
+
+    def _rules(self) -> tuple[StructType, Sequence[Rule], Sequence[str]]:
+        """The table's columns, the rules that it has for their values, and those that name directories.
+
+        Raises:
+            SchemaError: A column that is written is one that the table numbers.
+            TableError: The table cannot be read.
+        """
         try:
             (detail,) = self.spark.sql(f"DESCRIBE DETAIL {self.name}").collect()
             stored = self._columns()
@@ -167,7 +192,7 @@ class NativeDeltaTable:
         except SPARK_ERRORS as error:
             raise self._unusable("cannot be read", error) from error
         if numbered := [
-            name for name in rows.columns if any(key.startswith(_IDENTITY) for key in metadata.get(name, ()))
+            name for name in self.columns.names if any(key.startswith(_IDENTITY) for key in metadata.get(name, ()))
         ]:
             raise SchemaError(
                 f"table {self.name} numbers the column {', '.join(numbered)} itself: leave it out of the schema, or "
@@ -178,9 +203,7 @@ class NativeDeltaTable:
             *generated_values({name: str(its[_GENERATED]) for name, its in metadata.items() if _GENERATED in its}),
             *invariants({name: str(its[_INVARIANT]) for name, its in metadata.items() if _INVARIANT in its}),
         ]
-        if not is_object_store(detail["location"]):
-            rules += delta_directories(stored, detail["partitionColumns"])
-        return judged(rows, reason, stored, rules)
+        return stored, rules, [] if is_object_store(detail["location"]) else detail["partitionColumns"]
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""

@@ -15,10 +15,9 @@ batch comes in sees all of the batch or nothing of it.
 from __future__ import annotations
 
 import json
-import logging
 import os
-import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,7 +27,6 @@ from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.fs as pafs  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     ArrayType,
@@ -38,17 +36,16 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from sqs_lease.spark.batch import directory_name
+from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.column_types import PLAIN_TYPES
-from sqs_lease.spark.columns import MESSAGE_ID, PARQUET_COLUMNS
+from sqs_lease.spark.columns import PARQUET_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
-from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
-from sqs_lease.spark.sinks.sink import Staged
+from sqs_lease.spark.sinks.sink import Rest, Staged
+from sqs_lease.spark.sinks.staging import StagedDirectories, Staging, Written, remove_directory
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
-
-logger = logging.getLogger(__name__)
+from sqs_lease.spark.sources.arrow_types import arrow_schema
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
 
@@ -106,7 +103,7 @@ class ParquetTarget:
             _check(field.name, field.dataType)
             if field.name.lower() == NUMBER_COLUMN:
                 raise SchemaError(f"the schema has a column {field.name!r}, which names the batches: rename it")
-        table = ParquetTable(Path(self.path).absolute())
+        table = ParquetTable(Path(self.path).absolute(), arrow_schema(columns))
         try:
             _Columns(table.root).require(columns, widen=widen)
         except OSError as error:
@@ -116,26 +113,23 @@ class ParquetTarget:
 
 @dataclass(frozen=True, slots=True)
 class ParquetTable:
-    """The open directory."""
+    """The open directory.
+
+    Attributes:
+        root: Its path.
+        columns: What is written into it, as Arrow has it.
+    """
 
     root: Path
+    columns: pa.Schema
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.sink.Table.stage`."""
-        directory = self.root / _OURS / "staged" / directory_name(batch_id) / uuid4().hex
-        try:
-            rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
-                write_path(directory)
-            )
-            chunks: list[pa.Array] = []
-            for file in sorted(directory.glob("part-*.parquet")):
-                chunks += pq.read_table(file, columns=[MESSAGE_ID], partitioning=None)[MESSAGE_ID].chunks
-                _flush(file)
-            _flush(directory)
-        except BaseException:
-            _remove(directory)
-            raise
-        return Staged(str(directory), pa.chunked_array(chunks, pa.string()))
+        return self._staged(batch_id, lambda staging: staging.write(rows))
+
+    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged:
+        """See :class:`.sink.PartsTable`."""
+        return self._staged(batch_id, lambda staging: staging.write_parts(spark, parts, rest))
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
@@ -165,7 +159,7 @@ class ParquetTable:
 
     def discard(self, location: str) -> None:
         """See :meth:`.write_ahead.TargetTable.discard`."""
-        _remove(Path(location))
+        remove_directory(Path(location))
 
     def unusable(self, what: str, error: OSError) -> TableError:
         """The error for a directory that the system refuses."""
@@ -173,6 +167,20 @@ class ParquetTable:
             f"table {self.root} {what}: {error.strerror or error}. Check that this process may read and write the "
             "directory, and that the disk is not full"
         )
+
+    def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
+        directories = StagedDirectories(self.root / _OURS / "staged")
+        directory, message_ids = directories.write(
+            batch_id, lambda place, beside: write(Staging(place, beside, self.columns))
+        )
+        try:
+            for file in directory.iterdir():
+                _flush(file)
+            _flush(directory)
+        except BaseException:
+            remove_directory(directory)
+            raise
+        return Staged(str(directory), message_ids)
 
     @property
     def _marks(self) -> AppliedMarks:
@@ -186,7 +194,7 @@ class ParquetTable:
         for directory in (self.root / _OURS / "staged").glob("*/*"):
             with suppress(FileNotFoundError):
                 if directory.stat().st_mtime < oldest:
-                    _remove(directory)
+                    remove_directory(directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,16 +295,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove(directory: Path) -> None:
-    """Remove staged rows. They do no harm where that fails, so it must not fail the batch."""
-    try:
-        shutil.rmtree(directory)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        logger.warning("left over, and not part of the table: %s (%s)", directory, error)
-    # The batch's directory stays while other tries have theirs in it.
-    with suppress(OSError):
-        directory.parent.rmdir()

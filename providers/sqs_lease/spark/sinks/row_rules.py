@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StringType, StructType
@@ -111,3 +115,51 @@ def iceberg_directories(columns: StructType, partition_by: Sequence[str]) -> Ite
             f"the partition value of {name} is too long for a directory",
             text.isNull() | (F.octet_length(F.url_encode(text)) <= longest),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyTexts:
+    """Finds in a task the rows of which Spark has to say that :func:`not_empty` refuses them.
+
+    Attributes:
+        names: The columns.
+    """
+
+    names: Sequence[str]
+
+    def __call__(self, rows: pa.Table) -> pa.Array:
+        """Say of each row whether it is one."""
+        return _any_of(rows, (pc.equal(rows[name], "") for name in self.names))
+
+
+@dataclass(frozen=True, slots=True)
+class DoubtfulDirectories:
+    """Finds in a task the rows of which only Spark can say whether their texts can be names of directories.
+
+    Attributes:
+        names: The columns of texts by which a table is partitioned.
+    """
+
+    names: Sequence[str]
+
+    @classmethod
+    def of(cls, columns: StructType, partition_by: Sequence[str]) -> DoubtfulDirectories:
+        """For rows of these columns in a table that is partitioned by those."""
+        texts = {field.name for field in columns.fields if isinstance(field.dataType, StringType)}
+        return cls([name for name in partition_by if name in texts])
+
+    def __call__(self, rows: pa.Table) -> pa.Array:
+        """Say of each row whether it is one."""
+        return _any_of(rows, (self._doubtful(name, rows[name]) for name in self.names))
+
+    def _doubtful(self, name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+        # No byte is written as more than three characters.
+        longest = (_NAME_BYTES - len(f"{name}=".encode())) // 3
+        long = pc.greater(pc.binary_length(texts), longest)
+        special = pc.or_(pc.match_substring(texts, "\0"), pc.is_in(texts, pa.array(["", _NULL_DIRECTORY])))
+        return pc.fill_null(pc.or_(long, special), False)
+
+
+def _any_of(rows: pa.Table, found: Iterator[pa.ChunkedArray]) -> pa.ChunkedArray:
+    nobody = pa.chunked_array([pa.repeat(False, rows.num_rows)])
+    return reduce(pc.or_, (pc.fill_null(one, False) for one in found), nobody)

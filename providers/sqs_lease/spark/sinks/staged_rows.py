@@ -8,30 +8,28 @@ their mark, or were removed by somebody else.
 from __future__ import annotations
 
 import logging
-import shutil
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch import directory_name
+from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.ledger import Ledger
-from sqs_lease.spark.paths import read_path, write_path
-from sqs_lease.spark.sinks.sink import Staged
+from sqs_lease.spark.paths import read_path
+from sqs_lease.spark.sinks.sink import Rest, Staged
+from sqs_lease.spark.sinks.staging import SharedDirectory, StagedDirectories, Staging, Written, remove_directory
 from sqs_lease.spark.sinks.write_ahead import Application
-
-SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""What Spark raises: its own errors, and those of Java that it does not know."""
+from sqs_lease.spark.sources.arrow_types import arrow_schema
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +60,46 @@ class StagedRows:
 
     def write(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.sink.Table.stage`. The location ends with the number of rows."""
+        if self._is_local:
+            schema = arrow_schema(rows.schema)
+            return self._written(batch_id, lambda place, beside: Staging(place, beside, schema).write(rows))
         directory = f"{self.directory}/{directory_name(batch_id)}/{uuid4().hex}"
         try:
-            rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
-                self._writable(directory)
-            )
+            rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(directory)
             written = self._parquet(directory, f"{MESSAGE_ID} STRING").toArrow()
         except BaseException:
             self._remove(directory)
             raise
         message_ids = pa.chunked_array(written[MESSAGE_ID].cast(pa.string()).chunks, pa.string())
         return Staged(f"{directory}#{len(message_ids)}", message_ids)
+
+    def write_parts(
+        self,
+        parts: BatchParts,
+        rest: Rest,
+        batch_id: str,
+        columns: StructType,
+        is_left: Callable[[pa.Table], pa.ChunkedArray],
+    ) -> Staged | None:
+        """See :class:`.sink.PartsTable`.
+
+        Args:
+            parts: The batch.
+            rest: Plans the rows of messages that were left.
+            batch_id: The batch.
+            columns: Of the rows.
+            is_left: See :class:`.staging.Staging`.
+
+        Returns:
+            All rows; None where the tasks cannot write, as they reach the directory only through Spark.
+        """
+        if not self._is_local:
+            return None
+        schema = arrow_schema(columns)
+        return self._written(
+            batch_id,
+            lambda place, beside: Staging(place, beside, schema, is_left=is_left).write_parts(self.spark, parts, rest),
+        )
 
     def read(self, location: str, columns: StructType) -> DataFrame | None:
         """The rows at a location; None where they are not all there any more.
@@ -129,8 +156,9 @@ class StagedRows:
     def _marks(self, application: Application) -> str:
         return f"{self.directory}/{_APPLIED}-{application.ledger_id}"
 
-    def _writable(self, directory: str) -> str:
-        return write_path(directory) if self._is_local else directory
+    def _written(self, batch_id: str, write: Callable[[SharedDirectory, str], Written]) -> Staged:
+        directory, message_ids = StagedDirectories(Path(self.directory)).write(batch_id, write)
+        return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
     def _parquet(self, directory: str, columns: StructType | str) -> DataFrame:
         return (
@@ -143,19 +171,14 @@ class StagedRows:
 
     def _remove(self, directory: str) -> None:
         """Remove a directory. It does no harm where that fails, so it must not fail the batch."""
-        try:
-            if self._is_local:
-                shutil.rmtree(directory)
-            elif not self._remove_by_hadoop(directory):
-                logger.info("left over, as a Spark Connect client cannot remove it: %s", directory)
-        except FileNotFoundError:
+        if self._is_local:
+            remove_directory(Path(directory))
             return
+        try:
+            if not self._remove_by_hadoop(directory):
+                logger.info("left over, as a Spark Connect client cannot remove it: %s", directory)
         except Exception as error:  # noqa: BLE001 - Hadoop's file systems raise whatever they like
             logger.warning("left over, and not part of the table: %s (%s)", directory, type(error).__name__)
-        if self._is_local:
-            # The batch's directory stays while other tries have theirs in it.
-            with suppress(OSError):
-                Path(directory).parent.rmdir()
 
     def _remove_by_hadoop(self, directory: str) -> bool:
         jvm, session = getattr(self.spark, "_jvm", None), getattr(self.spark, "_jsparkSession", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from itertools import islice
@@ -17,6 +17,7 @@ from deltalake.transaction import AddAction
 
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.sinks.delta.storage import TableStorage
+from sqs_lease.spark.sinks.staging import StagedFile
 
 FILES: Final = "batches"
 """The directory below the table for the files of all batches: ``batches/<batch>/<try>/``."""
@@ -28,36 +29,16 @@ _SHOWN_CHARACTERS: Final = 32
 _LAST_CHARACTER: Final = "\U0010ffff"
 
 
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """One Parquet file.
-
-    Attributes:
-        path: Relative to the table.
-        size: Bytes.
-        rows: How many rows.
-        partition_values: Column -> value as Delta writes it, for a partitioned table.
-        statistics: What Delta keeps of a file so that readers may skip it.
-        modified_milliseconds: When it was written, in milliseconds since 1970.
-    """
-
-    path: str
-    size: int
-    rows: int
-    partition_values: Mapping[str, str | None]
-    statistics: Mapping[str, Any]
-    modified_milliseconds: int
-
-    def add_action(self) -> AddAction:
-        """What the table's log says of the file when the table takes it."""
-        return AddAction(
-            path=self.path,
-            size=self.size,
-            partition_values=dict(self.partition_values),
-            modification_time=self.modified_milliseconds,
-            data_change=True,
-            stats=json.dumps(self.statistics, ensure_ascii=False),
-        )
+def add_action(file: StagedFile) -> AddAction:
+    """What the table's log says of a file when the table takes it."""
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values=dict(file.partition_values),
+        modification_time=file.modified_milliseconds,
+        data_change=True,
+        stats=json.dumps(file.statistics, ensure_ascii=False),
+    )
 
 
 @dataclass(frozen=True, slots=True)

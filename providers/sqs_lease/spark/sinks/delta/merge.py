@@ -18,8 +18,9 @@ from pyspark.sql.types import (
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sinks.delta.files import StagedFile, read_rows
+from sqs_lease.spark.sinks.delta.files import read_rows
 from sqs_lease.spark.sinks.delta.storage import TableStorage
+from sqs_lease.spark.sinks.staging import StagedFile
 
 _STAGED: Final = "staged"
 _STORED: Final = "stored"

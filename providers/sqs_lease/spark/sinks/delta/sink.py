@@ -21,10 +21,9 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.executors import cannot_run_this
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
-from sqs_lease.spark.sinks.delta.files import FILES, Listing, directory_of, tries_beside
+from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
 from sqs_lease.spark.sinks.delta.maintenance import Optimized, optimize, vacuum
 from sqs_lease.spark.sinks.delta.merge import check_keys, merge_newest
 from sqs_lease.spark.sinks.delta.schema import (
@@ -35,11 +34,10 @@ from sqs_lease.spark.sinks.delta.schema import (
     misfits,
     unsupported,
 )
-from sqs_lease.spark.sinks.delta.staging import Written, never_empty_texts, write_by_spark, write_by_tasks, write_parts
 from sqs_lease.spark.sinks.delta.storage import OURS, TableStorage
-from sqs_lease.spark.sinks.row_rules import judged, not_empty
+from sqs_lease.spark.sinks.row_rules import EmptyTexts, judged, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
-from sqs_lease.spark.sinks.staged_rows import SPARK_ERRORS
+from sqs_lease.spark.sinks.staging import Staging, Written
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
 from sqs_lease.spark.waits import Others, among_others
 
@@ -47,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_BATCH: Final = timedelta(days=1)
 _ROWS_AT_ONCE: Final = 1_000
-_REST: Final = "rest"
-"""Where in the directory of a try Spark writes the rows of messages that its tasks left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,24 +224,19 @@ class OpenDelta:
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`..sink.JudgingTable`."""
-        never_empty = never_empty_texts(pa.schema(self.columns), self.partition_by)
-        return judged(rows, reason, StructType(), list(not_empty(never_empty)))
+        return judged(rows, reason, StructType(), list(not_empty(self._never_empty)))
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..write_ahead.TargetTable.stage`."""
-        directory = self._new_try(batch_id)
-        with self._removed_on_failure(directory):
-            return self._staged(directory, self._write(rows, directory))
+        staging = self._staging(batch_id)
+        with self._removed_on_failure(staging.directory):
+            return self._staged(staging.directory, staging.write(rows))
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged:
         """See :class:`..sink.PartsTable`."""
-        directory = self._new_try(batch_id)
-        schema = pa.schema(self.columns)
-        with self._removed_on_failure(directory):
-            written, left = write_parts(spark, parts, self.storage, directory, self.partition_by, schema)
-            if len(left):
-                written += self._write(rest(left), f"{directory}/{_REST}")
-            return self._staged(directory, written)
+        staging = self._staging(batch_id)
+        with self._removed_on_failure(staging.directory):
+            return self._staged(staging.directory, staging.write_parts(spark, parts, rest))
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`..write_ahead.TargetTable.apply`."""
@@ -307,8 +298,21 @@ class OpenDelta:
     def _marks(self) -> AppliedMarks:
         return AppliedMarks(self.storage.file_system(), f"{OURS}/applied")
 
-    def _new_try(self, batch_id: str) -> str:
-        return f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}"
+    def _staging(self, batch_id: str) -> Staging:
+        return Staging(
+            self.storage,
+            f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}",
+            pa.schema(self.columns),
+            self.partition_by,
+            statistics_of,
+            EmptyTexts(self._never_empty),
+        )
+
+    @property
+    def _never_empty(self) -> tuple[str, ...]:
+        """The columns by which files are partitioned in which an empty text, Delta's null, cannot be."""
+        fields = [field for field in pa.schema(self.columns) if field.name in self.partition_by]
+        return tuple(field.name for field in fields if pa.types.is_string(field.type) and not field.nullable)
 
     @contextmanager
     def _removed_on_failure(self, directory: str) -> Iterator[None]:
@@ -317,17 +321,6 @@ class OpenDelta:
         except BaseException:
             self.storage.remove(directory)
             raise
-
-    def _write(self, rows: DataFrame, directory: str) -> Written:
-        if self.storage.is_local and not self.partition_by:
-            return write_by_spark(rows, self.storage, directory, self.partition_by)
-        try:
-            # Which does not name directories after values: not every value can be one's name.
-            return write_by_tasks(rows, self.storage, directory, self.partition_by, pa.schema(self.columns))
-        except SPARK_ERRORS as error:
-            if not (self.storage.is_local and cannot_run_this(error)):
-                raise
-            return write_by_spark(rows, self.storage, directory, self.partition_by)
 
     def _staged(self, directory: str, written: Written) -> Staged:
         listing = Listing(self.upsert_by, written.files, self._given.jsonValue(), self.partition_by)
@@ -350,7 +343,7 @@ class OpenDelta:
                 return version
             # Nothing was newer than what the table has, and without a change there was no commit to remember it by.
         table.create_write_transaction(
-            [] if listing.upsert_by else [file.add_action() for file in listing.files],
+            [] if listing.upsert_by else [add_action(file) for file in listing.files],
             "append",
             table.schema(),
             partition_by=table.metadata().partition_columns,

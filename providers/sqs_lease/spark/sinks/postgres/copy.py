@@ -21,17 +21,22 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from psycopg.abc import Query
 from pyarrow import csv
 from pyspark.errors import PythonException
+from pyspark.sql.types import StructType
 
+from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import RowsRefusedError, TableError
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained
+from sqs_lease.spark.sinks.postgres.json_text import is_unwritable, json_texts
+from sqs_lease.spark.sinks.postgres.types import is_json
 
 ATTEMPT: Final = "_sqs_lease_attempt"
 """The last column of a staging table: which attempt of which task wrote the row."""
 
-COPIED_DDL: Final = "attempt BIGINT, rows BIGINT"
-"""What :class:`CopyRows` answers: one row for each attempt that wrote any."""
+COPIED_DDL: Final = "attempt BIGINT, rows BIGINT, left_messages ARRAY<STRING>"
+"""What tasks answer: one row for each attempt that wrote any; and, from parts, one with the messages that are left."""
 
-_COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64())])
+_COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("left_messages", pa.list_(pa.string()))])
 _CANNOT_BE_WRITTEN: Final = "cannot be written"
 _CSV: Final = csv.WriteOptions(include_header=False, quoting_style="needed")
 _BATCH_ROWS: Final = 50_000
@@ -105,6 +110,44 @@ class CopyRows:
         if taken != rows:
             raise TableError(f"of {rows} rows for {self.place} PostgreSQL took {taken}: run the batch again")
         yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows}], schema=_COPIED)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyParts:
+    """Makes the rows of one Spark task from its parts of a batch, and writes them as :class:`CopyRows` does.
+
+    Attributes:
+        parts: The batch.
+        columns: Of the staging table, but for the last one.
+        copy: Writes the rows.
+    """
+
+    parts: BatchParts
+    columns: StructType
+    copy: CopyRows
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows of the parts whose numbers Spark hands over; answer also with the messages that are left."""
+        left: list[pa.Array] = []
+        numbers = (number for batch in batches for number in batch.column(0).to_pylist())
+        yield from self.copy(self._rows(numbers, left))
+        message_ids = pa.concat_arrays([pa.array([], pa.string()), *left])
+        if len(message_ids):
+            answer = pa.ListArray.from_arrays(pa.array([0, len(message_ids)], pa.int32()), message_ids)
+            yield pa.RecordBatch.from_arrays([pa.nulls(1, pa.int64()), pa.nulls(1, pa.int64()), answer], schema=_COPIED)
+
+    def _rows(self, numbers: Iterator[int], left: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        nested = [number for number, field in enumerate(self.columns.fields) if is_json(field.dataType)]
+        for made in self.parts.read(numbers):
+            left += made.left.chunks
+            for batch in made.rows.combine_chunks().to_batches():
+                columns = batch.columns
+                is_left = pa.repeat(False, batch.num_rows)
+                for number in nested:
+                    columns[number] = json_texts(columns[number], self.columns.fields[number].dataType)
+                    is_left = pc.or_(is_left, is_unwritable(columns[number]))
+                left.append(batch[MESSAGE_ID].filter(is_left))
+                yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names).filter(pc.invert(is_left))
 
 
 def refused_in_task(error: PythonException) -> RowsRefusedError | None:

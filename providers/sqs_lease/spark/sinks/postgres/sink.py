@@ -7,7 +7,7 @@ message one waits for the other's end, and is overtaken if that was a commit. Ba
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,6 +30,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.catalog import (
@@ -42,10 +43,19 @@ from sqs_lease.spark.sinks.postgres.catalog import (
     require_columns,
 )
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained, parameters_of, place_of, reason_of
-from sqs_lease.spark.sinks.postgres.copy import ATTEMPT, COPIED_DDL, CopyRows, copy_in, copy_out, refused_in_task
+from sqs_lease.spark.sinks.postgres.copy import (
+    ATTEMPT,
+    COPIED_DDL,
+    CopyParts,
+    CopyRows,
+    copy_in,
+    copy_out,
+    refused_in_task,
+)
+from sqs_lease.spark.sinks.postgres.json_text import can_write
 from sqs_lease.spark.sinks.postgres.locks import bounded_locks
-from sqs_lease.spark.sinks.postgres.types import written
-from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Overtaken, Staged
+from sqs_lease.spark.sinks.postgres.types import is_json, written
+from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Overtaken, Rest, Staged
 from sqs_lease.spark.waits import among_others
 
 logger = logging.getLogger(__name__)
@@ -148,13 +158,22 @@ class PostgresTable:
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..sink.Table.stage`."""
-        name = f"staging_{uuid4().hex}"
-        self._drop_left_over("created_at < now() - %s", [STAGING_KEPT])
-        try:
-            return Staged(name, self._fill(name, rows, batch_id))
-        except BaseException:
-            self._drop([name])
-            raise
+        return self._staged(batch_id, lambda copy: [self._copied(rows, copy)])
+
+    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
+        """See :class:`..sink.PartsTable`. Of some nested types only Spark makes the JSON that is stored."""
+        if not all(can_write(column.dataType) for column in self.columns.fields if is_json(column.dataType)):
+            return None
+
+        def write(copy: CopyRows) -> Iterator[pa.Table]:
+            task = CopyParts(parts, self.columns, copy)
+            answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, COPIED_DDL).toArrow()
+            yield answers.filter(pc.is_valid(answers["attempt"]))
+            left = pc.list_flatten(answers["left_messages"])
+            if len(left):
+                yield self._copied(rest(left.cast(pa.string())), copy)
+
+        return self._staged(batch_id, write)
 
     def commit(self, looked_up: PostgresLookUp, admission: Admission) -> int | None:
         """See :meth:`..sink.Table.commit`.
@@ -197,7 +216,21 @@ class PostgresTable:
     def _place(self) -> str:
         return f"{self.name} in {place_of(self.parameters)}"
 
-    def _fill(self, name: str, rows: DataFrame, batch_id: str) -> pa.ChunkedArray:
+    def _staged(self, batch_id: str, write: Callable[[CopyRows], Iterable[pa.Table]]) -> Staged:
+        name = f"staging_{uuid4().hex}"
+        self._drop_left_over("created_at < now() - %s", [STAGING_KEPT])
+        try:
+            return Staged(name, self._fill(name, batch_id, write))
+        except BaseException:
+            self._drop([name])
+            raise
+
+    def _copied(self, rows: DataFrame, copy: CopyRows) -> pa.Table:
+        """Have Spark's tasks write rows; their answers."""
+        texts = rows.select(*(written(column.name, column.dataType) for column in self.columns.fields))
+        return texts.mapInArrow(copy, COPIED_DDL).toArrow()
+
+    def _fill(self, name: str, batch_id: str, write: Callable[[CopyRows], Iterable[pa.Table]]) -> pa.ChunkedArray:
         """Make a staging table and have Spark write it.
 
         Returns:
@@ -219,9 +252,8 @@ class PostgresTable:
             staging, self._names(), sql.Identifier(ATTEMPT)
         )
         copy = CopyRows(self.parameters, statement.as_string(), self._place)
-        texts = rows.select(*(written(column.name, column.dataType) for column in self.columns.fields))
         try:
-            copied = texts.mapInArrow(copy, COPIED_DDL).toArrow()
+            copied = pa.concat_tables(list(write(copy)))
         except PythonException as error:
             raise refused_in_task(error) or error from None
         attempts, count = copied["attempt"].to_pylist(), pc.sum(copied["rows"], min_count=0).as_py()
@@ -259,26 +291,16 @@ class PostgresTable:
             "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
         )
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", [f"{self.name} {admission.batch_id}"])
-        cursor.execute(
-            "CREATE TEMPORARY TABLE sqs_lease_admitted "
-            '(message_id text COLLATE "C", sent_at timestamptz, outcome text, reason text) ON COMMIT DROP'
-        )
-        copy_in(
-            cursor,
-            "COPY pg_temp.sqs_lease_admitted (message_id, sent_at, outcome, reason) FROM STDIN (FORMAT csv)",
-            admission.entries.select(ENTRIES.names),
-        )
         # In order, so that two batches wait for one another in one direction only.
-        cursor.execute(
-            sql.SQL(
-                "INSERT INTO {} (message_id, batch_id, sent_at, outcome, reason) "
-                "SELECT message_id, %s, sent_at, outcome, reason FROM pg_temp.sqs_lease_admitted ORDER BY message_id "
-                "ON CONFLICT (message_id) DO NOTHING"
-            ).format(self.name.entries),
-            [admission.batch_id],
+        entries = admission.entries.select(ENTRIES.names).sort_by("message_id")
+        entries = entries.append_column("batch_id", pa.repeat(admission.batch_id, entries.num_rows))
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
+            self.name.entries, sql.SQL(", ").join(map(sql.Identifier, entries.column_names))
         )
-        if cursor.rowcount != admission.entries.num_rows:
-            raise Overtaken(f"another batch with one of the messages was committed to table {self._place}")
+        try:
+            copy_in(cursor, statement, entries)
+        except psycopg.errors.UniqueViolation:
+            raise Overtaken(f"another batch with one of the messages was committed to table {self._place}") from None
         self._require_batch(cursor, looked_up, admission)
         cursor.execute(
             sql.SQL("INSERT INTO {} (target, batch_id, messages) VALUES (%s, %s, %s)").format(BATCHES),

@@ -105,6 +105,11 @@ def takes(stored: str, kind: DataType) -> bool:
     return stored in _TYPES.get(type(kind), ())
 
 
+def is_json(kind: DataType) -> bool:
+    """Whether values are stored as JSON."""
+    return isinstance(kind, _JSON)
+
+
 def written(name: str, kind: DataType) -> Column:
     """A column as COPY is to have it: nested values as JSON text, bytes in hexadecimal, all others as they are."""
     column = F.col(f"`{name.replace('`', '``')}`")

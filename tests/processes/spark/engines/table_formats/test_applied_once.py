@@ -262,4 +262,6 @@ class _Forgetful(StagedRows):
 
 
 def _meanwhile(table: IcebergTable, action: Callable[[], object]) -> MeanwhileTable:
-    return MeanwhileTable(table.spark, table.catalog, table.identifier, table.upsert_by, table.staged, set(), action)
+    return MeanwhileTable(
+        table.spark, table.catalog, table.identifier, table.upsert_by, table.staged, table.columns, set(), action
+    )

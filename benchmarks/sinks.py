@@ -1,0 +1,278 @@
+"""What `ingest` into each kind of table costs beside plain Spark that writes the same kind, in one run, as ratios.
+
+    python -m benchmarks.sinks [--messages 200000] [--rounds 4] [--sinks delta parquet postgres]
+
+The messages are those of :mod:`benchmarks.ingestion`. Timed, in turns, each round into new tables:
+
+- plain: ``spark.read.schema(...).json(file)``, written in the format of the table; for PostgreSQL a COPY by hand, from
+  Spark's tasks straight into the table. No check, no message ids, nothing exactly once.
+- ingest: `ingest` of the manifest into an empty table.
+- redelivery: `ingest` of the same messages again, received once more, all of which the table knows.
+
+`delta` is `DeltaSink`, which is measured beside plain Parquet files. `native-delta` and `iceberg` need a Spark that has
+jars: run them by ``.table-formats/bin/python``, which is what happens without ``--sinks``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyspark
+from pyarrow import csv
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+
+from benchmarks.ingestion import SCHEMA, Files, timed, write_files
+from demo.processes import ROOT
+from sqs_lease.spark import DeltaSink, JsonSource, Sink, ingest, local_session
+from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
+from sqs_lease.spark.sinks.jars import DELTA_SETTINGS, ICEBERG_SETTINGS, TESTED
+from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
+from sqs_lease.spark.sinks.parquet_sink import ParquetSink
+
+OF_THIS_SPARK: Final = ("delta", "parquet", "postgres")
+WITH_JARS: Final = ("native-delta", "iceberg")
+ENGINES: Final = ROOT / ".table-formats"
+CATALOG: Final = "lake"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One kind of table.
+
+    Attributes:
+        plain: Writes rows into a new table as a user would, by a name that no other has.
+        sink: A sink of a new table of that name.
+        drop: Removes a table of that name which is no directory.
+    """
+
+    plain: Callable[[DataFrame, str], object]
+    sink: Callable[[str], Sink]
+    drop: Callable[[str], object] = lambda _: None
+
+
+def contenders(spark: SparkSession, directory: Path, stack: ExitStack, names: Sequence[str]) -> Mapping[str, Contender]:
+    """Those with these names.
+
+    Args:
+        spark: The session.
+        directory: Where tables go.
+        stack: Ends what they need.
+        names: Which.
+    """
+    parquet = Contender(
+        lambda rows, name: rows.write.parquet(str(directory / name)), lambda name: ParquetSink(directory / name)
+    )
+    made: dict[str, Contender] = {}
+    for name in names:
+        if name == "parquet":
+            made[name] = parquet
+        elif name == "delta":
+            made[name] = Contender(parquet.plain, lambda name: DeltaSink(directory / name))
+        elif name == "native-delta":
+            made[name] = Contender(
+                lambda rows, name: rows.write.format("delta").save(str(directory / name)),
+                lambda name: NativeDeltaSink(directory / name),
+            )
+        elif name == "iceberg":
+            spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.flights")
+            made[name] = Contender(
+                lambda rows, name: rows.writeTo(f"{CATALOG}.flights.{name}").create(),
+                lambda name: IcebergSink(f"{CATALOG}.flights.{name}", directory / f"{name}-ledger"),
+                lambda name: spark.sql(f"DROP TABLE {CATALOG}.flights.{name} PURGE"),
+            )
+        else:
+            made[name] = postgres(stack)
+    return made
+
+
+def postgres(stack: ExitStack) -> Contender:
+    """A table in a PostgreSQL server that is started for it."""
+    # Only here: the environment with jars lacks it.
+    from demo.postgres import postgres_server
+    from sqs_lease.spark.sinks.postgres.sink import PostgresSink
+
+    url = stack.enter_context(postgres_server()).url.replace("+psycopg2", "")
+    return Contender(partial(copy_by_hand, url), lambda name: PostgresSink(url, name), partial(drop_by_hand, url))
+
+
+def drop_by_hand(url: str, table: str) -> None:
+    """Remove a table from PostgreSQL."""
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        connection.execute(f"DROP TABLE {table}".encode())
+
+
+def copy_by_hand(url: str, rows: DataFrame, table: str) -> None:
+    """COPY rows from each task straight into a table."""
+    # Only here: the environment with jars lacks it.
+    import psycopg
+
+    kinds = {"string": "text", "double": "double precision", "timestamp": "timestamptz", "bigint": "bigint"}
+    columns, values = [], []
+    for field in rows.schema.fields:
+        kind = field.dataType.simpleString()
+        is_nested = kind.startswith(("struct", "array"))
+        columns.append(f'"{field.name}" {"jsonb" if is_nested else kinds.get(kind, "integer")}')
+        values.append(F.to_json(field.name).alias(field.name) if is_nested else F.col(field.name))
+    with psycopg.connect(url) as connection:
+        connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})".encode())
+    statement = f"COPY {table} FROM STDIN (FORMAT csv)".encode()
+    options = csv.WriteOptions(include_header=False, quoting_style="needed")
+
+    def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        count = 0
+        with psycopg.connect(url) as connection, connection.cursor() as cursor, cursor.copy(statement) as into:
+            for batch in batches:
+                text = BytesIO()
+                csv.write_csv(batch, text, options)
+                into.write(text.getvalue())
+                count += batch.num_rows
+        yield pa.RecordBatch.from_pylist([{"rows": count}])
+
+    rows.select(*values).mapInArrow(copy, "rows BIGINT").collect()
+
+
+class Contest:
+    """Runs one contender.
+
+    Args:
+        spark: The session.
+        directory: Where tables go, and nothing else.
+        files: What is read.
+        count: How many messages that are.
+    """
+
+    def __init__(self, spark: SparkSession, directory: Path, files: Files, count: int) -> None:
+        self.spark = spark
+        self.directory = directory
+        self.files = files
+        self.count = count
+
+    def round(self, contender: Contender) -> dict[str, float]:
+        """Seconds, by what was done."""
+        name = f"t{uuid4().hex}"
+        rows = self.spark.read.schema(SCHEMA).json(str(self.files.bodies))
+        sink = contender.sink(f"{name}_ours")
+        seconds = {
+            "plain": timed(lambda: contender.plain(rows, f"{name}_plain")),
+            "ingest": timed(lambda: self._ingest(self.files.manifest, sink, ingested=self.count)),
+            "redelivery": timed(lambda: self._ingest(self.files.redelivered, sink, ingested=0)),
+        }
+        for table in (f"{name}_plain", f"{name}_ours"):
+            contender.drop(table)
+        shutil.rmtree(self.directory)
+        self.directory.mkdir()
+        return seconds
+
+    def _ingest(self, manifest: Path, sink: Sink, *, ingested: int) -> None:
+        result = ingest(
+            self.spark,
+            str(manifest),
+            source=JsonSource(SCHEMA),
+            sink=sink,
+            workspace=self.directory / "workspace",
+        )
+        if (result.ingested, result.duplicates) != (ingested, self.count - ingested):
+            raise RuntimeError(f"{ingested} should have been ingested: {result}")
+
+
+@contextmanager
+def session_with_jars(warehouse: Path) -> Iterator[SparkSession]:
+    """A local Spark with the jars of Delta and Iceberg, otherwise as `local_session` makes it."""
+    jars = TESTED[pyspark.__version__.rpartition(".")[0]]
+    extensions = ",".join(settings["spark.sql.extensions"] for settings in (DELTA_SETTINGS, ICEBERG_SETTINGS))
+    settings = {
+        **DELTA_SETTINGS,
+        **ICEBERG_SETTINGS,
+        "spark.sql.extensions": extensions,
+        "spark.jars.packages": f"{jars.delta},{jars.iceberg}",
+        "spark.jars.ivy": str(ROOT / ".jars"),
+        f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
+        f"spark.sql.catalog.{CATALOG}.type": "hadoop",
+        f"spark.sql.catalog.{CATALOG}.warehouse": str(warehouse),
+        "spark.log.level": "ERROR",
+    }
+    submitted = " ".join(f"--conf '{name}={value}'" for name, value in settings.items())
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"{submitted} pyspark-shell"
+    with local_session(cores=2) as spark:
+        yield spark
+
+
+def measure(directory: Path, names: Sequence[str], messages: int, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Seconds of each round but the first, which warms up, by sink."""
+    places = [directory / name for name in ("tables", "files", "warehouse")]
+    for place in places:
+        place.mkdir()
+    tables, place, warehouse = places
+    files = write_files(place, messages)
+    with ExitStack() as stack:
+        needs_jars = any(name in WITH_JARS for name in names)
+        spark = stack.enter_context(session_with_jars(warehouse) if needs_jars else local_session(cores=2))
+        contest = Contest(spark, tables, files, messages)
+        made = contenders(spark, tables, stack, names)
+        return {name: [contest.round(made[name]) for _ in range(rounds)][1:] for name in names}
+
+
+def report(measured: Mapping[str, Sequence[Mapping[str, float]]], messages: int) -> None:
+    """Print the table."""
+    print(f"\n{messages:,} messages of 1 KB; medians, and in brackets `ingest` in each round\n")
+    print(f"{'':14} {'plain, s':>9} {'ingest, s':>10} {'x plain':>8} {'redelivery, s':>14} {'x plain':>8}")
+    for name, rounds in measured.items():
+        plain, ours, again = (
+            statistics.median(of_round[what] for of_round in rounds) for what in ("plain", "ingest", "redelivery")
+        )
+        ratios = [of_round["ingest"] / of_round["plain"] for of_round in rounds]
+        repeated = statistics.median(of_round["redelivery"] / of_round["plain"] for of_round in rounds)
+        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        times = f"{plain:9.1f} {ours:10.1f} {statistics.median(ratios):8.2f} {again:14.1f} {repeated:8.2f}"
+        print(f"{name:14} {times}  ({each})", flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=4, help="the first one only warms up")
+    parser.add_argument("--sinks", nargs="*", choices=[*OF_THIS_SPARK, *WITH_JARS])
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    names = OF_THIS_SPARK if given.sinks is None else given.sinks
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
+        measured = measure(Path(temporary), names, given.messages, given.rounds)
+    if given.json:
+        print(json.dumps(measured))
+        return
+    if given.sinks is None:
+        measured |= with_jars(given.messages, given.rounds)
+    report(measured, given.messages)
+
+
+def with_jars(messages: int, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """The same of the sinks that need jars, in the environment that has their Spark."""
+    subprocess.run([ROOT / "requirements/table-formats.sh"], check=True, cwd=ROOT)
+    command = [str(ENGINES / "bin/python"), "-W", "ignore", "-m", "benchmarks.sinks", "--json"]
+    options = ["--messages", str(messages), "--rounds", str(rounds), "--sinks", *WITH_JARS]
+    done = subprocess.run([*command, *options], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    measured: dict[str, list[dict[str, float]]] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+if __name__ == "__main__":
+    main()

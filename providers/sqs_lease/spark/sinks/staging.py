@@ -1,0 +1,516 @@
+"""Writes a batch's rows as Parquet files that no table names yet, in one Spark action.
+
+Spark's tasks make the rows of their parts of a batch and write them with pyarrow. Rows that Spark itself made it writes
+itself on a file system that all share; on S3 it would need jars for that, so there each task writes its rows with
+pyarrow, too. A task answers with what it wrote: only the answers of tasks that Spark took count, so what a task wrote
+that was repeated, or run twice, is named by nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+from uuid import uuid4
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.fs as pafs  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame, SparkSession
+
+from sqs_lease.spark.batch import directory_name
+from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
+from sqs_lease.spark.executors import SPARK_ERRORS, cannot_run_this
+from sqs_lease.spark.paths import write_path
+from sqs_lease.spark.sinks.sink import Rest
+
+logger = logging.getLogger(__name__)
+
+# How Hive, and Spark with it, writes a null in the name of a directory.
+_NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
+# Rows that a task of Spark's holds before it writes them as one row group.
+_ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+# Of which the first file's columns are looked at for values that repeat.
+_SAMPLED_ROWS: Final = 10_000
+# Rows that a task made itself and holds until it has sorted them.
+_SORTED_BYTES: Final = 128 * 1024 * 1024
+# Few rows have the same one, and trying a dictionary all the same costs 5 % of the job.
+_UNIQUE: Final = (MESSAGE_ID, SENT_AT)
+_REST: Final = "rest"
+"""Where in the directory of a try Spark writes the rows of messages that its tasks left."""
+
+_ANSWER: Final = (
+    "path STRING, size BIGINT, row_count BIGINT, partition_values STRING, statistics STRING, "
+    "modified_milliseconds BIGINT, message_ids ARRAY<STRING>"
+)
+_ANSWER_SCHEMA: Final = pa.schema(
+    [
+        pa.field("path", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("row_count", pa.int64()),
+        pa.field("partition_values", pa.string()),
+        pa.field("statistics", pa.string()),
+        pa.field("modified_milliseconds", pa.int64()),
+        pa.field("message_ids", pa.list_(pa.string())),
+    ]
+)
+
+
+class StagingPlace(Protocol):
+    """Where files are written: the same in the driver and in the tasks that it is pickled to."""
+
+    @property
+    def uri(self) -> str:
+        """An absolute path, or an address."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory."""
+
+    def file_system(self) -> Any:
+        """A ``pyarrow.fs.FileSystem`` whose paths are relative to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDirectory:
+    """A directory that the driver and all executors reach by the same path: see :class:`StagingPlace`."""
+
+    uri: str
+
+    @property
+    def is_local(self) -> bool:
+        """It is."""
+        return True
+
+    def file_system(self) -> Any:
+        """See :meth:`StagingPlace.file_system`."""
+        return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One Parquet file.
+
+    Attributes:
+        path: Relative to the place.
+        size: Bytes.
+        rows: How many rows.
+        partition_values: Column -> value as Delta writes it, for a partitioned table.
+        statistics: What the table keeps of a file so that readers may skip it.
+        modified_milliseconds: When it was written, in milliseconds since 1970.
+    """
+
+    path: str
+    size: int
+    rows: int
+    partition_values: Mapping[str, str | None]
+    statistics: Mapping[str, Any]
+    modified_milliseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        files: The files that have rows.
+        message_ids: The message id of every row.
+    """
+
+    files: Sequence[StagedFile]
+    message_ids: pa.ChunkedArray
+
+    def __add__(self, more: Written) -> Written:
+        """This and what was written besides."""
+        chunks = [*self.message_ids.chunks, *more.message_ids.chunks]
+        return Written([*self.files, *more.files], pa.chunked_array(chunks, pa.string()))
+
+
+def no_statistics(_metadata: pq.FileMetaData) -> Mapping[str, Any]:
+    """For tables that keep nothing of their files."""
+    return {}
+
+
+def nothing_left(rows: pa.Table) -> pa.ChunkedArray:
+    """For tables that take every row."""
+    return pa.chunked_array([pa.repeat(False, rows.num_rows)])
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Writes the files of one try of a batch. It is pickled to the tasks.
+
+    Attributes:
+        place: Where.
+        directory: The directory of the try, relative to the place.
+        schema: All columns, as Arrow has them.
+        partition_by: The columns by which the files are partitioned.
+        statistics: Makes of a file's footer what the table keeps of it.
+        is_left: Says which rows tasks leave to Spark, which says whether the table refuses them, and why.
+    """
+
+    place: StagingPlace
+    directory: str
+    schema: pa.Schema
+    partition_by: Sequence[str] = ()
+    statistics: Callable[[pq.FileMetaData], Mapping[str, Any]] = no_statistics
+    is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left
+
+    def write(self, rows: DataFrame) -> Written:
+        """Write rows that Spark makes."""
+        if self.place.is_local and not self.partition_by:
+            return self._write_by_spark(rows)
+        try:
+            # Which does not name directories after values: not every value can be one's name.
+            return self._write_by_tasks(rows)
+        except SPARK_ERRORS as error:
+            if not (self.place.is_local and cannot_run_this(error)):
+                raise
+            return self._write_by_spark(rows)
+
+    def write_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest) -> Written:
+        """Write the rows that each of Spark's tasks makes of its parts of a batch.
+
+        Args:
+            spark: The session.
+            parts: The batch.
+            rest: Plans the rows of the messages that were left, which Spark then makes.
+        """
+        task = _PartTask(self, parts)
+        answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, _ANSWER).toArrow()
+        of_files = pc.is_valid(answers["path"])
+        written, left = _written(answers.filter(of_files)), _ids(answers.filter(pc.invert(of_files)))
+        if not len(left):
+            return written
+        return written + replace(self, directory=f"{self.directory}/{_REST}").write(rest(left))
+
+    def _write_by_spark(self, rows: DataFrame) -> Written:
+        """Let Spark write, and read the message ids back from the files."""
+        target = Path(self.place.uri) / self.directory
+        writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+        for column in _UNIQUE:
+            writer = writer.option(f"parquet.enable.dictionary#{column}", "false")
+        if self.partition_by:
+            writer = writer.partitionBy(*self.partition_by)
+        writer.parquet(write_path(target))
+        staged: list[StagedFile] = []
+        message_ids: list[pa.Array] = []
+        for file in sorted(target.rglob("part-*.parquet")):
+            with pq.ParquetFile(file) as parquet:
+                found = parquet.read([MESSAGE_ID])[MESSAGE_ID]
+                statistics = self.statistics(parquet.metadata)
+            if not len(found):
+                file.unlink()
+                continue
+            status = file.stat()
+            staged.append(
+                StagedFile(
+                    path=file.relative_to(self.place.uri).as_posix(),
+                    size=status.st_size,
+                    rows=len(found),
+                    partition_values=_partition_values(file.relative_to(target).parts[:-1]),
+                    statistics=statistics,
+                    modified_milliseconds=int(status.st_mtime * 1000),
+                )
+            )
+            message_ids += found.chunks
+        return Written(staged, pa.chunked_array(message_ids, pa.string()))
+
+    def _write_by_tasks(self, rows: DataFrame) -> Written:
+        """Let each of Spark's tasks write its rows."""
+        # Some names mean something else to Spark than a column, such as those with a dot.
+        numbered = {name: f"c{number}" for number, name in enumerate(self.schema.names)}
+        rows = rows.toDF(*numbered.values())
+        if self.partition_by:
+            # So a task has one file open at a time.
+            rows = rows.sortWithinPartitions(*(numbered[name] for name in self.partition_by))
+        return _written(rows.mapInArrow(_RowTask(self), _ANSWER).toArrow())
+
+
+def _written(answers: pa.Table) -> Written:
+    files = [answered(answer) for answer in answers.drop_columns(["message_ids"]).to_pylist()]
+    return Written(files, _ids(answers))
+
+
+def _ids(answers: pa.Table) -> pa.ChunkedArray:
+    return pa.chunked_array(
+        [pc.list_flatten(chunk).cast(pa.string()) for chunk in answers["message_ids"].chunks], pa.string()
+    )
+
+
+def answered(answer: Mapping[str, Any]) -> StagedFile:
+    """The file that a task answered for."""
+    return StagedFile(
+        path=answer["path"],
+        size=answer["size"],
+        rows=answer["row_count"],
+        partition_values=json.loads(answer["partition_values"]),
+        statistics=json.loads(answer["statistics"]),
+        modified_milliseconds=answer["modified_milliseconds"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _RowTask:
+    """Writes the rows that Spark hands over."""
+
+    staging: Staging
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        writer = TaskWriter(self.staging)
+        for batch in batches:
+            yield from writer.write(pa.Table.from_batches([batch]))
+        yield from writer.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _PartTask:
+    """Makes the rows of the parts whose numbers Spark hands over, and writes them."""
+
+    staging: Staging
+    parts: BatchParts
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        writer = TaskWriter(self.staging)
+        partition_by = self.staging.partition_by
+        left: list[pa.Array] = []
+        waiting: list[pa.Table] = []
+        numbers = (number for batch in batches for number in batch.column(0).to_pylist())
+        for made in self.parts.read(numbers):
+            is_left = self.staging.is_left(made.rows)
+            left += [*made.left.chunks, *made.rows[MESSAGE_ID].filter(is_left).chunks]
+            waiting.append(made.rows.filter(pc.invert(is_left)))
+            if not partition_by or sum(rows.nbytes for rows in waiting) >= _SORTED_BYTES:
+                yield from writer.write(_sorted(waiting, partition_by))
+                waiting.clear()
+        if waiting:
+            yield from writer.write(_sorted(waiting, partition_by))
+        yield from writer.finish()
+        yield _answer(message_ids=pa.chunked_array(left, pa.string()))
+
+
+def _sorted(tables: Sequence[pa.Table], partition_by: Sequence[str]) -> pa.Table:
+    """So a task has one file open at a time."""
+    together = pa.concat_tables(tables)
+    return together.sort_by([(name, "ascending") for name in partition_by]) if partition_by else together
+
+
+def _answer(*, message_ids: pa.ChunkedArray, **of_file: Any) -> pa.RecordBatch:
+    """One row of the answers; without anything of a file, the messages that have no row."""
+    ids = pa.ListArray.from_arrays(pa.array([0, len(message_ids)], pa.int32()), message_ids.combine_chunks())
+    given = [pa.array([of_file.get(field.name)], field.type) for field in _ANSWER_SCHEMA][:-1]
+    return pa.RecordBatch.from_arrays([*given, ids], schema=_ANSWER_SCHEMA)
+
+
+class TaskWriter:
+    """Writes the rows of one task, one file for each partition of the table, and says of each file what is in it.
+
+    No two files have the same name, whichever task, or try of a task, writes them.
+    """
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._files = staging.place.file_system()
+        self._stored = pa.schema([field for field in staging.schema if field.name not in staging.partition_by])
+        self._partition: tuple[str | None, ...] | None = None
+        self._open: _OpenFile | None = None
+
+    def write(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Take rows, sorted by the partition columns, and answer for each file that is complete by now.
+
+        Args:
+            rows: The columns in their order, whatever they are called.
+        """
+        rows = rows.rename_columns(self._staging.schema.names).cast(self._staging.schema)
+        for partition, part in self._parts(rows):
+            if partition != self._partition:
+                yield from self.finish()
+            if self._open is None:
+                self._partition = partition
+                path = f"{self._staging.directory}/part-{uuid4().hex}.parquet"
+                if self._staging.place.is_local:
+                    self._files.create_dir(self._staging.directory, recursive=True)
+                self._open = _OpenFile(self._files, path, self._stored, self._staging.statistics)
+            self._open.add(part.select(self._stored.names))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Answer for the file that is still open, if one is."""
+        if self._open is None or self._partition is None:
+            return
+        values = dict(zip(self._staging.partition_by, self._partition, strict=True))
+        yield self._open.close(values)
+        self._open = None
+
+    def _parts(self, rows: pa.Table) -> Iterator[tuple[tuple[str | None, ...], pa.Table]]:
+        """Cut sorted rows where the partition changes."""
+        if not len(rows):
+            return
+        texts = [_partition_texts(rows[name]) for name in self._staging.partition_by]
+        starts = {0}
+        for column in texts:
+            codes = column.combine_chunks().dictionary_encode(null_encoding="encode").indices
+            changes = pc.not_equal(codes.slice(1), codes.slice(0, len(codes) - 1))
+            starts.update(position + 1 for position in pc.indices_nonzero(changes).to_pylist())
+        cuts = [*sorted(starts), len(rows)]
+        for start, end in pairwise(cuts):
+            yield tuple(column[start].as_py() for column in texts), rows.slice(start, end - start)
+
+
+class _OpenFile:
+    """One Parquet file while it is written; it exists when it is closed."""
+
+    def __init__(
+        self,
+        files: Any,
+        path: str,
+        schema: pa.Schema,
+        statistics: Callable[[pq.FileMetaData], Mapping[str, Any]],
+    ) -> None:
+        self._path = path
+        self._schema = schema
+        self._statistics = statistics
+        self._stream = files.open_output_stream(path)
+        self._footers: list[pq.FileMetaData] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
+        self._message_ids: list[pa.Array] = []
+
+    def add(self, rows: pa.Table) -> None:
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.nbytes
+        self._message_ids += rows[MESSAGE_ID].chunks
+        if self._waiting_bytes >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def close(self, partition_values: Mapping[str, str | None]) -> pa.RecordBatch:
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+        size = self._stream.tell()
+        self._stream.close()
+        (metadata,) = self._footers
+        return _answer(
+            path=self._path,
+            size=size,
+            row_count=metadata.num_rows,
+            partition_values=json.dumps(partition_values),
+            statistics=json.dumps(self._statistics(metadata)),
+            modified_milliseconds=int(datetime.now(UTC).timestamp() * 1000),
+            message_ids=pa.chunked_array(self._message_ids, pa.string()),
+        )
+
+    def _flush(self) -> None:
+        if self._waiting:
+            rows = pa.concat_tables(self._waiting)
+            self._writer = self._writer or self._writer_for(rows)
+            self._writer.write_table(rows)
+        self._waiting = []
+        self._waiting_bytes = 0
+
+    def _writer_for(self, rows: pa.Table) -> pq.ParquetWriter:
+        return pq.ParquetWriter(
+            self._stream,
+            self._schema,
+            store_decimal_as_integer=True,
+            # Trying a dictionary where values do not repeat takes as long as writing them.
+            use_dictionary=_repeating(rows.slice(0, _SAMPLED_ROWS)),
+            metadata_collector=self._footers,
+        )
+
+
+def _repeating(rows: pa.Table) -> list[str]:
+    """The Parquet columns in which most values stand at least twice."""
+    columns = (leaf for name in rows.column_names for leaf in _leaves(name, rows[name].combine_chunks()))
+    return [path for path, values in columns if 2 * len(pc.unique(values)) <= len(values)]
+
+
+def _leaves(path: str, values: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    """The columns that Parquet makes of one, with their values."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        for number, field in enumerate(kind):
+            yield from _leaves(f"{path}.{field.name}", values.field(number))
+    elif pa.types.is_list(kind):
+        yield from _leaves(f"{path}.list.element", values.flatten())
+    elif pa.types.is_map(kind):
+        yield from _leaves(f"{path}.key_value.key", values.keys)
+        yield from _leaves(f"{path}.key_value.value", values.items)
+    else:
+        yield path, values
+
+
+def _partition_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values as Delta's log has them, in which an empty text is a null."""
+    texts = pc.cast(column, pa.string())
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+
+
+def _partition_values(directories: Sequence[str]) -> dict[str, str | None]:
+    """The partition that the directories of a file stand for, as Spark names them."""
+    values: dict[str, str | None] = {}
+    for directory in directories:
+        name, _, value = directory.partition("=")
+        values[unquote(name)] = None if value == _NULL_DIRECTORY else unquote(value)
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class StagedDirectories:
+    """Directories of staged rows, each with nothing in it but the files of one try: it can be taken as a whole.
+
+    Attributes:
+        root: The directory for all of them, which the driver and all executors reach by this path.
+    """
+
+    root: Path
+
+    def write(self, batch_id: str, write: Callable[[SharedDirectory, str], Written]) -> tuple[Path, pa.ChunkedArray]:
+        """Write the rows of one try of a batch; one that fails leaves nothing.
+
+        Args:
+            batch_id: The batch.
+            write: Writes them below a place, in a directory there.
+
+        Returns:
+            The directory of the try, and the message id of every row.
+        """
+        own = f"{directory_name(batch_id)}/{uuid4().hex}"
+        # A task that nobody waits for any more may still write: not where the rows are taken from.
+        beside = f"{own}-tasks"
+        target = self.root / own
+        try:
+            written = write(SharedDirectory(str(self.root)), beside)
+            target.mkdir(parents=True)
+            for file in written.files:
+                path = self.root / file.path
+                path.rename(target / path.name)
+        except BaseException:
+            remove_directory(target)
+            raise
+        finally:
+            remove_directory(self.root / beside)
+        return target, written.message_ids
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove staged rows. They do no harm where that fails, so it must not fail the batch."""
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("left over, and not part of the table: %s (%s)", directory, error)
+    # The batch's directory stays while other tries have theirs in it.
+    with suppress(OSError):
+        directory.parent.rmdir()

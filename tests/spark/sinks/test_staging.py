@@ -1,0 +1,76 @@
+"""What tasks write, and which rows they leave to Spark, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, EmptyTexts
+from sqs_lease.spark.sinks.staging import SharedDirectory, Staging, TaskWriter
+
+COLUMNS = StructType([StructField("id", LongType()), StructField("town", StringType())])
+
+
+def test_only_columns_whose_values_repeat_have_a_dictionary(tmp_path: Path) -> None:
+    count = 2_000
+    rows = pa.table(
+        {
+            "id": range(count),
+            "town": ["Bern", "Basel"] * (count // 2),
+            "tags": [["late", str(number)] for number in range(count)],
+            "plane": [{"model": "A320", "number": number} for number in range(count)],
+            "notes": pa.array([[("k", str(number))] for number in range(count)], pa.map_(pa.string(), pa.string())),
+            "nothing": pa.nulls(count, pa.string()),
+            "_message_id": [f"m{number}" for number in range(count)],
+        }
+    )
+    writer = TaskWriter(Staging(SharedDirectory(str(tmp_path)), "try", rows.schema))
+
+    # A part of a larger table, as rows of one partition are.
+    list(writer.write(rows.slice(1)))
+    list(writer.finish())
+
+    (file,) = (tmp_path / "try").iterdir()
+    group = pq.read_metadata(file).row_group(0)
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    assert {chunk.path_in_schema for chunk in chunks if "RLE_DICTIONARY" in chunk.encodings} == {
+        "town",
+        "plane.model",
+        "notes.key_value.key",
+        "nothing",
+    }
+    assert pq.read_table(file).equals(rows.slice(1))
+
+
+@pytest.mark.parametrize(
+    ("town", "is_doubtful"),
+    [
+        ("Bern", False),
+        (None, False),
+        ("", True),
+        ("a\0b", True),
+        ("__HIVE_DEFAULT_PARTITION__", True),
+        ("/" * 83, False),
+        ("/" * 84, True),
+        ("ü" * 41, False),
+        ("ü" * 42, True),
+    ],
+)
+def test_spark_says_whether_an_unusual_text_can_be_the_name_of_a_directory(town: str | None, is_doubtful: bool) -> None:
+    rows = pa.table({"id": [1, 2], "town": pa.array(["Basel", town], pa.string())})
+
+    doubtful = DoubtfulDirectories.of(COLUMNS, ["town", "id", "days"])
+
+    assert doubtful.names == ["town"]
+    assert doubtful(rows).to_pylist() == [False, is_doubtful]
+
+
+def test_spark_says_why_an_empty_text_is_refused() -> None:
+    rows = pa.table({"id": [1, 2, 3], "town": ["Basel", "", None]})
+
+    assert EmptyTexts(["town"])(rows).to_pylist() == [False, True, False]
+    assert EmptyTexts([])(rows).to_pylist() == [False, False, False]
