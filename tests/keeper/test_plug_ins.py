@@ -111,6 +111,9 @@ def test_a_meter_that_fails_leaves_no_lease_under_way(caplog: pytest.LogCaptureF
         def held(self, queue_url: str, change: int) -> NoReturn:
             raise ValueError("broken")
 
+        def batches(self, queue_url: str, change: int) -> NoReturn:
+            raise ValueError("broken")
+
         def extended(self, queue_url: str, leases: int) -> NoReturn:
             raise ValueError("broken")
 

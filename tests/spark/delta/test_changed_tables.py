@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from deltalake import Field, write_deltalake
+from deltalake import Field, PrimitiveType, write_deltalake
 
 from sqs_lease.spark import Ledger, SchemaError, Staged, TableError
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
@@ -124,7 +124,7 @@ def test_a_column_that_was_added_meanwhile_is_null(place: Place) -> None:
     assert isinstance(table.target, OpenDelta)
     loaded = table.target.storage.load()
     assert loaded is not None
-    loaded.alter.add_columns([Field("more", "string")])
+    loaded.alter.add_columns([Field("more", PrimitiveType("string"))])
 
     table.commit(looked_up, admission)
 

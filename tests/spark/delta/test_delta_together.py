@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from deltalake import DeltaTable, Field
+from deltalake import DeltaTable, Field, PrimitiveType
 from deltalake.exceptions import DeltaError
 
 from sqs_lease.spark import DeltaSink, Ledger, Staged, TableError
@@ -85,7 +85,7 @@ def checkpointed(path: Path) -> None:
 
 def widened(path: Path) -> None:
     table = DeltaTable(str(path))
-    table.alter.add_columns([Field(f"c{table.version()}", "string")])
+    table.alter.add_columns([Field(f"c{table.version()}", PrimitiveType("string"))])
 
 
 def described(path: Path) -> None:
