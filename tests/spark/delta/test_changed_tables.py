@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from deltalake import Field, PrimitiveType, write_deltalake
+from deltalake import Field, write_deltalake
+from deltalake.schema import PrimitiveType
 
 from sqs_lease.spark import Ledger, SchemaError, Staged, TableError
 from sqs_lease.spark.sinks.delta.sink import OpenDelta

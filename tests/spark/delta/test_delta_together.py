@@ -17,8 +17,9 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from deltalake import DeltaTable, Field, PrimitiveType
+from deltalake import DeltaTable, Field
 from deltalake.exceptions import DeltaError
+from deltalake.schema import PrimitiveType
 
 from sqs_lease.spark import DeltaSink, Ledger, Staged, TableError
 from sqs_lease.spark.batch_file import REASONS
