@@ -95,13 +95,16 @@ class Story:
             queue = "airflow-orders" if prefix else "program-orders"
             expression = f'{prefix}sqs_lease_extended_total{{{label}="{queue}"}} > 0'
             self._wait(program, lambda asked=expression: self._reads(asked), f"extending {queue}")  # type: ignore[misc]
-        held = self._answers()
+            # Airflow's gauges are read every ten seconds.
+            held = f'{prefix}sqs_lease_held{{{label}="{queue}"}} == 2'
+            self._wait(program, lambda asked=held: self._reads(asked), f"published of {queue}")  # type: ignore[misc]
+        held_answers = self._answers()
         self._gate.touch()
         self._let_the_leases_end(program)
         self._stack.wait_for_run("orders", run_id, LIMIT_SECONDS)
         ended = 'airflow_sqs_lease_held{queue="airflow-orders"} == 0'
         self._wait(None, lambda: self._reads(ended), "published of the end")
-        return Measured({HELD: held, ENDED: self._answers()}, self._prometheus.metric_names())
+        return Measured({HELD: held_answers, ENDED: self._answers()}, self._prometheus.metric_names())
 
     def _start_program(self) -> ServerProcess:
         return start_process(
