@@ -1,7 +1,7 @@
 """A program with leases that publishes what they do: `python program.py GATE`.
 
 Of the queue `program-orders` it fails one message that begins with `bad`, and ends the block when the gate is there. On
-`program-stalled` it stands still until somebody lets it go on, which is after the lease has ended, and until it knows.
+`program-late` and `program-lost` it stands still until somebody lets it go on, which is after the lease has ended.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def main(gate: Path) -> None:
                 batch.fail(message, "this message can never be processed")
         while not gate.exists():
             time.sleep(0.2)
-    with lease("program-stalled", visibility=2) as batch:
-        os.kill(os.getpid(), signal.SIGSTOP)
-        while not (batch.report().late and batch.report().lost):
-            time.sleep(0.2)
+    for queue in ("program-late", "program-lost"):
+        with lease(queue, visibility=2) as batch:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            while not (batch.report().late or batch.report().lost):
+                time.sleep(0.2)
 
 
 if __name__ == "__main__":
