@@ -16,7 +16,7 @@ PACKAGE = ROOT / "providers" / "sqs_lease"
 CAUGHT_WITHIN = {
     *("CommsError", "NoAnswerError", "NotAnsweredError", "ReplacedError", "OutcomeError", "GivenBackError"),
     *("HostIsOverError", "LoopThreadError", "NotTrueOrFalseError"),
-    *("CommandError", "HostError", "NoMoveTasksError", "PartitionKeyError"),
+    *("CommandError", "HostError", "NoMoveTasksError", "NothingToInferError", "PartitionKeyError"),
     *("NotJsonError", "NotANotificationError", "BadContentError", "ObjectUnavailableError"),
 }
 """Errors that users do not meet by name: the package catches them, and tells of them in other words."""

@@ -24,6 +24,10 @@ class SchemaError(IngestionError):
     """A schema that cannot be used, or that differs from the table's."""
 
 
+class NothingToInferError(SchemaError):
+    """No schema is pinned yet, and no message of the batch has a field: ingestion rejects them all."""
+
+
 class TableError(IngestionError):
     """The table cannot be created, read or written."""
 

@@ -20,6 +20,7 @@ without naming it in ``partial_batch_response()``, not before.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,13 +31,14 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark.batch import default_id
-from sqs_lease.spark.batch_file import MESSAGE_ID, RECEIVE_COUNT, BatchFile, Messages, written_batch
+from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
-from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.errors import NothingToInferError, TableError
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.parsing import MessageParser, RejectParser
 from sqs_lease.spark.progress import StillHeld, watched_jobs
 from sqs_lease.spark.progress_bar import progress_bar
+from sqs_lease.spark.reconciliation import is_among
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.settings import INGESTION, session_settings
@@ -45,6 +47,9 @@ from sqs_lease.spark.sources.source import ArrowSource, KeyedSource, Source
 from sqs_lease.spark.waits import LIMIT_SECONDS, Waits, waiting_at_most
 
 logger = logging.getLogger(__name__)
+
+NOTHING_TO_INFER: Final = "no schema is pinned yet, and it has no field from which one could be inferred"
+"""The reason for messages of a first batch that has no record at all."""
 
 _NAMED_MESSAGES: Final = 3
 
@@ -119,13 +124,15 @@ def ingest(
         name = f"batch {batch_id}"
         with watched_jobs(spark, name, still_held, progress_bar(name) if progress else None) as watch:
             watch.begin_step("opening the table")
-            record = source.columns(batch.accepted(spark), checker)
+            try:
+                record = source.columns(batch.accepted(spark), checker)
+            except NothingToInferError:
+                result = _all_rejected(spark, batch, batch_id, rejects, watch.require_held)
+                _report(result)
+                return result
             # Before anything is parsed: a table that cannot be used is the likeliest mistake.
             table = sink.open(spark, table_columns(record), widen=source.widens)
-            store_rejects = None
-            if rejects is not None:
-                rejects_table = rejects.open(spark, table_columns(REJECT), widen=False)
-                store_rejects = partial(_store_rejects, rejects_table, spark, batch, batch_id)
+            store_rejects = None if rejects is None else _rejects_store(spark, batch, batch_id, rejects)
             by_tasks = source.arrow_parser(record) if isinstance(source, ArrowSource) else None
             loaded = Loading(table, batch_id, batch.looked_up, message_ids, Keys.of_batch(batch.messages)).load(
                 MessageParser(spark, batch, lambda messages: source.parse(messages, record), by_tasks),
@@ -136,6 +143,35 @@ def ingest(
     result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None, waited_seconds=waits.seconds)
     _report(result)
     return result
+
+
+def _all_rejected(
+    spark: SparkSession, batch: BatchFile, batch_id: str, rejects: Sink | None, require_held: Callable[[], object]
+) -> IngestResult:
+    """Reject a batch of which no message tells what the columns of the table are to be; there may be no table yet."""
+    message_ids = batch.messages[MESSAGE_ID]
+    others = message_ids.filter(pc.invert(is_among(message_ids, batch.rejected["message_id"])))
+    reasons = pa.concat_tables(
+        [
+            batch.rejected,
+            pa.Table.from_arrays(
+                [others, pa.chunked_array([pa.repeat(NOTHING_TO_INFER, len(others))])], schema=REASONS
+            ),
+        ]
+    )
+    if rejects is not None:
+        store = _rejects_store(spark, batch, batch_id, rejects)
+        require_held()
+        store(reasons)
+    found = dict(zip(*(column.to_pylist() for column in reasons.columns), strict=True))
+    return IngestResult(
+        batch_id, batch.received, 0, 0, batch.received - len(found), found, 0, None, rejects is not None
+    )
+
+
+def _rejects_store(spark: SparkSession, batch: BatchFile, batch_id: str, rejects: Sink) -> Callable[[pa.Table], object]:
+    table = rejects.open(spark, table_columns(REJECT), widen=False)
+    return partial(_store_rejects, table, spark, batch, batch_id)
 
 
 def _store_rejects(table: Table[Any], spark: SparkSession, batch: BatchFile, batch_id: str, reasons: pa.Table) -> None:

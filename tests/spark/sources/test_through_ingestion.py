@@ -16,8 +16,9 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from demo.sqs_server import SqsServer
-from sqs_lease.spark import JsonSource
+from sqs_lease.spark import DeltaSink, JsonSource
 from sqs_lease.spark.columns import NOTHING_TO_STORE
+from sqs_lease.spark.ingestion import NOTHING_TO_INFER
 from sqs_lease.spark.sources.parser_source import ParserSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.s3_events import S3EventsSource
@@ -124,6 +125,25 @@ def test_a_message_with_which_a_parser_fails_is_rejected_and_the_others_are_stor
 
     assert result.rejected == {"bad": "its rows cannot be written (PYTHON_EXCEPTION)"}
     assert [row["number"] for row in rows(place.table)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("with_rejects", [False, True], ids=["reported", "stored"])
+def test_a_first_batch_from_which_no_schema_can_be_inferred_is_rejected_and_the_next_one_stored(
+    place: Place, tmp_path: Path, with_rejects: bool
+) -> None:
+    source = JsonSource(InferredSchema(tmp_path / "schema.json"))
+    rejects = DeltaSink(tmp_path / "rejects") if with_rejects else None
+    batch = [message("text", "hello"), message("empty", "{}"), message("null", '{"id": null}')]
+
+    result = place.ingest([*batch, message("text", "hello", receive_count=2)], source=source, rejects=rejects)
+    later = place.ingest([*batch, message("m1", '{"id": 1}')], source=source, rejects=rejects)
+
+    assert (result.ingested, result.duplicates, set(result.rejected)) == (0, 1, {"text", "empty", "null"})
+    assert result.rejected["null"] == NOTHING_TO_INFER
+    assert (later.ingested, set(later.rejected)) == (1, {"text", "empty", "null"})
+    assert [row["id"] for row in rows(place.table)] == [1]
+    if with_rejects:
+        assert len(rows(tmp_path / "rejects")) == 3
 
 
 def test_new_fields_widen_the_table_and_a_driver_a_step_behind_goes_on(place: Place, tmp_path: Path) -> None:

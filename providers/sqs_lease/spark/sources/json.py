@@ -24,7 +24,7 @@ from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, is_taken
-from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.errors import NothingToInferError, SchemaError
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.schemas import can_be_column, json_schema, notation, quoted
@@ -171,7 +171,7 @@ class JsonSource:
         if pinned is None:
             fields = inferred_fields(messages)
             if not fields:
-                raise SchemaError(
+                raise NothingToInferError(
                     f"no schema is pinned in {self.schema.file} yet, and no message of this batch has a field from "
                     "which one could be inferred: ingest a batch with records, or write a schema there"
                 )
