@@ -2,13 +2,14 @@
 
 PYTHON_ENVIRONMENT := .venv/bin
 SEEDS ?= 10000
+BODIES ?= 10000
 AGAINST ?= HEAD~1
 
 # The image has the versions that the tests run with.
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check dagster-versions docs pictures lint format simulate benchmark requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check dagster-versions docs pictures lint format simulate fuzz-ingestion benchmark requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +69,11 @@ format: setup ## format the code and repair what ruff can repair
 
 simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
 	@$(PYTHON_ENVIRONMENT)/python -m tests.simulation --seeds $(SEEDS)
+
+fuzz-ingestion: setup ## ingest BODIES=10000 random messages from every source into every table; SEED=7 repeats a run; an hour
+	@$(PYTHON_ENVIRONMENT)/python -W ignore -m tests.spark.fuzz --bodies $(BODIES) $(if $(SEED),--seed $(SEED))
+	@requirements/table-formats.sh
+	@PYTHONPATH=providers .table-formats/bin/python -W ignore -m tests.spark.fuzz --bodies $(BODIES) $(if $(SEED),--seed $(SEED))
 
 benchmark: setup ## measure what leases cost, beside the parent commit or AGAINST=commit, a triggerer, and Spark; an hour
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.ledger

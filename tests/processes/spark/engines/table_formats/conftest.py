@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
@@ -24,6 +25,17 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark(warehouse: Path) -> Iterator[SparkSession]:
+    with session_with_jars(warehouse) as session:
+        yield session
+
+
+@contextmanager
+def session_with_jars(warehouse: Path) -> Iterator[SparkSession]:
+    """A session that writes native Delta and Iceberg.
+
+    Args:
+        warehouse: The directory of its catalogs.
+    """
     jars = TESTED[pyspark.__version__.rpartition(".")[0]]
     extensions = ",".join(settings["spark.sql.extensions"] for settings in (DELTA_SETTINGS, ICEBERG_SETTINGS))
     settings = {
