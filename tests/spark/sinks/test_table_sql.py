@@ -76,7 +76,8 @@ def test_texts_and_names_do_not_end_early() -> None:
 def test_the_newest_message_wins_by_all_columns_of_the_key() -> None:
     assert merge_newest("t", "v", ["id", "x"]) == (
         "MERGE INTO t t USING v s ON t.`id` = s.`id` AND t.`x` = s.`x` "
-        "WHEN MATCHED AND (t.`_sent_at` IS NULL OR s.`_sent_at` >= t.`_sent_at`) THEN UPDATE SET * "
+        "WHEN MATCHED AND (t.`_sent_at` IS NULL OR s.`_sent_at` >= CASE WHEN t.`_batch_id` = s.`_batch_id` "
+        "THEN t.`_sent_at` ELSE date_trunc('MILLISECOND', t.`_sent_at`) END) THEN UPDATE SET * "
         "WHEN NOT MATCHED THEN INSERT *"
     )
 

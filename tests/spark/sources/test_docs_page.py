@@ -30,7 +30,9 @@ def sources(directory: Path) -> list[Source[Any]]:
 
 
 def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSession, tmp_path: Path) -> None:
-    json_, repeats, inferred, given_in_part, text, variant, sns, s3, s3_with_options, parser = sources(tmp_path)
+    found_sources = sources(tmp_path)
+    json_, rescued, repeats, inferred, given_in_part, elements, attributes, text, variant, sns = found_sources[:10]
+    s3, s3_by_path, s3_with_options, large, parser, words = found_sources[10:]
     order = '{"order_id": 1, "customer": "Ada", "total": 9.5}'
 
     def outcome(source: Source[Any], **bodies: str) -> Parsed:
@@ -50,13 +52,22 @@ def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSes
     assert again.records["m1"][0]["city"] == "Paris"
     assert again.rejected == {"m2": "required, but missing or null: order_id"}
 
+    odd = '{"order_id": 1, "total": "much"}'
+    assert outcome(rescued, m1=odd).records == {"m1": [{"order_id": 1, "total": None, "_rescued_data": odd}]}
+    assert len(outcome(elements, m1=f"[{order}, {order}]").records["m1"]) == 2
+    assert outcome(attributes, m1=order).rejected == {"m1": "it has no attribute tenant, which is required"}
+
     assert outcome(text, m1="any").records == {"m1": [{"line": "any"}]}
     assert outcome(variant, m1="[1]").records["m1"][0]["event"].toPython() == [1]
     assert outcome(sns, m1=in_sns(order), m2=order).records == {"m1": [{"order_id": 1, "total": 9.5}]}
 
-    for source in (s3, s3_with_options):
+    for source in (s3, s3_by_path, s3_with_options):
         taken, refused = source.checker().reasons(['{"Event": "s3:TestEvent"}', order])
         assert (taken, "not an S3 notification" in str(refused)) == (None, True)
+
+    assert large.checker().reasons([order, "x"])[0] is None
+
+    assert len(outcome(words, m1="two words").records["m1"]) == 2
 
     found = outcome(parser, m1="1;2.5", m2="", m3="x")
     assert [row["reading"] for row in found.records["m1"]] == [1.0, 2.5]

@@ -293,8 +293,9 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
 
 def _refuse_if_settling(folder: BatchFolder, context: Context) -> None:
     if folder.is_settling():
+        run_id = context.op_execution_context.run_id
         raise BatchFolderError(
-            f"the batch at {folder} is being given back or deleted: run {context.run.run_id} came too late for it, or "
+            f"the batch at {folder} is being given back or deleted: run {run_id} came too late for it, or "
             "repeats a run that is over. What was not done is received again"
         )
 

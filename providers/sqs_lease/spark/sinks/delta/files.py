@@ -84,7 +84,7 @@ class Listing:
             with storage.file_system().open_input_file(location) as stream:
                 content = json.loads(stream.read())
             files = [StagedFile(**file) for file in content["files"]]
-            return cls(content["upsert_by"], files, content.get("columns"), content.get("partition_by", ()))
+            return cls(content["upsert_by"], files, content.get("columns"), tuple(content.get("partition_by", ())))
         except FileNotFoundError as error:
             raise TableError(
                 f"table {storage.uri}: {location} has gone, so an admitted batch cannot be completed. Files below "

@@ -214,6 +214,9 @@ class OpenDelta:
 
     def require_fit(self) -> None:
         """See :class:`..write_ahead.CheckedTarget`."""
+        if self.columns is None:
+            # Opened to complete what others admitted, whose listings tell of theirs.
+            return
         table = self._existing()
         self._require_writable(table, self.partition_by, self.upsert_by)
         if differs := misfits(table.schema(), self._given):
