@@ -31,7 +31,9 @@ def _parquet_rows(directory: Path, columns: Sequence[str]) -> Rows:
 DELTA = KindOfTable(
     "delta", lambda directory, upsert_by: DeltaSink(directory, (), upsert_by), _delta_rows, takes_variants=False
 )
-PARQUET = KindOfTable("parquet", lambda directory, _: ParquetSink(directory), _parquet_rows, upserts=False)
+PARQUET = KindOfTable(
+    "parquet", lambda directory, _: ParquetSink(directory), _parquet_rows, takes_variants=False, upserts=False
+)
 
 
 def postgres(url: str) -> KindOfTable:
