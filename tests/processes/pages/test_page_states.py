@@ -336,6 +336,9 @@ def test_the_batch_with_the_earliest_deadline_comes_first_and_more_than_a_hundre
     expect(rows(page)).to_have_count(100)
     expect(cell(page, "DAG, run and keeper")).to_contain_text("dag_99")
     expect(page.locator("#notice")).to_contain_text("5 more batches are at work")
+    page.goto(PAGE + SHOWN_RUN)
+    expect(rows(page)).to_have_count(100)
+    expect(page.locator("#notice")).to_contain_text("This run has 5 more batches")
 
 
 def test_it_is_used_by_keyboard_and_focus_stays_while_it_refreshes(page: Page, airflow: FakeAirflow) -> None:

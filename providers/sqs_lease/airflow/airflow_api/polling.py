@@ -44,7 +44,11 @@ POLL_SECONDS: Final = 1.0
 """Shortest pause between two questions for a DAG."""
 
 LONGEST_POLL_SECONDS: Final = 7.0
-"""Longest pause of this kind. The messages of a run that is cleared are held that much longer, at most."""
+"""Longest pause of this kind.
+
+The messages of a run that is cleared are held that much longer, at most, and one more question (:data:`POLL_SECONDS`):
+only a second answer that says so is believed.
+"""
 
 LONGEST_UNSIGNALLED_SECONDS: Final = 2.0
 """The same for a run that has no failure signals."""

@@ -60,7 +60,7 @@ export class Airflow {
    */
   async batches(run) {
     const tasks = [];
-    let more = 0;
+    let all = 0;
     if (run === null) {
       const [atWork, ended] = await Promise.all([
         this.#keepers("~", "~", { state: AT_WORK, limit: MOST_AT_WORK, order_by: "-start_date" }),
@@ -72,13 +72,14 @@ export class Airflow {
         }),
       ]);
       tasks.push(...atWork.task_instances, ...ended.task_instances);
-      more = Math.max(0, (atWork.total_entries ?? 0) - atWork.task_instances.length);
+      all = (atWork.total_entries ?? 0) + ended.task_instances.length;
     } else {
-      const found = await this.#keepers(run.dagId, run.runId, { limit: MOST_AT_WORK });
+      const found = await this.#keepers(run.dagId, run.runId, { limit: MOST_AT_WORK, order_by: "-start_date" });
       tasks.push(...found.task_instances);
+      all = found.total_entries ?? 0;
     }
     const { figures, denied } = await this.#figuresOf(tasks);
-    return { tasks, figures, more, figuresDenied: denied };
+    return { tasks, figures, more: Math.max(0, all - tasks.length), figuresDenied: denied };
   }
 
   #keepers(dagId, runId, parameters) {

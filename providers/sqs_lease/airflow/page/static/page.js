@@ -77,7 +77,10 @@ function draw() {
 
 function notices({ more, figuresDenied }) {
   const lines = [];
-  if (more > 0) lines.push(`${more} more batches are at work: the ${MOST_AT_WORK} that began last are shown.`);
+  if (more > 0) {
+    const left = run === null ? `${more} more batches are at work` : `This run has ${more} more batches`;
+    lines.push(`${left}: the ${MOST_AT_WORK} that began last are shown.`);
+  }
   if (figuresDenied) {
     lines.push(
       "Airflow does not let you read XComs, which the figures are in. The batches are shown without them; " +
