@@ -81,11 +81,12 @@ def use(stack: Stack, show: Callable[[str], None]) -> None:
 
 
 def _run_the_dag_of_the_readme(stack: Stack, airflow: AirflowApi) -> None:
-    """Put the first DAG of the README into the DAG files as it stands there, and run it."""
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    if code is None or "def orders()" not in code[1]:
-        raise CheckError("The README does not begin with its DAG `orders` any more.")
-    (LAST / "dags" / "orders.py").write_text(code[1])
+    """Put the DAG of the README into the DAG files as it stands there, and run it."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code = next((block for block in blocks if "def orders()" in block), None)
+    if code is None:
+        raise CheckError("The README has no DAG `orders` any more.")
+    (LAST / "dags" / "orders.py").write_text(code)
     stack.publish(FEW_MESSAGES, "orders")
     stack.wait("airflow-dag-processor", lambda: airflow.has_dag("orders"), "done with the README's DAG")
     _require_state("orders", stack.wait_for_run(airflow, "orders", airflow.trigger("orders")), "success")
