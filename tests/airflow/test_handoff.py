@@ -13,6 +13,7 @@ from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS
 from sqs_lease.airflow.transfer.handoff import ADOPTION_SECONDS, LONGEST_PAUSE_SECONDS, TAKEOVER_SECONDS
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, TAKEOVER_KEY, Takeover, read_progress
 from sqs_lease.airflow.transfer.status import BatchStatus
+from sqs_lease.core.policies import Growing
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import KEEP, RECEIVE, RUN_ID, VirtualTriggerer, receive_trigger
@@ -32,10 +33,13 @@ class World:
         self.states = supervisor.states.setdefault(RUN_ID, {})
         self.states.update({RECEIVE.task_id: "deferred", KEEP.task_id: None})
 
-    def run(self, scenario: Callable[[VirtualTriggerer], Coroutine[Any, Any, None]]) -> None:
+    def run(
+        self, scenario: Callable[[VirtualTriggerer], Coroutine[Any, Any, None]], *, visibility_seconds: float = 30.0
+    ) -> None:
         async def main() -> None:
             triggerer = VirtualTriggerer(self.sqs, self.clock)
-            trigger = receive_trigger("orders", self.clock, handoff_timeout_seconds=TIMEOUT_SECONDS)
+            policy = Growing(visibility=visibility_seconds)
+            trigger = receive_trigger("orders", self.clock, policy=policy, handoff_timeout_seconds=TIMEOUT_SECONDS)
             await triggerer.start(trigger, RECEIVE).ended()
             self.states[RECEIVE.task_id] = "success"
             await scenario(triggerer)
@@ -154,6 +158,23 @@ def test_a_keeper_that_was_deferred_without_a_trigger_finds_how_long_the_leases_
         assert progress.counts["extensions"] > 1
 
     world.run(scenario)
+
+
+@pytest.mark.parametrize("visibility_seconds", [12.0, 30.0, 45.0])
+def test_a_trigger_that_begins_at_any_time_finds_leases_that_last(world: World, visibility_seconds: float) -> None:
+    """What it takes for lapsed it could neither release at once nor count as surely deleted."""
+
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(10)
+        for _ in range(300):
+            await asyncio.sleep(1)
+            progress = await read_progress(KEEP, "batch")
+            assert progress is not None
+            assert progress.certain_until is not None
+            assert progress.certain_until > world.clock.wall()
+
+    world.run(scenario, visibility_seconds=visibility_seconds)
 
 
 def test_the_page_of_leases_shows_a_batch_that_waits_for_a_triggerer(world: World) -> None:

@@ -122,7 +122,8 @@ class HandOff:
         self._deferred_at: float | None = None
         self._ended_at: float | None = None
         self._asks_at = 0.0
-        self._noted_for_trigger = False
+        self._was_asked = False
+        self._must_note = False
         self._warned = False
 
     def start(self) -> asyncio.Task[None]:
@@ -178,7 +179,7 @@ class HandOff:
             self._deferred_at = now
             self._asks_at = now + ADOPTION_SECONDS
             # Airflow deleted what was written for an earlier try.
-            self._noted_for_trigger = False
+            self._was_asked, self._must_note = False, True
         self._is_cleared = self._receive_task is not None and self._is_received_again(self._receive_task, states)
         if self._state not in ENDED and not self._is_cleared:
             self._ended_at = None
@@ -193,8 +194,12 @@ class HandOff:
 
     async def _wait_for_trigger(self, watch: StateWatch, now: float, ends_at: float) -> None:
         """Hold a batch until it is known whether a trigger took it over: its keeper deferred, ended or was cleared."""
-        if now < self._asks_at:
+        if self._ended_at is None and self._deadline_note.is_due():
+            self._must_note = True
+        # A note that is due asks before its time: once a trigger took over, the note is that trigger's own.
+        if now < self._asks_at and not (self._was_asked and self._must_note):
             return
+        self._was_asked = True
         waited = 0.0 if self._deferred_at is None or self._ended_at is not None else now - self._deferred_at
         self._asks_at = now + min(max(POLL_SECONDS, waited / 4), LONGEST_PAUSE_SECONDS)
         try:
@@ -210,8 +215,8 @@ class HandOff:
         if takeover is not None:
             self._forget("its keeper's trigger runs in another triggerer")
         elif self._ended_at is None:
-            if self._deadline_note.is_due() or not self._noted_for_trigger:
-                self._noted_for_trigger = True
+            if self._must_note:
+                self._must_note = False
                 await self._note(None if self._receive_task is None else self._keeper_task)
             if now >= ends_at and not self._warned:
                 self._warned = True

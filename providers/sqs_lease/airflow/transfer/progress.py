@@ -35,8 +35,11 @@ TAKEOVER_KEY: Final = "taken_over"
 """The XCom key of a takeover."""
 
 DEADLINE_NOTE_SECONDS: Final = 15.0
-"""Shortest time between two notes of the leases' deadline: a takeover needs a note newer than the lease."""
+"""Shortest time between two notes of the leases' deadline, and the least that should be left of what was noted.
 
+A trigger that takes over takes leases for lapsed when the note that it finds is older than they are. Then it neither
+releases what fails nor counts as surely deleted what succeeds.
+"""
 
 _HELD: Final = "-"
 
@@ -162,14 +165,19 @@ class DeadlineNote:
         self._batch = batch
         self._clock = clock
         self._noted_extensions = 0
-        self._noted_at = -math.inf
+        self._due_at = -math.inf
 
     def is_due(self) -> bool:
-        """Whether to write a note: leases were extended since the last one, some time ago. True counts as noted."""
+        """Whether to write a note: leases were extended since the last one, which is old or about to pass.
+
+        True counts as noted.
+        """
         extensions, now = self._batch.extensions, self._clock.now()
-        if extensions == self._noted_extensions or now - self._noted_at < DEADLINE_NOTE_SECONDS:
+        if extensions == self._noted_extensions or now < self._due_at:
             return False
-        self._noted_extensions, self._noted_at = extensions, now
+        self._noted_extensions, self._due_at = extensions, now + DEADLINE_NOTE_SECONDS
+        if (seconds := self._batch.certain_seconds()) is not None:
+            self._due_at = min(self._due_at, now + seconds - DEADLINE_NOTE_SECONDS)
         return True
 
     def until(self) -> float | None:

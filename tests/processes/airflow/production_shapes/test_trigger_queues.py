@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 logger = logging.getLogger(__name__)
 
 DAGS_FOLDER: Final = Path(__file__).parent / "dags_queues"
-VISIBILITY_SECONDS: Final = 120
-"""So long that it outlasts a takeover on a loaded machine."""
+VISIBILITY_SECONDS: Final = 180
+"""So long that a third of it, the least that is left of a lease that grew, outlasts a takeover."""
 LATE_VISIBILITY_SECONDS: Final = 12
 THRESHOLD_SECONDS: Final = 20
 
