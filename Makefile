@@ -9,7 +9,7 @@ AGAINST ?= HEAD~1
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check dagster-versions docs pictures lint format simulate fuzz-ingestion benchmark requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures lint format simulate fuzz-ingestion benchmark requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,8 +47,9 @@ test-metrics: setup ## the dashboard of docker/grafana on a real Prometheus, whi
 screenshots: test-pages ## take the screenshots of docs/ anew, and copy them there: look at what changed
 	@for picture in docs/screenshots/*.png; do cp ".test-runs/pages/$$(basename "$$picture")" "$$picture"; done
 
-dagster-versions: setup ## test the Dagster part on the oldest and the newest Dagster; PYTHON=python3.13 for another Python
-	@requirements/dagster-versions.sh
+versions: setup ## the deterministic tests on each Python, and the lowest and newest dependencies; PYTHON=, RESOLUTION=, ROOM=
+	@$(PYTHON_ENVIRONMENT)/python -m tests.suite versions $(if $(PYTHON),--python $(PYTHON)) \
+		$(if $(RESOLUTION),--resolution $(RESOLUTION)) $(if $(ROOM),--room $(ROOM))
 
 docs: setup ## build the site of docs/ into build/site, which needs no server; a dead link or a warning fails it
 	@requirements/website.sh
@@ -102,4 +103,4 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 	@$(COMPILE_FOR_DOCKER) --no-deps docker/requirements/examples.in -o docker/requirements/examples.txt
 
 clean: ## remove the environments, the demo's files and all caches
-	rm -rf .venv .ministack .table-formats .website .prometheus .dagster-versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check
+	rm -rf .venv .ministack .table-formats .website .prometheus .versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import botocore
 import pytest
 from botocore.config import Config
 from botocore.exceptions import HTTPClientError
@@ -27,6 +28,11 @@ FIFO = f"{QUEUE}.fifo"
 RECEIPTS = [Receipt(f"id-{number}", f"handle-{number}") for number in range(10)]
 CHANGES = [VisibilityChange(receipt, 60) for receipt in RECEIPTS]
 MESSAGE = {"MessageId": "id-1", "ReceiptHandle": "handle-1", "Body": "text"}
+
+limits_read_times = pytest.mark.skipif(
+    tuple(int(part) for part in botocore.__version__.split(".")) < (1, 43, 68),
+    reason="older releases of botocore have one read timeout for all calls of a client",
+)
 
 
 async def receive_one(transport: ClientTransport, wait_seconds: int = 0) -> list[str]:
@@ -63,6 +69,7 @@ def test_an_answer_that_does_not_come_in_time_is_given_up_whatever_the_clients_t
     assert asyncio.run(scenario()) == {Verdict.TRANSIENT}
 
 
+@limits_read_times
 def test_a_thread_does_not_wait_for_an_answer_that_was_given_up(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +91,7 @@ def test_a_thread_does_not_wait_for_an_answer_that_was_given_up(
     assert asyncio.run(scenario()) == [Verdict.DONE]
 
 
+@limits_read_times
 def test_a_long_poll_may_take_longer_than_other_calls(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,11 +284,12 @@ def test_an_aiobotocore_client_that_is_open_already_is_taken_as_it_is_and_closed
     scripted.script("ReceiveMessage", Answer({"Messages": [MESSAGE]}))
 
     async def scenario() -> list[str]:
-        async with clients.aiobotocore_client(scripted.endpoint_url) as client:
-            async with AiobotocoreTransport(client) as transport:
-                received = await receive_one(transport)
-            with pytest.raises(HTTPClientError):
-                await client.receive_message(QueueUrl=QUEUE)
+        # Not left by the test: older releases of aiobotocore refuse to close a client twice.
+        client = await clients.aiobotocore_client(scripted.endpoint_url).__aenter__()
+        async with AiobotocoreTransport(client) as transport:
+            received = await receive_one(transport)
+        with pytest.raises(HTTPClientError):
+            await client.receive_message(QueueUrl=QUEUE)
         return received
 
     assert asyncio.run(scenario()) == ["id-1"]

@@ -10,12 +10,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from demo.lock import LockedError, locked
-from tests.suite import plans
+from tests.suite import plans, versions
 from tests.suite.commands import Command, CommandRun, Outcome
 from tests.suite.kept_results import KeptResults, fingerprint
 from tests.suite.time_limit import LEFT_OUT
@@ -50,6 +51,8 @@ def main() -> int:
                 return _test(options)
             case "check":
                 return _check(options)
+            case "versions":
+                return _versions(options)
             case _:
                 return _processes(options)
     except CannotRunError as error:
@@ -68,6 +71,10 @@ def _options() -> argparse.Namespace:
     processes.add_argument("--host", action="append", choices=plans.HOSTS, default=[], help="all when not given")
     processes.add_argument("--full", action="store_true", help="the long forms: all databases, sizes and settings")
     processes.add_argument("--again", action="store_true", help="run also what passed on these sources before")
+    on_versions = kinds.add_parser("versions", help="the deterministic tests on each Python and set of dependencies")
+    on_versions.add_argument("--python", action="append", choices=versions.PYTHONS, default=[])
+    on_versions.add_argument("--resolution", action="append", choices=versions.RESOLUTIONS, default=[])
+    on_versions.add_argument("--room", action="append", choices=versions.ROOMS, default=[])
     return parser.parse_args()
 
 
@@ -102,6 +109,16 @@ def _processes(options: argparse.Namespace) -> int:
     return run(name, commands, at_once=options.at_once or CORES, results=results)
 
 
+def _versions(options: argparse.Namespace) -> int:
+    os.environ.pop(plans.FULL_FORM_VARIABLE, None)
+    cells = {cell.name: cell for cell in versions.cells(options.python, options.resolution, options.room)}
+    seen: list[Outcome] = []
+    # Each environment is large, and the tests of a room keep a core busy.
+    code = run("versions", [cell.command for cell in cells.values()], at_once=options.at_once or 1, seen=seen.append)
+    versions.record(plans.ROOT, [(cells[outcome.name], outcome) for outcome in seen], datetime.now(UTC).date())
+    return code
+
+
 def run(
     kind: str,
     commands: Sequence[Command],
@@ -109,6 +126,7 @@ def run(
     at_once: int,
     until: float = math.inf,
     results: KeptResults | None = None,
+    seen: Callable[[Outcome], object] = lambda _: None,
     runs: Path = RUNS,
 ) -> int:
     """Run commands, print a line for each, and a table in the end.
@@ -119,6 +137,7 @@ def run(
         at_once: How many run at the same time.
         until: When no more begin, in seconds of the monotonic clock.
         results: Where outcomes are kept, and which commands need not run again.
+        seen: Called with each outcome.
         runs: Where the directories of runs are.
 
     Returns:
@@ -129,7 +148,7 @@ def run(
     """
     try:
         with locked(runs / kind / "lock"):
-            return _run(kind, commands, at_once, until, results, runs / kind)
+            return _run(kind, commands, at_once, until, results, seen, runs / kind)
     except LockedError as error:
         raise CannotRunError(
             f"Another run of this kind is under way in this checkout (pid {error.pid}). Wait for its end."
@@ -142,6 +161,7 @@ def _run(
     at_once: int,
     until: float,
     results: KeptResults | None,
+    seen: Callable[[Outcome], object],
     directory: Path,
 ) -> int:
     began_at = time.monotonic()
@@ -153,6 +173,7 @@ def _run(
     def ended(outcome: Outcome) -> None:
         number = len(earlier) + len(under_way.outcomes)
         print(f"[{number:>2}/{len(commands)}] {_line(outcome)}", flush=True)
+        seen(outcome)
         if results is not None and not results.keep(outcome):
             print("        The sources changed meanwhile: the next run does this again.")
         log = under_way.log_of(outcome.name)

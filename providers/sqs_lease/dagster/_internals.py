@@ -1,7 +1,7 @@
 """All that this package asks of Dagster beyond its public interface, and what it does where Dagster lacks it.
 
 Public is what the module ``dagster`` exports, and of that what Dagster documents. All else that is used here was seen
-on Dagster 1.11.16, 1.12.22, 1.13.27 and 1.13.29. ``make dagster-versions`` tests the oldest release and the newest.
+on Dagster 1.11.16, 1.12.22, 1.13.27 and 1.13.29. ``make versions ROOM=dagster`` tests the oldest and the newest.
 
 Each function says what the public interface lacks, and under "Without it" what happens on a release that has changed.
 Nothing is imported from a private module before it is needed, so such a release costs that one thing. It is said in the

@@ -68,7 +68,7 @@ class Boto3Transport(ClientTransport):
 def _limit_read_time(model: Any, context: dict[str, Any], **_: Any) -> None:
     """Let no thread wait for an answer that the transport no longer waits for; botocore reads this key for each call.
 
-    Older releases of botocore ignore it: there the client's own read timeout applies.
+    Releases of botocore before 1.43.68 ignore it: there the client's own read timeout applies.
     """
     if model.name != "ReceiveMessage":
         context.setdefault("read_timeout", ANSWER_SECONDS)

@@ -1,0 +1,81 @@
+"""The table of docs/versions.md: what was seen in some cells is written, and the others keep what was seen before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from tests.suite.commands import Outcome
+from tests.suite.plans import ROOT
+from tests.suite.versions import BEGIN, END, PAGE, PYTHONS, RESOLUTIONS, RESULTS, ROOMS, Cell, cells, record, with_table
+
+DAY = date(2026, 1, 2)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / PAGE).write_text(f"before\n\n{BEGIN}\nold\n{END}\nafter\n")
+    for command in (
+        ["init", "--quiet"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-qm", "a"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    return tmp_path
+
+
+def installed(checkout: Path, cell: Cell, version: str) -> None:
+    directory = checkout / ".versions" / f"{cell.python}-{cell.resolution}-{cell.room}"
+    directory.mkdir(parents=True)
+    packages = [{"name": name, "version": version} for name in ROOMS[cell.room].named]
+    (directory / "packages.json").write_text(json.dumps(packages))
+
+
+def test_what_was_seen_is_in_the_table_and_all_else_was_not_run(checkout: Path) -> None:
+    cell = Cell("3.12", "lowest", "dagster")
+    installed(checkout, cell, "1.2")
+    record(checkout, [(cell, Outcome(cell.name, 1, passed=7, failed=2))], DAY)
+    page = (checkout / PAGE).read_text()
+    assert "| dagster, lowest | dagster 1.2, boto3 1.2 | not run | 7 passed, 2 failed (2026-01-02) | not run |" in page
+    assert page.startswith("before\n")
+    assert page.endswith("\nafter\n")
+    assert "old" not in page
+    assert page.count("not run") == len(ROOMS) * len(RESOLUTIONS) * len(PYTHONS) - 1
+
+
+def test_cells_that_did_not_run_again_keep_what_was_seen(checkout: Path) -> None:
+    first, second = Cell("3.11", "newest", "core"), Cell("3.13", "newest", "core")
+    for cell, version in ((first, "1.0"), (second, "2.0")):
+        installed(checkout, cell, version)
+        record(checkout, [(cell, Outcome(cell.name, 0, passed=3))], DAY)
+    assert "boto3 1.0 or 2.0" in (checkout / PAGE).read_text()
+    assert (checkout / PAGE).read_text().count("3 passed (2026-01-02)") == 2
+
+
+def test_some_cells_are_chosen() -> None:
+    chosen = [cell.name for cell in cells(["3.13"], ["lowest"])]
+    assert chosen == ["3.13 lowest core", "3.13 lowest airflow", "3.13 lowest dagster", "3.13 lowest spark"]
+    assert len(list(cells())) == len(ROOMS) * len(RESOLUTIONS) * len(PYTHONS)
+
+
+def test_the_page_has_the_table_of_the_results() -> None:
+    page = (ROOT / PAGE).read_text()
+    assert with_table(page, json.loads((ROOT / RESULTS).read_text())) == page
+
+
+def test_the_classifiers_name_the_pythons_of_the_table() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
+    assert tuple(named) == PYTHONS
+
+
+def test_rooms_are_tested_with_extras_that_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for room in ROOMS.values():
+        assert set(room.extras) <= set(extras)
+        assert all((ROOT / path).is_dir() for path in room.tests)

@@ -1,0 +1,145 @@
+"""On which Pythons and releases the deterministic tests pass: `make versions`, and the table of docs/versions.md.
+
+Each cell is an environment of its own: a Python, a room of the package with only the extras that this room needs, and
+one of three resolutions of their dependencies. What a run saw is kept beside the page, so that a run of some cells
+leaves the others as they were seen last.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Final
+
+from tests.suite.commands import Command, Outcome
+
+RESULTS: Final = Path("docs", "versions.json")
+PAGE: Final = Path("docs", "versions.md")
+BEGIN, END = "<!-- table: written by make versions -->", "<!-- end of the table -->"
+
+PYTHONS: Final = ("3.11", "3.12", "3.13")
+
+RESOLUTIONS: Final = ("pinned", "lowest", "newest")
+"""As requirements/development.txt pins them; the lowest that pyproject.toml allows; the newest that it allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is tested together.
+
+    Attributes:
+        extras: The extras that are installed.
+        tests: The tests.
+        named: The packages whose versions the page names.
+    """
+
+    extras: Sequence[str]
+    tests: Sequence[str]
+    named: Sequence[str]
+
+
+ROOMS: Final = {
+    "core": Room(
+        ("cli", "manifest", "otel", "plot"),
+        ("tests/core", "tests/keeper", "tests/sqs", "tests/testing", "tests/simulation"),
+        ("boto3", "msgspec", "pyarrow"),
+    ),
+    "airflow": Room(
+        ("airflow", "cli", "manifest", "otel"),
+        ("tests/airflow",),
+        ("apache-airflow", "apache-airflow-providers-amazon", "aiobotocore"),
+    ),
+    "dagster": Room(("dagster", "manifest", "otel", "spark"), ("tests/dagster",), ("dagster", "boto3")),
+    "spark": Room(
+        ("avro", "connect", "java", "postgres", "spark", "xml"),
+        ("tests/spark",),
+        ("pyspark", "deltalake", "pyarrow", "pandas"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One environment."""
+
+    python: str
+    resolution: str
+    room: str
+
+    @property
+    def name(self) -> str:
+        """What it is called in lines, tables and logs."""
+        return f"{self.python} {self.resolution} {self.room}"
+
+    @property
+    def command(self) -> Command:
+        """What tests it."""
+        room = ROOMS[self.room]
+        script = ("requirements/versions.sh", self.python, self.resolution, self.room, ",".join(room.extras))
+        return Command(self.name, (*script, *room.tests), is_pytest=True)
+
+    def packages(self, root: Path) -> dict[str, str]:
+        """The versions in its environment of those packages that the page names."""
+        file = root / ".versions" / f"{self.python}-{self.resolution}-{self.room}" / "packages.json"
+        installed = {package["name"]: package["version"] for package in json.loads(file.read_text())}
+        return {name: installed[name] for name in ROOMS[self.room].named}
+
+
+def cells(pythons: Sequence[str] = (), resolutions: Sequence[str] = (), rooms: Sequence[str] = ()) -> Iterator[Cell]:
+    """Some of the cells; all of a kind when none of it is named."""
+    for room in rooms or ROOMS:
+        for resolution in resolutions or RESOLUTIONS:
+            for python in pythons or PYTHONS:
+                yield Cell(python, resolution, room)
+
+
+def record(root: Path, seen: Sequence[tuple[Cell, Outcome]], day: date) -> None:
+    """Write what was seen into the file of results, and the page's table anew."""
+    file = root / RESULTS
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    commit = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.strip()
+    for cell, outcome in seen:
+        kept[cell.name] = {
+            "seen": outcome.in_words,
+            "good": outcome.is_good,
+            "on": day.isoformat(),
+            "commit": commit,
+            "packages": cell.packages(root),
+        }
+    file.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+    page = root / PAGE
+    page.write_text(with_table(page.read_text(), kept))
+
+
+def with_table(page: str, results: dict[str, dict[str, object]]) -> str:
+    """The text of the page with the table of these results."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = [
+        "| room | packages | " + " | ".join(f"Python {python}" for python in PYTHONS) + " |",
+        "| --- " * (len(PYTHONS) + 2) + "|",
+    ]
+    for room in ROOMS:
+        for resolution in RESOLUTIONS:
+            found = [results.get(Cell(python, resolution, room).name) for python in PYTHONS]
+            told = ["not run" if one is None else f"{one['seen']} ({one['on']})" for one in found]
+            lines.append(f"| {room}, {resolution} | {_packages(found)} | " + " | ".join(told) + " |")
+    return "\n".join([before + BEGIN, "", *lines, "", END + after])
+
+
+def _packages(found: Sequence[dict[str, object] | None]) -> str:
+    """The versions of one row: they may differ between Pythons."""
+    versions: dict[str, list[str]] = {}
+    for one in found:
+        packages = one["packages"] if one is not None else {}
+        assert isinstance(packages, dict)
+        for name, version in packages.items():
+            if version not in versions.setdefault(name, []):
+                versions[name].append(version)
+    return ", ".join(f"{name} {' or '.join(each)}" for name, each in versions.items()) or "-"
