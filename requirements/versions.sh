@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Runs pytest in an environment of its own in .versions, for `make versions`:
-#   versions.sh PYTHON RESOLUTION ROOM EXTRAS [what pytest takes ...]
+#   versions.sh PYTHON RESOLUTION ROOM PROJECT BESIDE [what pytest takes ...]
+# PROJECT names its extras, for example .[spark]; BESIDE is what else is installed, with spaces between.
 # RESOLUTION is pinned (as in development.txt), lowest (of what pyproject.toml names) or newest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-python=$1 resolution=$2 room=$3 extras=$4
-shift 4
+python=$1 resolution=$2 room=$3 project=$4
+read -ra beside <<<"$5"
+shift 5
 environment=.versions/$python-$resolution-$room
 case $resolution in
 pinned) options=(--constraint requirements/development.txt) ;;
@@ -15,6 +17,6 @@ newest) options=() ;;
 esac
 .venv/bin/uv venv --quiet --clear --no-python-downloads --python "$python" "$environment"
 .venv/bin/uv pip install --quiet --python "$environment/bin/python" "${options[@]}" \
-    --requirement requirements/versions.in --editable ".[$extras]"
+    --requirement requirements/versions.in --editable "$project" "${beside[@]}"
 .venv/bin/uv pip list --quiet --python "$environment/bin/python" --format json >"$environment/packages.json"
 exec "$environment/bin/python" -m pytest -q --hypothesis-profile=ci "$@"

@@ -35,11 +35,13 @@ class Room:
         extras: The extras that are installed.
         tests: The tests.
         named: The packages whose versions the page names.
+        beside: What only this room's tests need.
     """
 
     extras: Sequence[str]
     tests: Sequence[str]
     named: Sequence[str]
+    beside: Sequence[str] = ()
 
 
 ROOMS: Final = {
@@ -52,6 +54,11 @@ ROOMS: Final = {
         ("airflow", "cli", "manifest", "otel"),
         ("tests/airflow",),
         ("apache-airflow", "apache-airflow-providers-amazon", "aiobotocore"),
+        (
+            "apache-airflow-providers-apache-spark>=6.3",
+            "apache-airflow-providers-common-messaging>=2.0",
+            "mypy>=1.18",
+        ),
     ),
     "dagster": Room(("dagster", "manifest", "otel", "spark"), ("tests/dagster",), ("dagster", "boto3")),
     "spark": Room(
@@ -79,7 +86,14 @@ class Cell:
     def command(self) -> Command:
         """What tests it."""
         room = ROOMS[self.room]
-        script = ("requirements/versions.sh", self.python, self.resolution, self.room, ",".join(room.extras))
+        script = (
+            "requirements/versions.sh",
+            self.python,
+            self.resolution,
+            self.room,
+            f".[{','.join(room.extras)}]",
+            " ".join(room.beside),
+        )
         return Command(self.name, (*script, *room.tests), is_pytest=True)
 
     def packages(self, root: Path) -> dict[str, str]:
