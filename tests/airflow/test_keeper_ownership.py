@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,8 +14,8 @@ from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
-from sqs_lease.core.policies import Threshold
-from sqs_lease.testing import AuditKind, MemoryTransport, MessageState
+from sqs_lease.core.policies import Fixed, Threshold
+from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID, USER_ACTION, RunningTrigger, VirtualTriggerer
@@ -83,6 +85,90 @@ def test_the_triggerer_that_received_stops_extending_before_the_other_one_releas
     world.run(scenario)
     released_at = min(entry.at for entry in world.events(AuditKind.RELEASED))
     assert not [entry for entry in world.events(AuditKind.CHANGED) if entry.at > released_at]
+
+
+@asynccontextmanager
+async def another_consumer(world: LeasedMessages) -> AsyncIterator[None]:
+    """Somebody else, who takes for ten minutes whatever is visible."""
+
+    transport = MemoryTransport(world.sqs, name="another consumer")
+
+    async def consume() -> None:
+        while True:
+            await transport.receive(world.url, max_messages=10, wait_seconds=20, visibility_seconds=600)
+
+    async with asyncio.TaskGroup() as group:
+        consuming = group.create_task(consume())
+        yield
+        consuming.cancel()
+
+
+def extended_after_release(world: LeasedMessages) -> list[AuditEntry]:
+    """The extensions of messages by their former holders."""
+    released_at = min(entry.at for entry in world.events(AuditKind.RELEASED))
+    return [entry for entry in world.events(AuditKind.CHANGED) if entry.at >= released_at]
+
+
+@pytest.mark.parametrize("waited_seconds", [5, 30, 120, 121, 123, 125, 127, 129])
+def test_nothing_is_released_while_the_one_that_received_may_not_have_heard_of_the_takeover(
+    world: LeasedMessages, waited_seconds: float
+) -> None:
+    """It asks less and less often, the longer no triggerer runs the keeper's trigger."""
+
+    async def scenario() -> None:
+        await world.receive(world.triggerer("first"), Fixed(visibility=30, every=1))
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(waited_seconds)
+        world.states["load"] = "failed"
+        async with another_consumer(world):
+            await world.keep(world.triggerer("second")).ended()
+            await asyncio.sleep(60)
+
+    world.run(scenario)
+    assert not extended_after_release(world)
+
+
+@pytest.mark.parametrize("waited_seconds", [120, 124, 127])
+def test_a_keeper_that_is_marked_right_after_a_takeover_releases_when_the_other_one_has_stopped(
+    world: LeasedMessages, waited_seconds: float
+) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer("first"), Fixed(visibility=30, every=1))
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(waited_seconds)
+        running = world.keep(world.triggerer("second"))
+        await asyncio.sleep(0.2)
+        async with another_consumer(world):
+            world.states[KEEP.task_id] = "failed"
+            await running.cancel(USER_ACTION)
+            await asyncio.sleep(60)
+
+    world.run(scenario)
+    assert not extended_after_release(world)
+
+
+def test_a_keeper_that_is_cleared_right_after_a_takeover_settles_when_the_other_one_has_stopped(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer("first"), Fixed(visibility=30, every=1))
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(120)
+        second = world.triggerer("second")
+        running = world.keep(second)
+        await asyncio.sleep(0.2)
+        world.states[KEEP.task_id] = None
+        await running.cancel(USER_ACTION)
+        # Airflow deletes what the first try wrote, before the triggerer that received has read it.
+        for key in [key for key in world.supervisor.xcoms if key[1] == KEEP.task_id]:
+            del world.supervisor.xcoms[key]
+        world.states["load"] = "failed"
+        async with another_consumer(world):
+            await world.keep(second, tried_before=True).ended()
+            await asyncio.sleep(60)
+
+    world.run(scenario)
+    assert not extended_after_release(world)
 
 
 def test_a_keeper_resumed_after_its_triggerer_was_killed_touches_nothing_that_was_settled(

@@ -52,10 +52,7 @@ ADOPTION_SECONDS: Final = 2.0
 """How long a deferred keeper's trigger is waited for in this process; a new trigger is started within about 2 s."""
 
 TAKEOVER_SECONDS: Final = 5.0
-"""How long a trigger that took a batch over from another process waits before it settles anything.
-
-By then the other process has read the takeover, and no longer extends what is released here.
-"""
+"""The shortest time for which a trigger that took a batch over settles nothing, see :func:`takeover_seconds`."""
 
 LONGEST_PAUSE_SECONDS: Final = 10.0
 """Longest pause between two questions whether a trigger took the batch over.
@@ -76,6 +73,22 @@ _BEGINS_AGAIN: Final = frozenset({None, "scheduled", "queued", "running", "resta
 def was_cleared(receiving: RunOfTask, states: TaskStates) -> bool:
     """Whether a task that received a batch will receive another one instead; so it is too when its run was deleted."""
     return states.get(receiving.task_id) in _BEGINS_AGAIN
+
+
+def takeover_seconds(held_seconds: float) -> float:
+    """How long a trigger that took a batch over from another process waits before it settles anything.
+
+    By then the other process has read the takeover, and no longer extends what is released here.
+
+    Args:
+        held_seconds: How long ago the batch was received: its keeper has not been deferred for longer.
+    """
+    return TAKEOVER_SECONDS - POLL_SECONDS + _pause_seconds(held_seconds)
+
+
+def _pause_seconds(waited_seconds: float) -> float:
+    """The time between two questions whether a trigger took a batch over whose keeper has been deferred so long."""
+    return min(max(POLL_SECONDS, waited_seconds / 4), LONGEST_PAUSE_SECONDS)
 
 
 class HandOff:
@@ -154,7 +167,7 @@ class HandOff:
         watched = [task.task_id] if receiving is None else [task.task_id, receiving.task_id]
         with self._keepers.poller.watch(task.dag_id, task.run_id, watched) as watch:
             while self._is_ours():
-                states = await _next_states(watch)
+                states = await self._next_states(watch)
                 if not self._is_ours():
                     return  # Claimed while the answer was on its way, so it says nothing about this process.
                 now = clock.now()
@@ -171,6 +184,18 @@ class HandOff:
                     await self._release()
                 elif now >= ends_at + _ANSWER_SECONDS:
                     self._forget("Airflow does not say what became of its keeper")
+
+    async def _next_states(self, watch: StateWatch) -> TaskStates | None:
+        """The next answer, or None after a while without one: time passes, and claims are made, meanwhile."""
+        seconds = POLL_SECONDS * 2
+        if self._was_asked:
+            # The trigger that takes over waits no longer than until the next question.
+            seconds = min(seconds, max(self._asks_at - self._keepers.clock.now(), 0.0))
+        try:
+            async with asyncio.timeout(seconds):
+                return await watch.next()
+        except TimeoutError:
+            return None
 
     def _take_in(self, states: TaskStates, now: float) -> None:
         before, self._state = self._state, states.get(self._keeper_task.task_id)
@@ -201,7 +226,7 @@ class HandOff:
             return
         self._was_asked = True
         waited = 0.0 if self._deferred_at is None or self._ended_at is not None else now - self._deferred_at
-        self._asks_at = now + min(max(POLL_SECONDS, waited / 4), LONGEST_PAUSE_SECONDS)
+        self._asks_at = now + _pause_seconds(waited)
         try:
             async with watch.turn:
                 takeover = await read_takeover(self._keeper_task, self._batch_id)
@@ -280,15 +305,6 @@ class HandOff:
         self._forget("it was released")
         if self._released is not None:
             await self._released()
-
-
-async def _next_states(watch: StateWatch) -> TaskStates | None:
-    """The next answer, or None after a while without one: time passes, and claims are made, meanwhile."""
-    try:
-        async with asyncio.timeout(POLL_SECONDS * 2):
-            return await watch.next()
-    except TimeoutError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)

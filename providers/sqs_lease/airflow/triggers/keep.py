@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
@@ -54,7 +55,15 @@ from sqs_lease.airflow.runtime import (
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.settlement.rules import WorkTask, decide, why_it_fails
 from sqs_lease.airflow.settlement.settler import Settler
-from sqs_lease.airflow.transfer.handoff import ENDED, TAKEOVER_SECONDS, HandOff, adopt, gather_parts, was_cleared
+from sqs_lease.airflow.transfer.handoff import (
+    ENDED,
+    TAKEOVER_SECONDS,
+    HandOff,
+    adopt,
+    gather_parts,
+    takeover_seconds,
+    was_cleared,
+)
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.transfer.payload import (
     RECEIVED_BY_WORKER,
@@ -64,6 +73,7 @@ from sqs_lease.airflow.transfer.payload import (
     remove_files,
 )
 from sqs_lease.airflow.transfer.progress import TAKEOVER_KEY, Progress, Takeover, read_progress, read_takeover
+from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import RenewalPolicy
@@ -143,6 +153,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._shared_keeper: SharedKeeper | None = None
         self._batch: SharedBatch | None = None
         self._knows_progress = True
+        self._settles_from = -math.inf
         self._holder = uuid.uuid4().hex
         self._lease_log = LeaseLog(lease["queue_url"])
         self._log_context = contextvars.copy_context()
@@ -251,8 +262,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return False
 
     async def _release(self, keepers: TriggererKeepers, batch: SharedBatch) -> None:
-        """Release what is held: no keeper follows."""
+        """Release what is held: no keeper follows. After a takeover, not before the other process has heard of it."""
         keepers.batches.pop(self.lease["batch_id"], None)
+        await asyncio.sleep(max(0.0, self._settles_from - keepers.clock.now()))
         await batch.batch.release_all()
         await remove_files(self.lease)
 
@@ -359,12 +371,15 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._shared_keeper = shared_keeper = await keepers.acquire(handed.connection)
         leases = from_wall_time(handed.leases, keepers.clock)
         progress = Progress(batch_id=handed.batch_id)
-        settle_after = keepers.clock.now()
         batch = keepers.claim(handed.batch_id, self, self._happened)
         if batch is not None:
             logger.info("Keeping %d messages of %s", len(leases), handed.queue_url)
             if self._losses is not None:
                 self._losses.learn(batch.batch)
+            self._batch = batch
+            if self.tried_before:
+                # Airflow has deleted what the try before told, perhaps before the process that received had read it.
+                await self._tell_of_takeover(task, handed, keepers.clock)
         else:
             is_elsewhere = not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id])
             source = PublishedMessages(self._receiving(task))
@@ -383,8 +398,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             held = [lease for lease in to_hold if lease.receipt not in parts.ended]
             await adopt(batch.batch, held, parts.messages, keepers.rounds)
             if is_elsewhere:
-                await self._tell_of_takeover(task, handed)
-                settle_after = keepers.clock.now() + TAKEOVER_SECONDS
+                await self._tell_of_takeover(task, handed, keepers.clock)
         self._batch = batch
         self._knows_progress = True
         return Settler(
@@ -395,7 +409,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             decode_failure_rule(self.on_failure),
             clock=keepers.clock,
             inherited=progress,
-            settle_after=settle_after,
+            settle_after=self._settles_from,
             signals=signals,
             ordered=self.ordered,
         )
@@ -405,12 +419,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return None
         return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
 
-    async def _tell_of_takeover(self, task: RunOfTask, handed: HandedLease) -> None:
+    async def _tell_of_takeover(self, task: RunOfTask, handed: HandedLease, clock: Clock) -> None:
         takeover = Takeover([handed.batch_id, *handed.part_ids], self._holder)
         try:
             await publish(task, TAKEOVER_KEY, takeover.encode())
         except CommsError as error:
             logger.warning("The triggerer that received the messages may go on extending them for a while: %s", error)
+        held_seconds = clock.wall() - min((lease.received_at for lease in handed.leases), default=clock.wall())
+        self._settles_from = clock.now() + takeover_seconds(held_seconds)
 
     async def _progress(
         self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, meanwhile: _HeldMeanwhile
