@@ -8,16 +8,18 @@ from dataclasses import replace
 import pytest
 from airflow.triggers.base import TaskSuccessEvent
 
+from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.transfer.lease import LEASE_KEY
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, TAKEOVER_KEY, Progress, Takeover
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.failure_rules import release
+from sqs_lease.core.failure_rules import dead_letter, release
 from sqs_lease.core.specs import encode_failure_rule
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import (
+    CHECK,
     KEEP,
     LOAD,
     RECEIVE,
@@ -254,3 +256,80 @@ def test_a_keeper_whose_trigger_airflow_does_not_end_gives_its_batch_back_when_t
 
     world.run(scenario)
     assert not world.events(AuditKind.DELETED)
+
+
+CHUNK = WorkTask("chunk", mapped=True)
+"""Mapped over parts of the batch that another task makes."""
+
+CLEAN = WorkTask("clean", mapped=True, per_message=True, chained=True)
+"""Mapped over what ``check`` returned for each message."""
+
+
+def test_messages_that_a_cleared_run_has_more_of_than_before_are_held_until_their_work_is_made(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        # The batch before had one message. Airflow makes the other instances when all that is before them has ended.
+        world.states["check_0"] = None
+        running = world.keep(triggerer, CHECK)
+        await asyncio.sleep(60)
+        assert world.message_states() == ALL_HELD
+        world.states.update({"check_0": "running", "check_1": "failed", "check_2": "success"})
+        await asyncio.sleep(20)
+        assert world.message_states() == {"a": MessageState.IN_FLIGHT, "b": MessageState.VISIBLE}
+        world.states["check_0"] = "success"
+        await running.ended()
+
+    world.run(scenario)
+    assert (world.report()["deleted"], world.report()["released"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome"), [("upstream_failed", "dead_lettered"), ("skipped", "released"), ("success", "dead_lettered")]
+)
+def test_messages_whose_work_is_never_made_are_settled_when_the_others_have_ended(
+    world: LeasedMessages, ended: str, outcome: str
+) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        world.states["check_0"] = None
+        running = world.keep(triggerer, CHECK, on_failure=dead_letter())
+        await asyncio.sleep(60)
+        world.states["check_0"] = ended
+        await running.ended()
+
+    world.run(scenario)
+    assert world.report()[outcome] >= 2
+
+
+@pytest.mark.parametrize("work", [CHUNK, CHECK, CLEAN], ids=lambda work: work.task_id)
+def test_instances_that_a_cleared_run_needs_no_more_give_no_message_back(world: LeasedMessages, work: WorkTask) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        # The batch before had ten messages: Airflow keeps the instances that are left over, as removed.
+        world.states.update({f"{work.task_id}_{index}": "removed" for index in range(3, 10)})
+        world.states.update({f"{work.task_id}_{index}": "success" for index in range(3)})
+        await world.keep(triggerer, work).ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+    assert world.report()["deleted"] == 3
+
+
+def test_an_instance_that_is_left_over_of_a_longer_chain_stands_for_no_message(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        # check returned nothing for "a", so clean_0 is about "b", clean_1 about "c", and clean_2 is of a batch before.
+        world.states.update(dict.fromkeys(("check_0", "check_1", "check_2", "clean_1"), "success"))
+        world.states.update({"clean_0": "failed", "clean_2": "removed"})
+        await world.keep(triggerer, CHECK, CLEAN).ended()
+        # Nobody knows which of them failed: none is deleted.
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+    assert world.report()["released"] == 3

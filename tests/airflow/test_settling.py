@@ -145,9 +145,11 @@ def test_messages_wait_for_every_chunk() -> None:
 
 def test_a_task_that_is_no_longer_part_of_the_run_counts_as_failed() -> None:
     assert decision([LOAD], {"other": "success"}).fail[0] == Failure("task load ended as removed")
-    assert decision([CHECK], {"check_0": "running", "check_1": "running"}).fail == failure(
-        "task check[2] ended as removed", (2,)
-    )
+    states: dict[str, str | None] = {"check_0": "failed", "check_1": "running"}
+    # While another instance has not ended, Airflow may still make the one that is missing.
+    assert set(decision([CHECK], states).fail) == {0}
+    late = decision([CHECK], {**states, "check_1": "failed"})
+    assert late.fail[2] == Failure("task check[2] ended as removed")
 
 
 def test_a_named_message_fails_and_the_others_go_on() -> None:

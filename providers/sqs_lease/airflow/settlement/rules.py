@@ -31,7 +31,7 @@ Whether a batch whose leases have all ended fails its keeper, is decided here to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ FAILED: Final = "failed"
 _SKIPPED: Final = "skipped"
 _REMOVED: Final = "removed"
 _NEVER_TO_BE_DONE: Final = frozenset({"upstream_failed", _REMOVED})
+_ENDED_STATES: Final = _NEVER_TO_BE_DONE | {SUCCESS, FAILED, _SKIPPED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ class Judgement:
         self._states = states
         self._message_ids = message_ids
         self._one_by_one = tasks_one_by_one(work, len(message_ids), states)
+        self._missing: dict[str, str | None] = {}  # the states of instances that there are not, by task
         self._ended = _Ended(reports, read_failures=read_failures, by_exception=by_exception)
         self._common = _Standing()
         for task in work:
@@ -229,9 +231,20 @@ class Judgement:
             return self._common
         standing = replace(self._common)
         for task in self._one_by_one:
-            key, state = _instance_of_message(task, position, self._states)
+            key, state = self._instance_of_message(task, position)
             self._ended.take(key, state, standing, returns=task.returns, alone=key[1] != UNMAPPED)
         return standing
+
+    def _instance_of_message(self, task: WorkTask, position: int) -> tuple[InstanceKey, str | None]:
+        """The instance that works on one message; before the task was expanded, the task itself."""
+        own = (task.task_id, position)
+        if (key := state_key(own)) in self._states:
+            return own, self._states[key]
+        if task.task_id in self._states:
+            return (task.task_id, UNMAPPED), self._states[task.task_id]
+        if task.task_id not in self._missing:
+            self._missing[task.task_id] = _state_of_missing(task, self._states)
+        return own, self._missing[task.task_id]
 
 
 def tasks_one_by_one(work: Iterable[WorkTask], messages: int, states: TaskStates) -> Sequence[WorkTask]:
@@ -243,6 +256,9 @@ def affected(work: Sequence[WorkTask], messages: int, before: TaskStates, states
     """Return the positions of the messages about which new states may say something new; None: of all messages."""
     one_by_one = tasks_one_by_one(work, messages, states)
     if one_by_one != tasks_one_by_one(work, messages, before):
+        return None
+    if not all(task.task_id in states or _has_all_instances(task, messages, states) for task in one_by_one):
+        # What becomes of a message without an instance of its own follows from those of others.
         return None
     prefixes = {task.task_id for task in one_by_one}
     positions = set()
@@ -323,33 +339,41 @@ def _is_one_by_one(task: WorkTask, messages: int, states: TaskStates) -> bool:
     if not task.per_message:
         return False
     # Before it was expanded it stands under its own name, and concerns all in the same way.
-    return not task.chained or task.task_id in states or f"{task.task_id}_{messages - 1}" in states
+    return not task.chained or task.task_id in states or _has_all_instances(task, messages, states)
 
 
-def _instances(task: WorkTask, states: TaskStates) -> Iterator[tuple[InstanceKey, str | None]]:
-    """All instances of a task that the answer knows; a task without any is no longer part of the run."""
-    found = False
+def _has_all_instances(task: WorkTask, messages: int, states: TaskStates) -> bool:
+    """Whether a task has an instance for each message; those that are left over of a longer batch are none."""
+    return states.get(f"{task.task_id}_{messages - 1}", _REMOVED) != _REMOVED
+
+
+def _instances(task: WorkTask, states: TaskStates) -> Iterable[tuple[InstanceKey, str | None]]:
+    """All instances of a task that the answer knows; a task without any is no longer part of the run.
+
+    Removed instances are left out, unless there are no others.
+    """
+    found: dict[InstanceKey, str | None] = {}
     if task.task_id in states:
-        found = True
-        yield (task.task_id, UNMAPPED), states[task.task_id]
+        found[task.task_id, UNMAPPED] = states[task.task_id]
     if task.mapped:
         prefix = f"{task.task_id}_"
         for key, state in states.items():
             if key.startswith(prefix) and key[len(prefix) :].isdecimal():
-                found = True
-                yield (task.task_id, int(key[len(prefix) :])), state
-    if not found:
-        yield (task.task_id, UNMAPPED), _REMOVED
+                found[task.task_id, int(key[len(prefix) :])] = state
+    there = {key: state for key, state in found.items() if state != _REMOVED}
+    return (there or {(task.task_id, UNMAPPED): _REMOVED}).items()
 
 
-def _instance_of_message(task: WorkTask, position: int, states: TaskStates) -> tuple[InstanceKey, str | None]:
-    """The instance that works on one message; before the task was expanded, the task itself."""
-    own = (task.task_id, position)
-    if (key := state_key(own)) in states:
-        return own, states[key]
-    if task.task_id in states:
-        return (task.task_id, UNMAPPED), states[task.task_id]
-    return own, _REMOVED
+def _state_of_missing(task: WorkTask, states: TaskStates) -> str | None:
+    """What counts as the state of an instance that the answer does not know, of a task that was expanded.
+
+    In a cleared run Airflow makes it just before the first of the others runs, so it may still be made while one of
+    them has not ended. Where they were all skipped it would have been skipped as well.
+    """
+    others = {state for _, state in _instances(task, states)}
+    if others <= {_SKIPPED}:
+        return _SKIPPED
+    return _REMOVED if others <= _ENDED_STATES else None
 
 
 def _shown(key: InstanceKey) -> str:
