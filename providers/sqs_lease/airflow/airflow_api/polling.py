@@ -300,9 +300,10 @@ class _WatchedDag:
             if not watched:
                 return True
             task_ids = frozenset[str]().union(*(watch.task_ids for watches in watched.values() for watch in watches))
+            asked = _told_apart(task_ids)
             asked_at = self._asking.clock.now()
             try:
-                answer = await self._asking.ask(self._dag_id, list(watched), task_ids)
+                answers = [(some, await self._asking.ask(self._dag_id, list(watched), some)) for some in asked]
             except NoAnswerError:
                 self._runs_at_once = max(1, min(self._runs_at_once, len(watched)) // 2)
                 return False
@@ -312,9 +313,9 @@ class _WatchedDag:
                 self._runs_at_once = min(max(self._runs_at_once, 2 * len(watched)), MAX_RUNS_IN_REQUEST)
         for run_id, watches in watched.items():
             # A run that was deleted is missing in the answer, and none of its tasks has a state.
-            states = answer.get(run_id, {})
+            found = [(some, answer.get(run_id, {})) for some, answer in answers]
             for watch in watches:
-                if watch.answered(_of_tasks(states, watch.task_ids, task_ids), asked_at):
+                if watch.answered(_of_tasks(found, watch.task_ids), asked_at):
                     self._news_at = asyncio.get_running_loop().time()
                 # A hundred triggers that settle at once would block the event loop: one in each of its rounds.
                 await asyncio.sleep(0)
@@ -326,11 +327,31 @@ def _is_new(watches: Iterable[StateWatch]) -> bool:
     return any(watch.answers == 0 for watch in watches)
 
 
-def _of_tasks(states: TaskStates, task_ids: frozenset[str], asked: frozenset[str]) -> TaskStates:
-    """The states of some of the tasks that were asked for."""
-    if task_ids == asked:
-        return states
-    return {key: state for key, state in states.items() if key in task_ids or _mapped_task(key) in task_ids}
+def _told_apart(task_ids: Collection[str]) -> list[frozenset[str]]:
+    """Tasks by the questions that ask for them: one, unless the id of one reads like an instance of another.
+
+    Airflow's answer has one key for both, ``check_1`` for the second instance of ``check`` and for a task of that name.
+    Where they are work of different leases, the end of the one would be taken for that of the other.
+    """
+    by_depth: dict[int, set[str]] = {}
+    for task_id in task_ids:
+        depth, mapped = 0, _mapped_task(task_id)
+        while mapped is not None:
+            depth += mapped in task_ids
+            mapped = _mapped_task(mapped)
+        by_depth.setdefault(depth, set()).add(task_id)
+    return [frozenset(some) for _, some in sorted(by_depth.items())]
+
+
+def _of_tasks(found: Iterable[tuple[frozenset[str], TaskStates]], task_ids: frozenset[str]) -> TaskStates:
+    """The states of some of the tasks that were asked for, by one question or several."""
+    wanted: dict[str, str | None] = {}
+    for asked, states in found:
+        if asked == task_ids:
+            return states
+        own = asked & task_ids
+        wanted |= {key: state for key, state in states.items() if key in own or _mapped_task(key) in own}
+    return wanted
 
 
 def _mapped_task(key: str) -> str | None:
