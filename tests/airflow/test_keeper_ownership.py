@@ -13,8 +13,8 @@ from airflow.triggers.base import TaskSuccessEvent
 from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
-from sqs_lease.core.policies import Fixed, Threshold
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, TAKEOVER_KEY
+from sqs_lease.core.policies import Fixed, Growing, Threshold
 from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
@@ -649,3 +649,54 @@ def test_the_counts_of_the_report_go_on_after_a_long_wait_for_the_keeper(world: 
 
     world.run(scenario)
     assert world.report()["extensions"] == len(world.events(AuditKind.CHANGED))
+
+
+# After the batch was given back
+
+
+@pytest.mark.parametrize("end", ["success", "failed"])
+@pytest.mark.parametrize("tried_before", [False, True])
+def test_a_keeper_that_begins_after_its_batch_was_given_back_touches_nobody_elses_lease(
+    world: LeasedMessages, end: str, tried_before: bool
+) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer, Growing(visibility=180.0), handoff_timeout_seconds=300.0)
+        world.states[KEEP.task_id] = "queued"
+        await asyncio.sleep(304)
+        assert world.message_states() == ALL_VISIBLE
+        other = MemoryTransport(world.sqs, name="other")
+        assert len(await other.receive(world.url, max_messages=10, wait_seconds=0, visibility_seconds=600)) == 3
+        running = world.keep(triggerer, tried_before=tried_before)
+        await asyncio.sleep(60)
+        world.states["load"] = end
+        await running.ended()
+        assert world.message_states() == ALL_HELD
+
+    world.run(scenario)
+    assert not [entry for entry in world.sqs.trail().entries() if entry.at > 304 and entry.caller != "other"]
+    assert (world.report()["lost"], world.report()["deleted"]) == (3, 0)
+
+
+def test_a_keeper_that_was_marked_and_then_cleared_touches_nobody_elses_lease(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer, Growing(visibility=180.0))
+        running = world.keep(triggerer, CHECK)
+        world.states.update({"check_0": "success", "check_1": "running", "check_2": "running"})
+        await asyncio.sleep(10)
+        world.states[KEEP.task_id] = "failed"
+        await running.cancel(USER_ACTION)
+        other = MemoryTransport(world.sqs, name="other")
+        assert len(await other.receive(world.url, max_messages=10, wait_seconds=0, visibility_seconds=600)) == 2
+        for key in (PROGRESS_KEY, TAKEOVER_KEY):
+            world.supervisor.xcoms.pop((RUN_ID, KEEP.task_id, -1, key), None)
+        running = world.keep(triggerer, CHECK, tried_before=True)
+        await asyncio.sleep(20)
+        world.states.update({"check_1": "failed", "check_2": "success"})
+        await running.ended()
+        assert set(world.message_states().values()) == {MessageState.IN_FLIGHT}
+
+    world.run(scenario)
+    assert not [entry for entry in world.sqs.trail().entries() if entry.at > 15 and entry.caller != "other"]
+    assert (world.report()["lost"], world.report()["deleted"]) == (2, 1)

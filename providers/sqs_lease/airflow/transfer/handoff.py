@@ -12,7 +12,8 @@ batch that it still owns, by the state of the keeper's task:
                                                       and then stops tracking it
 
 A batch that a trigger took over is never released here: the leases may be another process's by then, and releasing
-them would give messages away that it holds.
+them would give messages away that it holds. And a keeper that begins after its batch was released finds a note that it
+was (:func:`note_given_back`), so that it does the same.
 
 The task that received it says whether the batch is still wanted. When that task was cleared, it receives again, and no
 keeper will ever take this batch: it is released at once, so that the new try gets its messages.
@@ -38,7 +39,7 @@ from sqs_lease.airflow.runtime import SharedBatch, TriggererKeepers
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of, read_takeover
 from sqs_lease.airflow.transfer.status import status_of
 from sqs_lease.clock import Clock
-from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, RoundLimiter
@@ -104,6 +105,7 @@ class HandOff:
         receive_task: The task that received, if clearing it means that the batch is no longer wanted; None
             also writes no notes.
         progress: Gives what a keeper's trigger left to write down; by default nothing was settled yet.
+        messages: How many were handed on with ``receive_task``, those that were settled since included.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class HandOff:
         released: Callable[[], Awaitable[None]] | None = None,
         receive_task: RunOfTask | None = None,
         progress: Callable[[], Progress] | None = None,
+        messages: int = 0,
     ) -> None:
         self._keepers = keepers
         self._batch_id = batch_id
@@ -124,6 +127,7 @@ class HandOff:
         self._timeout_seconds = timeout_seconds
         self._released = released
         self._receive_task = receive_task
+        self._messages = messages
         self._deadline_note = DeadlineNote(shared.batch, keepers.clock)
         self._progress = self._nothing_settled if progress is None else progress
         self._first_notes_go_to = receive_task if progress is None else None
@@ -301,10 +305,32 @@ class HandOff:
             )
         # From here on nobody may claim what is being given back.
         self._keepers.batches.pop(self._batch_id, None)
+        if self._receive_task is not None and not self._is_cleared:
+            await note_given_back(self._receive_task, self._batch_id, self._messages, self._progress())
         await self._shared.batch.release_all()
         self._forget("it was released")
         if self._released is not None:
             await self._released()
+
+
+async def note_given_back(receive_task: RunOfTask, batch_id: str, messages: int, progress: Progress) -> None:
+    """Write down that a batch is about to be given back, for a try of its keeper that begins all the same.
+
+    That try has the receipt handles still, and by what was written before they would seem to hold: it would extend and
+    release the leases of other consumers. What is held now counts as lost to it.
+
+    Args:
+        receive_task: The task that received; what the keeper's own task wrote is deleted when it begins again.
+        batch_id: The batch.
+        messages: How many it has.
+        progress: What was settled before.
+    """
+    settled = {**dict.fromkeys(range(messages), Outcome.LOST), **progress.settled}
+    note = replace(progress, settled=settled, certain_until=None, batch_id=batch_id)
+    try:
+        await publish(receive_task, PROGRESS_KEY, note.encode(), patience_seconds=0)
+    except CommsError as error:
+        logger.warning("That the messages of %s are given back cannot be written: %s", receive_task, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ from sqs_lease.airflow.transfer.handoff import (
     HandOff,
     adopt,
     gather_parts,
+    note_given_back,
     takeover_seconds,
     was_cleared,
 )
@@ -325,6 +326,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return  # The next try began in this process meanwhile, and claimed the batch.
         if kept is _Kept.NOBODY:
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
+            if self._settler is not None:
+                progress = self._settler.progress()
+                await note_given_back(receiving, self.lease["batch_id"], self.lease["messages"], progress)
             await self._release(keepers, batch)
         elif kept is _Kept.ELSEWHERE:
             keepers.remove(self.lease["batch_id"], batch)
@@ -339,6 +343,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 released=partial(remove_files, self.lease),
                 receive_task=receiving,
                 progress=None if self._settler is None else self._settler.progress,
+                messages=self.lease["messages"],
             ).start()
 
     async def _kept_by(self, task: RunOfTask, receiving: RunOfTask) -> _Kept:
@@ -387,6 +392,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if is_elsewhere:
                 self._knows_progress = False
                 progress = await self._progress(task, handed, keepers, meanwhile)
+                if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
+                    logger.warning("%d messages were lost, or given back, before this trigger began", lost)
             leases = from_wall_time(progress.with_known_deadlines(handed.leases), keepers.clock)
             parts = await gather_parts(keepers, handed.part_ids, self)
             leases = parts.newest(meanwhile.end(leases))
@@ -454,10 +461,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             progress = await read_progress(task, handed.batch_id)
         if progress is not None:
             return progress
-        if self.tried_before:
+        # No trigger of this task has held it: the one that received it may have extended it for long. Or a try before
+        # has given it back.
+        progress = await read_progress(self._receiving(task), handed.batch_id) or Progress()
+        if self.tried_before and not progress.settled:
             return await self._settled_by_its_work(task, handed)
-        # No trigger of this task has held it: the one that received it may have extended it for long.
-        return await read_progress(self._receiving(task), handed.batch_id) or Progress()
+        return progress
 
     async def _settled_by_its_work(self, task: RunOfTask, handed: HandedLease) -> Progress:
         """Without a note of the try before: messages whose work has ended were settled, or come back by themselves."""

@@ -125,6 +125,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             self.options.handoff_timeout_seconds,
             released=partial(remove_files, self._lease),
             receive_task=task,
+            messages=self._lease["messages"],
         ).start()
         yield TaskSuccessEvent()
 
