@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow import SqsLeaseSensor, SqsLeaseTrigger
+from sqs_lease.airflow.receiving import collector
+from sqs_lease.airflow.receiving.collector import FILTER_SECONDS
 from sqs_lease.airflow.receiving.filters import MessageFilter, UnmatchedRule, decode_unmatched, encode_unmatched
 from sqs_lease.airflow.triggers.receive import FAILED_FOR_GOOD, TIMED_OUT
 from sqs_lease.core.failure_rules import backoff, dead_letter, discard, expire, release
@@ -302,14 +305,14 @@ def test_messages_are_held_while_a_slow_filter_looks_at_them(
 ) -> None:
     world = LeasedMessages(supervisor, fifo=fifo)
 
-    async def slowly(function: Callable[[], Any]) -> Any:
+    async def slowly(threads: Executor, function: Callable[[], Any]) -> Any:
         await asyncio.sleep(200)  # seven times the visibility timeout
         return function()
 
     async def scenario() -> None:
         triggerer = world.triggerer()
         with monkeypatch.context() as patch:
-            patch.setattr(asyncio, "to_thread", slowly)
+            patch.setattr(collector, "in_thread", slowly)
             await world.receive(triggerer, filter=only("b", "c"))
         keeping = world.keep(triggerer)
         await asyncio.sleep(100)
@@ -320,6 +323,53 @@ def test_messages_are_held_while_a_slow_filter_looks_at_them(
     assert len(world.events(AuditKind.RECEIVED)) == 3
     report = world.report()
     assert {name: report[name] for name in ("received", "deleted", "late")} == {"received": 2, "deleted": 2, "late": 0}
+
+
+def test_messages_on_which_a_filter_gives_no_answer_come_back_and_end_no_wait(
+    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(threads: Executor, function: Callable[[], Any]) -> Any:
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        monkeypatch.setattr(collector, "in_thread", never)
+        running = await world.receive(world.triggerer(), filter=only("a"), timeout_seconds=60.0)
+        assert running.events[0].payload["status"] == TIMED_OUT
+        await asyncio.sleep(60)
+        assert world.message_states() == dict.fromkeys("abc", MessageState.VISIBLE)
+
+    world.run(scenario)
+    # Held until then: they come back by a release with a delay.
+    assert all(entry.at > FILTER_SECONDS for entry in world.events(AuditKind.EXPIRED))
+    assert world.clock.now() < FILTER_SECONDS + 200
+
+
+def test_a_filter_that_blocks_leaves_the_threads_to_others(
+    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    ended: list[str] = []
+
+    async def scenario() -> None:
+        loop, sorting = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+
+        def matches(message: Message) -> bool:
+            loop.call_soon_threadsafe(sorting.set)
+            gate.wait(2)
+            ended.append("filter")
+            return True
+
+        monkeypatch.setattr(MessageFilter, "matcher", lambda self: matches)
+        running = world.triggerer().start(receive_trigger("orders", world.clock, filter=only("a")), RECEIVE)
+        await sorting.wait()
+        # As a client does that looks up an address.
+        await asyncio.to_thread(ended.append, "another trigger")
+        gate.set()
+        await running.ended()
+
+    world.run(scenario)
+    assert ended[0] == "another trigger"
 
 
 def test_on_a_fifo_queue_what_was_discarded_holds_nothing_of_its_group_back(supervisor: ScriptedComms) -> None:

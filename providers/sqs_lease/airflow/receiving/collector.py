@@ -16,6 +16,8 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -47,10 +49,25 @@ logger = logging.getLogger(__name__)
 LAST_SETTLEMENTS_SECONDS: Final = 10.0
 """How long the end of a collection waits until what did not match is settled; what is not then comes back by itself."""
 
+FILTER_SECONDS: Final = 600.0
+"""How long a filter may look at the messages of one receive, ten at most, before they count as unusable.
+
+They are held meanwhile. One that waits for ever, for a server that does not answer say, must not hold them for ever.
+"""
+
+FILTERS_AT_ONCE: Final = 4
+"""So many receives of one queue are looked at at once, each in a thread of its own.
+
+Not in the event loop's default threads: those are few and serve all triggers, whose clients look up addresses in them,
+so that a filter that blocks would stop the extension of every lease.
+"""
+
 _SLOW_RELEASE: Final = backoff()
 """How unusable messages are given back at the earliest: after 10 s, 20 s, ... up to 15 minutes."""
 
 _CANNOT_BE_USED: Final = "cannot be used, or wait for one of those"
+
+_T = TypeVar("_T")
 
 _NAMED_IN_LOG: Final = 5
 """How many messages one line of the log names."""
@@ -156,9 +173,10 @@ class Collector:
             SqsError: Nothing can be received.
         """
         aside = keeper.open_batch(self.queue_url, policy=self.policy)
+        threads = ThreadPoolExecutor(FILTERS_AT_ONCE, thread_name_prefix="sqs-lease filter")
 
         def on_received(reception: Reception) -> None:
-            self._received(keeper, reception, batch, aside)
+            self._received(keeper, reception, batch, aside, threads)
 
         try:
             while not self._stopped:
@@ -186,6 +204,7 @@ class Collector:
                 await asyncio.wait(self._settling, timeout=LAST_SETTLEMENTS_SECONDS)
             keeper.drop(aside)
             self._log_unusable()
+            threads.shutdown(wait=False)
 
     async def settle_refused(self, batch: Batch, refused: Collection[str]) -> None:
         """Settle messages of a batch that Airflow refused by themselves, as those that it is known to refuse.
@@ -204,21 +223,38 @@ class Collector:
         self._stopped = True
         self._receiver.stop()
 
-    def _received(self, keeper: Keeper, reception: Reception, batch: Batch, aside: Batch) -> None:
+    def _received(self, keeper: Keeper, reception: Reception, batch: Batch, aside: Batch, threads: Executor) -> None:
         if self._matches is None:
             self._take(partial(_hold, reception), reception.messages, batch, aside, {})
         else:
-            sorting = self._sort(self._matches, keeper, reception, batch, aside)
+            sorting = self._sort(self._matches, keeper, reception, batch, aside, threads)
             task = asyncio.get_running_loop().create_task(sorting)
             self._sorting.add(task)
             task.add_done_callback(self._sorting.discard)
 
-    async def _sort(self, matches: Matcher, keeper: Keeper, reception: Reception, batch: Batch, aside: Batch) -> None:
+    async def _sort(
+        self,
+        matches: Matcher,
+        keeper: Keeper,
+        reception: Reception,
+        batch: Batch,
+        aside: Batch,
+        threads: Executor,
+    ) -> None:
         # Held meanwhile: a user's function may take longer than the visibility timeout lasts.
         unsorted = keeper.open_batch(self.queue_url, policy=self.policy)
         _hold(reception, unsorted, reception.messages)
         # In a thread: going through large bodies takes long enough to make extensions late.
-        answers = await asyncio.to_thread(lambda: [_answer(matches, message) for message in reception.messages])
+        answers: Sequence[bool | str]
+        try:
+            async with asyncio.timeout(FILTER_SECONDS):
+                answers = await in_thread(
+                    threads, lambda: [_answer(matches, message) for message in reception.messages]
+                )
+        except TimeoutError:
+            # The thread goes on; what it finds is not waited for.
+            late = f"message_filtering gave no answer within {FILTER_SECONDS:g} s"
+            answers = [late] * len(reception.messages)
         hold = partial(_hold_on, reception, unsorted.leases(), self.policy.visibility_seconds)
         keeper.drop(unsorted)
         answered = list(zip(reception.messages, answers, strict=True))
@@ -352,6 +388,11 @@ def _hold_on(
         batch.adopt([held[message.receipt] for message in messages], messages)
     else:
         _hold(reception, batch, messages)
+
+
+async def in_thread(threads: Executor, call: Callable[[], _T]) -> _T:
+    """Make a call in one of some threads, in the caller's context."""
+    return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, call)
 
 
 def _answer(matches: Matcher, message: Message) -> bool | str:
