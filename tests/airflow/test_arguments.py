@@ -125,3 +125,20 @@ def test_they_concern_both_tasks_of_a_run_that_messages_start_too() -> None:
     with DAG("shop", schedule=[asset]) as dag, sqs_lease("orders", event=asset, queue="team_a") as orders:
         load(orders)
     assert [dag.task_dict[task_id].queue for task_id in ("orders", "orders_keeper")] == ["team_a", "team_a"]
+
+
+@pytest.mark.parametrize("own", [{}, {"max_active_tis_per_dag": 5}], ids=["default_args", "keeper_arguments"])
+def test_a_keeper_never_waits_for_that_of_another_run_unless_it_is_told_so_itself(own: Any) -> None:
+    of_all = {"depends_on_past": True, "wait_for_downstream": True, "max_active_tis_per_dag": 1}
+    with (
+        DAG("shop", schedule=None, default_args={**of_all, "max_active_tis_per_dagrun": 1}) as dag,
+        sqs_lease("orders", queue_url=QUEUE, keeper_arguments=own) as orders,
+    ):
+        load(orders)
+    keeper = dag.task_dict["orders_keeper"]
+    waits = (keeper.depends_on_past, keeper.wait_for_downstream, keeper.max_active_tis_per_dag)
+    assert waits == (False, False, own.get("max_active_tis_per_dag"))
+    assert keeper.max_active_tis_per_dagrun is None
+    # The other tasks keep to what the DAG says.
+    for task_id in ("orders", "load"):
+        assert {name: getattr(dag.task_dict[task_id], name) for name in of_all} == of_all

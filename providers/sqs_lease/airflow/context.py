@@ -25,6 +25,17 @@ from sqs_lease.core.failure_rules import FailureRule
 
 _OF_BOTH_TASKS: Final = ("queue", "pool", "executor", "retries", "priority_weight", "owner")
 
+_NOT_TO_WAIT: Final = {
+    "depends_on_past": False,
+    "wait_for_downstream": False,
+    "max_active_tis_per_dag": None,
+    "max_active_tis_per_dagrun": None,
+}
+"""What ``default_args`` may say of the other tasks, but not of a keeper.
+
+While it waited for the keeper of another run, which may work for hours, its messages would be given back.
+"""
+
 
 class TaskArguments(TypedDict, total=False):
     """What every task takes."""
@@ -165,7 +176,9 @@ def sqs_lease(
         keeper_arguments: Arguments of ``name_keeper`` alone, of those that every task takes.
         arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`; with ``event`` those that every task
             takes. ``queue``, ``pool``, ``executor``, ``retries``, ``priority_weight`` and ``owner`` go to
-            ``name_keeper`` as well, unless ``keeper_arguments`` has others for it.
+            ``name_keeper`` as well, unless ``keeper_arguments`` has others for it. ``depends_on_past``,
+            ``wait_for_downstream`` and ``max_active_tis_per_dag`` go there by ``keeper_arguments`` alone, not by
+            ``default_args``: a keeper that waits for another run's loses its messages.
 
     Yields:
         The messages, as an ``XComArg`` (typed as Any, like what it stands for at run time): a list of mappings with
@@ -201,6 +214,7 @@ def sqs_lease(
         )
     _check_work(dag, work_task_ids, sensor)
     of_keeper: dict[str, Any] = {argument: given[argument] for argument in _OF_BOTH_TASKS if argument in given}
+    of_keeper |= _NOT_TO_WAIT
     of_keeper |= cast("dict[str, Any]", keeper_arguments or {})
     SqsLeaseKeeperOperator(
         task_id=f"{name}_keeper",
