@@ -69,7 +69,11 @@ def test_a_dag_is_asked_for_once_however_many_leases_it_has_and_each_watch_gets_
 
 
 def test_a_task_that_is_named_like_an_instance_of_another_is_asked_for_by_a_question_of_its_own() -> None:
-    tasks = {"check": {"check_0": "failed", "check_1": "success"}, "check_1": {"check_1": "running"}, "u": {"u": None}}
+    tasks: dict[str, dict[str, str | None]] = {
+        "check": {"check_0": "failed", "check_1": "success"},
+        "check_1": {"check_1": "running"},
+        "u": {"u": None},
+    }
     questions: list[set[str]] = []
 
     async def fetch(dag_id: str, run_ids: Sequence[str], task_ids: Collection[str]) -> Mapping[str, TaskStates]:

@@ -392,7 +392,8 @@ def _hold_on(
 
 async def in_thread(threads: Executor, call: Callable[[], _T]) -> _T:
     """Make a call in one of some threads, in the caller's context."""
-    return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, call)
+    context = copy_context()
+    return await asyncio.get_running_loop().run_in_executor(threads, lambda: context.run(call))
 
 
 def _answer(matches: Matcher, message: Message) -> bool | str:
