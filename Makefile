@@ -9,7 +9,7 @@ AGAINST ?= HEAD~1
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures lint format simulate fuzz-ingestion benchmark requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures release lint format simulate fuzz-ingestion benchmark requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,12 +52,15 @@ versions: setup ## the deterministic tests on each Python, and the lowest and ne
 		$(if $(RESOLUTION),--resolution $(RESOLUTION)) $(if $(ROOM),--room $(ROOM))
 
 docs: setup ## build the site of docs/ into build/site, which needs no server; a dead link or a warning fails it
-	@requirements/website.sh
+	@requirements/environment.sh website
 	@NO_MKDOCS_2_WARNING=1 .website/bin/mkdocs build --strict
 	@echo "Read build/site/index.html"
 
 pictures: setup ## draw the pictures of docs/ anew, from runs of the package in virtual time
 	@$(PYTHON_ENVIRONMENT)/python -m docs.site.pictures
+
+release: setup ## make what is published, in dist/: wheel, sdist, bills of materials; a known vulnerability stops it
+	@requirements/release.sh
 
 lint: setup ## ruff and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check
@@ -73,7 +76,7 @@ simulate: setup ## run the simulator over more schedules, for example SEEDS=1000
 
 fuzz-ingestion: setup ## ingest BODIES=10000 random messages from every source into every table; SEED=7 repeats a run; an hour
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m tests.spark.fuzz --bodies $(BODIES) $(if $(SEED),--seed $(SEED))
-	@requirements/table-formats.sh
+	@requirements/environment.sh table-formats
 	@PYTHONPATH=providers .table-formats/bin/python -W ignore -m tests.spark.fuzz --bodies $(BODIES) $(if $(SEED),--seed $(SEED))
 
 benchmark: setup ## measure what leases cost, beside the parent commit or AGAINST=commit, a triggerer, and Spark; an hour
@@ -94,6 +97,8 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/table-formats.txt
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/website.in --constraints requirements/development.txt \
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/website.txt
+	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/release.in \
+		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/release.txt
 	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/airflow.in --extra airflow --extra manifest --extra cli \
 		-o docker/requirements/airflow.txt
 	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/dagster.in --extra dagster --extra cli \
@@ -103,4 +108,4 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 	@$(COMPILE_FOR_DOCKER) --no-deps docker/requirements/examples.in -o docker/requirements/examples.txt
 
 clean: ## remove the environments, the demo's files and all caches
-	rm -rf .venv .ministack .table-formats .website .prometheus .versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check
+	rm -rf .venv .ministack .table-formats .website .release .prometheus .versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check

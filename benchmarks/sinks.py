@@ -266,7 +266,7 @@ def main() -> None:
 
 def with_jars(messages: int, rounds: int) -> dict[str, list[dict[str, float]]]:
     """The same of the sinks that need jars, in the environment that has their Spark."""
-    subprocess.run([ROOT / "requirements/table-formats.sh"], check=True, cwd=ROOT)
+    subprocess.run([ROOT / "requirements/environment.sh", "table-formats"], check=True, cwd=ROOT)
     command = [str(ENGINES / "bin/python"), "-W", "ignore", "-m", "benchmarks.sinks", "--json"]
     options = ["--messages", str(messages), "--rounds", str(rounds), "--sinks", *WITH_JARS]
     done = subprocess.run([*command, *options], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -135,7 +135,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory, directory: Path) -> Iterator[Examples]:
     home = tmp_path_factory.mktemp("airflow")
-    subprocess.run([ROOT / "requirements" / "table-formats.sh"], check=True, cwd=ROOT)
+    subprocess.run([ROOT / "requirements" / "environment.sh", "table-formats"], check=True, cwd=ROOT)
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(home))
         sqs = server.sqs_client()
