@@ -37,6 +37,8 @@ class SqsServer:
     endpoint_url: str
     """For example `http://127.0.0.1:23456`; serves SQS and S3, without authentication."""
     process: ServerProcess
+    secret: str = "test"  # noqa: S105 - the server asks for none
+    """The secret access key of its clients; the server takes any."""
 
     @property
     def pid(self) -> int:
@@ -55,7 +57,7 @@ class SqsServer:
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_DEFAULT_REGION": REGION,
             "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_SECRET_ACCESS_KEY": self.secret,
         }
 
     @property
@@ -64,7 +66,7 @@ class SqsServer:
         connection = {
             "conn_type": "aws",
             "login": "test",
-            "password": "test",
+            "password": self.secret,
             "extra": {"endpoint_url": self.endpoint_url, "region_name": REGION},
         }
         return json.dumps(connection)
@@ -76,7 +78,7 @@ class SqsServer:
             endpoint_url=self.endpoint_url,
             region_name=REGION,
             aws_access_key_id="test",
-            aws_secret_access_key="test",  # noqa: S106 - the server asks for none
+            aws_secret_access_key=self.secret,
             config=config,
         )
 

@@ -46,6 +46,7 @@ class Wire:
         torn: IAM actions whose calls get no answer: the connection is closed.
         answers: What gives the answers in place of the server, by IAM action: for calls that it does not have.
         ahead: How far the server's clock is ahead of this machine's.
+        heard: Takes the body of each answer of the server, with its call; in the thread of the request.
     """
 
     endpoint_url: str
@@ -54,6 +55,7 @@ class Wire:
     torn: set[str] = field(default_factory=set)
     answers: dict[str, Callable[[], Any]] = field(default_factory=dict)
     ahead: timedelta = timedelta()
+    heard: Callable[[WireCall, bytes], object] = lambda _call, _body: None
 
     def actions(self, about: str) -> set[str]:
         """The IAM actions that were asked for on queues and buckets whose name has this text in it."""
@@ -101,7 +103,9 @@ def wire_to(endpoint_url: str) -> Iterator[Wire]:
                 connection.request(self.command, self.path, body=body, headers=headers)
                 came = connection.getresponse()
                 length = came.headers.get("content-length") if self.command == "HEAD" else None
-                self.answer(came.status, came.read(), dict(came.headers.items()), length)
+                answered = came.read()
+                wire.heard(call, answered)
+                self.answer(came.status, answered, dict(came.headers.items()), length)
             finally:
                 connection.close()
 
