@@ -35,7 +35,14 @@ from typing import Final
 from sqs_lease.airflow.airflow_api.polling import POLL_SECONDS, StateWatch
 from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, TaskStates, publish
 from sqs_lease.airflow.runtime import SharedBatch, TriggererKeepers
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of, read_takeover
+from sqs_lease.airflow.transfer.progress import (
+    PROGRESS_KEY,
+    DeadlineNote,
+    Progress,
+    close_batch,
+    counts_of,
+    read_takeover,
+)
 from sqs_lease.airflow.transfer.status import status_of
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent
@@ -299,6 +306,11 @@ class HandOff:
                 queue_url,
                 self._state,
             )
+            if self._receive_task is not None:
+                # Before the calls: its keeper may start later, and must not extend what others have by then.
+                await close_batch(self._receive_task, self._batch_id)
+                if not self._is_ours():
+                    return  # It was claimed meanwhile.
         # From here on nobody may claim what is being given back.
         self._keepers.batches.pop(self._batch_id, None)
         await self._shared.batch.release_all()

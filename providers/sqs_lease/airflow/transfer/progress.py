@@ -1,4 +1,4 @@
-"""XComs about one batch that triggers write for each other: what was settled, and which trigger holds the batch.
+"""XComs about one batch that triggers write for each other: what was settled, which trigger holds it, and its end.
 
 **Progress** (:data:`PROGRESS_KEY`) says what was settled and how long the leases last. A trigger writes settlements
 before it makes them, so that no other process extends what this one is giving away. It writes the deadline of the
@@ -9,12 +9,17 @@ of the receiving task.
 **Takeover** (:data:`TAKEOVER_KEY`), an XCom of the keeper's task, says that the keeper's trigger took the batch from
 another process. That process then stops extending it.
 
+**Closed** (:data:`CLOSED_KEY`), an XCom of the receiving task, says that nobody may hold the batch any more: it was
+released because its keeper did not come, or was marked, or all of it was settled. A keeper that starts after that, or
+is cleared, leaves the messages alone. Clearing the keeper deletes the other two, but not this one.
+
 Airflow deletes a task's XComs when its next try begins. A process that does not know of that try yet may still write
 one. So each note names its batch, and readers ignore notes about other batches.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,17 +27,22 @@ from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
-from sqs_lease.airflow.airflow_api.requests import RunOfTask, pull
+from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, publish, pull
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import OUTCOME_LETTERS, Outcome
 from sqs_lease.core.messages import Lease
 from sqs_lease.keeper.batch import Batch
+
+logger = logging.getLogger(__name__)
 
 PROGRESS_KEY: Final = "settled"
 """The XCom key of a batch's progress."""
 
 TAKEOVER_KEY: Final = "taken_over"
 """The XCom key of a takeover."""
+
+CLOSED_KEY: Final = "closed"
+"""The XCom key under which a batch is named that nobody may hold any more."""
 
 DEADLINE_NOTE_SECONDS: Final = 15.0
 """Shortest time between two notes of the leases' deadline, and the least that should be left of what was noted.
@@ -143,6 +153,30 @@ async def read_takeover(keeper_task: RunOfTask, batch_id: str) -> Takeover | Non
     plain = await pull(keeper_task, TAKEOVER_KEY)
     takeover = None if plain is None else Takeover(**plain)
     return takeover if takeover is not None and batch_id in takeover.batch_ids else None
+
+
+async def close_batch(receiving: RunOfTask, batch_id: str) -> None:
+    """Write down that nobody may hold a batch any more, before it is released: what was given away is not extended."""
+    try:
+        await publish(receiving, CLOSED_KEY, {"batch_id": batch_id})
+    except CommsError as error:
+        logger.warning(
+            "It cannot be written that batch %s of %s ended; a keeper that starts later may extend messages that it "
+            "does not hold: %s",
+            batch_id,
+            receiving,
+            error,
+        )
+
+
+async def is_closed(receiving: RunOfTask, batch_id: str) -> bool:
+    """Whether nobody may hold a batch any more.
+
+    Raises:
+        CommsError: There was no usable answer.
+    """
+    plain = await pull(receiving, CLOSED_KEY)
+    return plain is not None and plain["batch_id"] == batch_id
 
 
 def _letters(settled: Mapping[int, Outcome]) -> str:

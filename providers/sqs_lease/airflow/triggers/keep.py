@@ -72,7 +72,15 @@ from sqs_lease.airflow.transfer.payload import (
     load_lease,
     remove_files,
 )
-from sqs_lease.airflow.transfer.progress import TAKEOVER_KEY, Progress, Takeover, read_progress, read_takeover
+from sqs_lease.airflow.transfer.progress import (
+    TAKEOVER_KEY,
+    Progress,
+    Takeover,
+    close_batch,
+    is_closed,
+    read_progress,
+    read_takeover,
+)
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.messages import Lease
@@ -218,6 +226,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             await publish(task, REPORT_KEY, report)
         except CommsError as error:
             logger.warning("Everything was settled, but the report cannot be published: %s", error)
+        await close_batch(self._receiving(task), self.lease["batch_id"])
         problem = why_it_fails(report, self.on_lost, self.lease["queue_url"])
         if problem is not None:
             logger.error("%s", problem)
@@ -325,6 +334,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return  # The next try began in this process meanwhile, and claimed the batch.
         if kept is _Kept.NOBODY:
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
+            await close_batch(receiving, self.lease["batch_id"])
             await self._release(keepers, batch)
         elif kept is _Kept.ELSEWHERE:
             keepers.remove(self.lease["batch_id"], batch)
@@ -454,6 +464,13 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             progress = await read_progress(task, handed.batch_id)
         if progress is not None:
             return progress
+        if await is_closed(self._receiving(task), handed.batch_id):
+            logger.warning(
+                "The messages of %s were settled or released before this try: leaving all of them alone. Clear the "
+                "run to receive again",
+                handed.queue_url,
+            )
+            return Progress(dict.fromkeys(range(len(handed.leases)), Outcome.EXPIRED))
         if self.tried_before:
             return await self._settled_by_its_work(task, handed)
         # No trigger of this task has held it: the one that received it may have extended it for long.
