@@ -171,6 +171,79 @@ def test_a_keeper_that_is_cleared_right_after_a_takeover_settles_when_the_other_
     assert not extended_after_release(world)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_keeper_that_starts_after_the_handoff_timeout_leaves_alone_what_was_released(
+    world: LeasedMessages, elsewhere: bool
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first, Fixed(visibility=30, every=1), handoff_timeout_seconds=60.0)
+        world.states[KEEP.task_id] = "queued"
+        async with another_consumer(world):
+            await asyncio.sleep(70)
+            running = world.keep(world.triggerer("second") if elsewhere else first)
+            await asyncio.sleep(60)
+            world.states["load"] = "failed"
+            await running.ended()
+            await asyncio.sleep(60)
+
+    world.run(scenario)
+    assert not extended_after_release(world)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_keeper_that_is_marked_and_then_cleared_leaves_alone_what_was_released(
+    world: LeasedMessages, elsewhere: bool
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first, Fixed(visibility=30, every=1))
+        running = world.keep(first)
+        await asyncio.sleep(10)
+        async with another_consumer(world):
+            world.states[KEEP.task_id] = "failed"
+            await running.cancel(USER_ACTION)
+            await asyncio.sleep(10)
+            forget_tries(world)
+            world.keep(world.triggerer("second") if elsewhere else first, tried_before=True)
+            await asyncio.sleep(60)
+
+    world.run(scenario)
+    assert not extended_after_release(world)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_keeper_that_is_cleared_with_failed_work_leaves_alone_what_was_released(
+    world: LeasedMessages, elsewhere: bool
+) -> None:
+    """To clear a failed task with what is downstream of it clears the keeper, too: it is the teardown."""
+
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first, Fixed(visibility=30, every=1))
+        running = world.keep(first)
+        await asyncio.sleep(10)
+        async with another_consumer(world):
+            world.states["load"] = "failed"
+            await running.ended()
+            forget_tries(world)
+            world.states["load"] = "running"
+            running = world.keep(world.triggerer("second") if elsewhere else first, tried_before=True)
+            await asyncio.sleep(60)
+            world.states["load"] = "success"
+            await running.ended()
+
+    world.run(scenario)
+    assert not extended_after_release(world)
+    assert world.message_states() == ALL_HELD
+
+
+def forget_tries(world: LeasedMessages) -> None:
+    """As Airflow does when the keeper's next try begins."""
+    for key in [key for key in world.supervisor.xcoms if key[1] == KEEP.task_id]:
+        del world.supervisor.xcoms[key]
+
+
 def test_a_keeper_resumed_after_its_triggerer_was_killed_touches_nothing_that_was_settled(
     world: LeasedMessages,
 ) -> None:

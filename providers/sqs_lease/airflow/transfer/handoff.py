@@ -13,7 +13,7 @@ batch that it still owns, by the state of the keeper's task:
 
 A batch that a trigger took over is never released here: the leases may be another process's by then, and releasing
 them would give messages away that it holds. And a keeper that begins after its batch was released finds a note that it
-was (:func:`note_given_back`), so that it does the same.
+was (:func:`note_end`), so that it does the same.
 
 The task that received it says whether the batch is still wanted. When that task was cleared, it receives again, and no
 keeper will ever take this batch: it is released at once, so that the new try gets its messages.
@@ -306,18 +306,18 @@ class HandOff:
         # From here on nobody may claim what is being given back.
         self._keepers.batches.pop(self._batch_id, None)
         if self._receive_task is not None and not self._is_cleared:
-            await note_given_back(self._receive_task, self._batch_id, self._messages, self._progress())
+            await note_end(self._receive_task, self._batch_id, self._messages, self._progress())
         await self._shared.batch.release_all()
         self._forget("it was released")
         if self._released is not None:
             await self._released()
 
 
-async def note_given_back(receive_task: RunOfTask, batch_id: str, messages: int, progress: Progress) -> None:
-    """Write down that a batch is about to be given back, for a try of its keeper that begins all the same.
+async def note_end(receive_task: RunOfTask, batch_id: str, messages: int, progress: Progress) -> None:
+    """Write down that a batch was settled or is about to be given back, for a try of its keeper that begins all the same.
 
     That try has the receipt handles still, and by what was written before they would seem to hold: it would extend and
-    release the leases of other consumers. What is held now counts as lost to it.
+    settle the leases of other consumers. What is held now counts as lost to it.
 
     Args:
         receive_task: The task that received; what the keeper's own task wrote is deleted when it begins again.
@@ -330,7 +330,7 @@ async def note_given_back(receive_task: RunOfTask, batch_id: str, messages: int,
     try:
         await publish(receive_task, PROGRESS_KEY, note.encode(), patience_seconds=0)
     except CommsError as error:
-        logger.warning("That the messages of %s are given back cannot be written: %s", receive_task, error)
+        logger.warning("It cannot be written that the batch of %s has ended: %s", receive_task, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ from sqs_lease.airflow.transfer.handoff import (
     HandOff,
     adopt,
     gather_parts,
-    note_given_back,
+    note_end,
     takeover_seconds,
     was_cleared,
 )
@@ -219,6 +219,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             await publish(task, REPORT_KEY, report)
         except CommsError as error:
             logger.warning("Everything was settled, but the report cannot be published: %s", error)
+        # A try that begins when this task was cleared, with failed work say, finds what is settled already.
+        await note_end(self._receiving(task), self.lease["batch_id"], self.lease["messages"], settler.progress())
         problem = why_it_fails(report, self.on_lost, self.lease["queue_url"])
         if problem is not None:
             logger.error("%s", problem)
@@ -328,7 +330,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
             if self._settler is not None:
                 progress = self._settler.progress()
-                await note_given_back(receiving, self.lease["batch_id"], self.lease["messages"], progress)
+                await note_end(receiving, self.lease["batch_id"], self.lease["messages"], progress)
             await self._release(keepers, batch)
         elif kept is _Kept.ELSEWHERE:
             keepers.remove(self.lease["batch_id"], batch)
