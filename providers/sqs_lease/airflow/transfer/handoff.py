@@ -314,7 +314,7 @@ class HandOff:
 
 
 async def note_end(receive_task: RunOfTask, batch_id: str, messages: int, progress: Progress) -> None:
-    """Write down that a batch was settled or is about to be given back, for a try of its keeper that begins all the same.
+    """Write down that a batch was settled or is about to be given back, for a try of its keeper that begins later.
 
     That try has the receipt handles still, and by what was written before they would seem to hold: it would extend and
     settle the leases of other consumers. What is held now counts as lost to it.
