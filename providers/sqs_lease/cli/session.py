@@ -36,7 +36,7 @@ class Session:
         self._transports: dict[tuple[str | None, str | None], RedriveTransport] = {}
         self._of_queue: dict[str, RedriveTransport] = {}
         for each in (queue, *others):
-            own = _own_access(access, each)
+            own = own_access(access, each)
             place = queue_reference(each).region, own.endpoint_url
             if place not in self._transports:
                 client = boto3_client.make_client(own, queue=each)
@@ -70,18 +70,40 @@ class Session:
         return self._runner.run(work)
 
 
-def _own_access(access: AwsAccess, queue: str) -> AwsAccess:
-    """How to reach a queue. A URL off AWS names its endpoint: SQS itself is never told the host of a queue's URL."""
-    if "://" not in queue or _is_aws(queue):
+def own_access(access: AwsAccess, queue: str) -> AwsAccess:
+    """How to reach a queue. A URL off AWS names its endpoint: SQS itself is never told the host of a queue's URL.
+
+    Args:
+        access: How to reach AWS.
+        queue: The queue's name, URL or ARN.
+
+    Raises:
+        CommandError: Its URL is not of the endpoint that was given or configured.
+        sqs_lease.sqs.errors.SqsError: No client can be made.
+    """
+    endpoint = boto3_client.make_client(access, queue=queue).meta.endpoint_url if is_off_aws(queue) else ""
+    if not endpoint or is_at(endpoint, queue):
         return access
-    endpoint = boto3_client.make_client(access, queue=queue).meta.endpoint_url
     if _is_aws(endpoint):
-        parts = urlsplit(queue)
-        return replace(access, endpoint_url=f"{parts.scheme}://{parts.netloc}")
+        return replace(access, endpoint_url=endpoint_of(queue))
+    raise CommandError(f"{queue} is not at {endpoint}: give the queue's name, or another --endpoint-url")
+
+
+def is_off_aws(queue: str) -> bool:
+    """Whether a queue is given by a URL that is not on one of AWS's own hosts."""
+    return "://" in queue and not _is_aws(queue)
+
+
+def is_at(endpoint: str, queue_url: str) -> bool:
+    """Whether calls to an endpoint reach the server that a URL off AWS names."""
     # Emulators go by several names of a host, so the port tells.
-    if urlsplit(endpoint).port != urlsplit(queue).port:
-        raise CommandError(f"{queue} is not at {endpoint}: give the queue's name, or another --endpoint-url")
-    return access
+    return not _is_aws(endpoint) and urlsplit(endpoint).port == urlsplit(queue_url).port
+
+
+def endpoint_of(queue_url: str) -> str:
+    """The endpoint that a queue's URL names."""
+    parts = urlsplit(queue_url)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _is_aws(url: str) -> bool:
