@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Coroutine
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from sqs_lease import blocking
@@ -15,6 +16,9 @@ from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.move_tasks import RedriveTransport
 from sqs_lease.sqs.validation import queue_reference
+
+PATIENCE_SECONDS: Final = 15.0
+"""For so long after the first Ctrl-C, further ones are ignored: messages are being given back."""
 
 _T = TypeVar("_T")
 
@@ -62,12 +66,41 @@ class Session:
         return self._of_queue[queue]
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine to its end. The first Ctrl-C cancels it, and its end is awaited; a second one does not wait.
+        """Run a coroutine to its end. The first Ctrl-C cancels it, and its end is awaited.
+
+        A second one, as of an impatient user, must not leave messages in flight: it is ignored, unless the end takes
+        longer than :data:`PATIENCE_SECONDS`.
 
         Raises:
             KeyboardInterrupt: The user pressed Ctrl-C, and the coroutine did not return in spite of it.
         """
-        return self._runner.run(work)
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            # Ctrl-C does not end this process: it is another program's, or ignored.
+            return self._runner.run(work)
+        loop = self._runner.get_loop()
+        interrupted_at: list[float] = []
+
+        def interrupt(task: asyncio.Future[Any]) -> None:
+            interrupted_at.append(loop.time())
+            if len(interrupted_at) == 1:
+                task.cancel()
+            elif interrupted_at[-1] - interrupted_at[0] > PATIENCE_SECONDS:
+                raise KeyboardInterrupt
+
+        async def interruptible() -> _T:
+            task = asyncio.ensure_future(work)
+            loop.add_signal_handler(signal.SIGINT, interrupt, task)
+            try:
+                return await task
+            finally:
+                loop.remove_signal_handler(signal.SIGINT)
+
+        try:
+            return self._runner.run(interruptible())
+        except asyncio.CancelledError:
+            if not interrupted_at:
+                raise
+            raise KeyboardInterrupt from None
 
 
 def own_access(access: AwsAccess, queue: str) -> AwsAccess:
