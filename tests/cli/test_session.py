@@ -46,7 +46,7 @@ def test_another_name_of_the_same_host_is_not() -> None:
 
 
 def test_a_second_ctrl_c_does_not_stop_what_the_first_one_began() -> None:
-    given_back = []
+    given_back: list[str] = []
 
     async def hold() -> None:
         try:
