@@ -59,18 +59,18 @@ def test_a_permission_that_is_missing_is_a_finding(orders: str, wire: Wire, acti
     assert CALLER in found[f"permission:{action}"]["why"]
 
 
-def test_a_queue_that_may_not_be_looked_up_is_a_finding(orders: str, wire: Wire, ground: Ground) -> None:
+def test_a_queue_that_may_not_be_looked_up_is_a_finding(orders: str, wire: Wire) -> None:
     wire.denied = {"sqs:GetQueueUrl"}
 
     assert "Allow sqs:GetQueueUrl" in findings(orders)["access"]["what"]
     # By its URL it needs no look-up.
-    assert "sqs:GetQueueUrl" not in json.dumps(findings(ground.url(orders))["permissions"])
+    assert "sqs:GetQueueUrl" not in json.dumps(findings(wire.url(orders))["permissions"])
 
 
-def test_a_dead_letter_queue_that_may_not_be_looked_up_is_a_finding(orders: str, wire: Wire, ground: Ground) -> None:
+def test_a_dead_letter_queue_that_may_not_be_looked_up_is_a_finding(orders: str, wire: Wire) -> None:
     wire.denied = {"sqs:GetQueueUrl"}
 
-    found = findings(ground.url(orders))["permission:GetQueueUrl"]
+    found = findings(wire.url(orders))["permission:GetQueueUrl"]
 
     assert found["level"] == "bites"
     assert "on the dead-letter queue" in found["what"]
@@ -159,6 +159,41 @@ def test_nobody_listening_is_a_finding(orders: str) -> None:
 
     assert ran.exit_code == 1
     assert "the endpoint cannot be reached" in json.loads(ran.out)["examined"][0]["findings"][0]["what"]
+
+
+@pytest.mark.parametrize("endpoint_url", ["http://127.0.0.1:99999", "http://127.0.0.1:x", "http://[::1", "ftp://host"])
+def test_an_endpoint_that_cannot_be_called_is_a_finding(orders: str, endpoint_url: str) -> None:
+    ran = sqs_lease("doctor", orders, "--endpoint-url", endpoint_url, "--json")
+
+    assert ran.exit_code == 1
+    assert "endpoint is misconfigured" in json.loads(ran.out)["examined"][0]["findings"][0]["what"]
+
+
+def test_a_queue_of_another_region_is_not_looked_for_in_the_configured_one(orders: str, ground: Ground) -> None:
+    elsewhere = ground.arn(orders).replace("us-east-1", "eu-west-1")
+    (finding,) = (found for check, found in findings(elsewhere).items() if check != "versions")
+
+    assert finding["level"] == "bites"
+    assert "is in region eu-west-1, but the client calls us-east-1" in finding["what"]
+
+
+def test_a_url_of_another_endpoint_is_not_looked_for_at_the_configured_one(orders: str) -> None:
+    (finding,) = (
+        found for check, found in findings(f"http://127.0.0.1:9/000000000000/{orders}").items() if check != "versions"
+    )
+
+    assert finding["level"] == "bites"
+    assert finding["what"].startswith("its URL is at http://127.0.0.1:9, and calls go to http://127.0.0.1:")
+
+
+def test_waiting_dead_letters_are_a_note_with_the_command_that_says_why(orders: str, ground: Ground) -> None:
+    dead = ground.queue("dead", MessageRetentionPeriod=TWO_WEEKS)
+    orders = ground.queue("orders", VisibilityTimeout="120", RedrivePolicy=ground.redrive_to(dead))
+    ground.sqs.send_message(QueueUrl=ground.url(dead), MessageBody="one")
+    change = findings(orders)["dead_letters"]["change"]
+
+    # `peek` shows no values of attributes, and a reason is one.
+    assert f"`sqs-lease redrive {dead} --dry-run` shows why" in change
 
 
 @pytest.mark.parametrize("columns", [80, 120])

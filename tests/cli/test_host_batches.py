@@ -186,6 +186,13 @@ def test_a_host_that_does_not_answer_is_trouble_beside_the_queues(
     assert says in found["trouble"][0]
 
 
+def test_in_a_pipe_a_host_that_is_away_is_trouble_too() -> None:
+    ran = sqs_lease("watch", "orders", "--airflow", "http://127.0.0.1:1")
+
+    assert ran.exit_code == 1
+    assert "Airflow gave no usable answer" in ran.out
+
+
 def test_a_host_that_is_away_is_trouble_too() -> None:
     found = watched("--airflow", "http://127.0.0.1:1", exit_code=1)
 

@@ -156,3 +156,15 @@ def test_what_it_cannot_use_is_one_line_and_exit_code_2(
     assert (ran.exit_code, ran.out) == (2, "")
     assert says in ran.err
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", [60, 72, 80, 120])
+def test_long_names_of_attributes_are_folded_and_not_cut(leased_queues: LeasedQueues, columns: int) -> None:
+    queue = leased_queues.create("orders")
+    # No id and no heading has this letter.
+    leased_queues.sqs.send(queue.url, "x", message_attributes={"z" * 90: {"DataType": "String", "StringValue": "y"}})
+
+    ran = sqs_lease("peek", "orders", columns=columns)
+
+    assert max(map(len, ran.out.splitlines())) <= columns
+    assert ran.out.count("z") == 90

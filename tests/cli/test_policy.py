@@ -72,10 +72,10 @@ def test_several_queues_share_statements(wire: Wire, ground: Ground) -> None:
 def test_a_dead_letter_queue_that_may_not_be_looked_up_is_named_all_the_same(wire: Wire, ground: Ground) -> None:
     dead = ground.queue("dead")
     orders = ground.queue("orders", RedrivePolicy=ground.redrive_to(dead))
-    ran = sqs_lease("policy", ground.url(orders))
+    ran = sqs_lease("policy", wire.url(orders))
     wire.denied = {"sqs:GetQueueUrl"}
 
-    without = sqs_lease("policy", ground.url(orders))
+    without = sqs_lease("policy", wire.url(orders))
 
     assert without.out == ran.out
     assert f"{dead} was not looked up, so its KMS key is not in this policy" in without.err
@@ -108,6 +108,29 @@ def test_a_queue_that_cannot_be_looked_up_is_enough_by_its_arn(queue: str, crede
     assert statements(ran)["Queues"]["Resource"] == [f"{ARN}:orders"]
     assert ran.err.startswith(f"Note: {queue} was not looked up")
     assert ran.err.count("\n") == 1
+
+
+def test_a_queue_of_another_region_is_not_looked_for_in_the_configured_one(wire: Wire, ground: Ground) -> None:
+    arn = ground.arn(ground.queue("orders")).replace("us-east-1", "eu-west-1")
+    ran = sqs_lease("policy", arn)
+
+    assert statements(ran)["Queues"]["Resource"] == [arn]
+    assert "is in region eu-west-1, but the client calls us-east-1" in ran.err
+
+
+def test_a_url_of_another_endpoint_is_not_looked_for_at_the_configured_one(wire: Wire, ground: Ground) -> None:
+    ran = sqs_lease("policy", f"http://127.0.0.1:9/000000000000/{ground.queue('orders')}")
+
+    assert (ran.exit_code, ran.out) == (2, "")
+    assert "is not at http://127.0.0.1:" in ran.err
+
+
+def test_a_url_off_aws_is_called_where_it_says(wire: Wire, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = ground.queue("orders")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    ran = sqs_lease("policy", wire.url(orders))
+
+    assert statements(ran)["Queues"]["Resource"] == [ground.arn(orders)]
 
 
 def test_a_name_alone_is_not(credentials: None) -> None:

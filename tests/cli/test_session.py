@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+
 import pytest
 
 from sqs_lease.cli.output import CommandError
@@ -39,3 +43,21 @@ def test_a_url_of_another_endpoint_than_the_one_given_is_refused() -> None:
 def test_another_name_of_the_same_host_is_not() -> None:
     with Session(AwsAccess(endpoint_url=HERE), "http://localhost:4566/000000000000/orders"):
         pass
+
+
+def test_a_second_ctrl_c_does_not_stop_what_the_first_one_began() -> None:
+    given_back: list[str] = []
+
+    async def hold() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.to_thread(given_back.append, "a message")
+
+    with Session(AwsAccess(endpoint_url=HERE), "orders") as session, pytest.raises(KeyboardInterrupt):
+        session.run(hold())
+
+    assert given_back == ["a message"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

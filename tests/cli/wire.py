@@ -57,6 +57,10 @@ class Wire:
     ahead: timedelta = timedelta()
     heard: Callable[[WireCall, bytes], object] = lambda _call, _body: None
 
+    def url(self, queue: str) -> str:
+        """The URL of a queue here; that of the server would go past the wire."""
+        return f"{self.endpoint_url}/000000000000/{queue}"
+
     def actions(self, about: str) -> set[str]:
         """The IAM actions that were asked for on queues and buckets whose name has this text in it."""
         return {action for call in self.calls if about in call.about for action in call.actions}

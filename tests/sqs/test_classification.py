@@ -224,6 +224,14 @@ def test_an_unknown_code_is_judged_by_the_http_status(status: int | None, error:
         (botocore_errors.ProfileNotFound(profile="nobody"), errors.ConfigurationError, Verdict.REFUSED),
         (botocore_errors.ConfigParseError(path="config"), errors.ConfigurationError, Verdict.REFUSED),
         (ValueError("Invalid endpoint: localhost:4566"), errors.EndpointError, Verdict.REFUSED),
+        (ValueError("Port out of range 0-65535"), errors.EndpointError, Verdict.REFUSED),
+        (ValueError("Port could not be cast to integer value as 'x'"), errors.EndpointError, Verdict.REFUSED),
+        (ValueError("Invalid IPv6 URL"), errors.EndpointError, Verdict.REFUSED),
+        (
+            botocore_errors.HTTPClientError(error=urllib3_errors.URLSchemeUnknown("ftp")),
+            errors.EndpointError,
+            Verdict.REFUSED,
+        ),
         (botocore_errors.NoCredentialsError(), errors.CredentialsError, Verdict.REFUSED),
         (
             botocore_errors.PartialCredentialsError(provider="env", cred_var="secret"),

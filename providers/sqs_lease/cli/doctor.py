@@ -26,8 +26,10 @@ from sqs_lease.cli.queue_access import (
     probe,
 )
 from sqs_lease.cli.queue_checks import QueueContext, QueueState, clock_finding, queue_findings
+from sqs_lease.cli.session import endpoint_of, is_at, is_off_aws
 from sqs_lease.cli.versions import base_versions
 from sqs_lease.sqs.client import AwsAccess, make_client
+from sqs_lease.sqs.client_transport import check_region
 from sqs_lease.sqs.errors import CredentialsError, QueueNotFoundError, SqsError
 from sqs_lease.sqs.validation import queue_reference
 
@@ -137,14 +139,28 @@ def _client(queue: str, access: AwsAccess, hosts: _Hosts) -> SQSClient:
 def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: QueueContext) -> Examined:
     try:
         client = _client(queue, access, hosts)
+        check_region(queue_reference(queue), queue, client.meta.region_name)
     except SqsError as error:
         return Examined(subject=queue, detail="", findings=(_unreachable(error, queue),))
     with_client: Any = client
+    endpoint = client.meta.endpoint_url
     try:
+        if is_off_aws(queue) and not is_at(endpoint, queue):
+            return Examined(subject=queue, detail="", findings=(_elsewhere(queue, endpoint),))
         examination = _Examination(queue, client, access, hosts)
         return Examined(subject=queue, detail=examination.url, findings=tuple(examination.findings(around)))
     finally:
         with_client.close()
+
+
+def _elsewhere(queue_url: str, endpoint: str) -> Finding:
+    return Finding.harm(
+        "access",
+        f"its URL is at {endpoint_of(queue_url)}, and calls go to {endpoint}",
+        why="AWS's clients call the endpoint that they are configured for, whatever host a queue's URL names. A lease "
+        "would be on another queue, or on none.",
+        change="Set AWS_ENDPOINT_URL_SQS (in Airflow, the connection's endpoint_url), or give the queue's name.",
+    )
 
 
 def _unreachable(error: SqsError, queue: str) -> Finding:

@@ -106,7 +106,7 @@ def _table(attributes: QueueAttributes, sample: Sample, width: int) -> Table:
     has_groups = any(message.message_group_id is not None for message in sample.messages)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     # An id that is in two lines cannot be searched for, nor copied.
-    table.add_column("message", overflow="fold", min_width=36 if width >= NARROW_COLUMNS else None)
+    table.add_column("message", overflow="fold", no_wrap=width >= NARROW_COLUMNS)
     table.add_column("age", justify="right")
     table.add_column("received", justify="right")
     table.add_column("bytes", justify="right")

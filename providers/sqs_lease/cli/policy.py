@@ -15,7 +15,9 @@ from sqs_lease.cli.output import CommandError, print_json, print_note
 from sqs_lease.cli.permissions import Place, key_actions, needs_of
 from sqs_lease.cli.queue_access import QueueCaller
 from sqs_lease.cli.queue_checks import QueueState
+from sqs_lease.cli.session import own_access
 from sqs_lease.sqs.client import AwsAccess, make_client
+from sqs_lease.sqs.client_transport import check_region
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import queue_reference
 
@@ -225,7 +227,8 @@ def _look_up(queue: str, access: AwsAccess, *, is_redrive: bool, notes: list[str
     For a redrive, a dead-letter queue may be given itself: then its source queues are found.
     """
     try:
-        client: Any = make_client(access, queue=queue)
+        client: Any = make_client(own_access(access, queue), queue=queue)
+        check_region(queue_reference(queue), queue, client.meta.region_name)
         state = _state(client, queue)
     except SqsError as error:
         arn = _arn_of(queue)

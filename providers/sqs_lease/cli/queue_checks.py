@@ -260,7 +260,7 @@ def _of_dead_letters(queue: QueueState, dead: QueueState) -> Iterator[Finding]:
         yield Finding.note(
             "dead_letters",
             f"about {waiting} messages wait in {dead.name}",
-            change=f"`sqs-lease peek {dead.name}` shows why they failed, and `sqs-lease redrive {dead.name}` moves "
+            change=f"`sqs-lease redrive {dead.name} --dry-run` shows why they are there; without --dry-run, it moves "
             "them back.",
         )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Coroutine
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from sqs_lease import blocking
@@ -15,6 +16,9 @@ from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.move_tasks import RedriveTransport
 from sqs_lease.sqs.validation import queue_reference
+
+PATIENCE_SECONDS: Final = 15.0
+"""For so long after the first Ctrl-C, further ones are ignored: messages are being given back."""
 
 _T = TypeVar("_T")
 
@@ -36,7 +40,7 @@ class Session:
         self._transports: dict[tuple[str | None, str | None], RedriveTransport] = {}
         self._of_queue: dict[str, RedriveTransport] = {}
         for each in (queue, *others):
-            own = _own_access(access, each)
+            own = own_access(access, each)
             place = queue_reference(each).region, own.endpoint_url
             if place not in self._transports:
                 client = boto3_client.make_client(own, queue=each)
@@ -62,26 +66,77 @@ class Session:
         return self._of_queue[queue]
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine to its end. The first Ctrl-C cancels it, and its end is awaited; a second one does not wait.
+        """Run a coroutine to its end. The first Ctrl-C cancels it, and its end is awaited.
+
+        A second one, as of an impatient user, must not leave messages in flight: it is ignored, unless the end takes
+        longer than :data:`PATIENCE_SECONDS`.
 
         Raises:
             KeyboardInterrupt: The user pressed Ctrl-C, and the coroutine did not return in spite of it.
         """
-        return self._runner.run(work)
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            # Ctrl-C does not end this process: it is another program's, or ignored.
+            return self._runner.run(work)
+        loop = self._runner.get_loop()
+        interrupted_at: list[float] = []
+
+        def interrupt(task: asyncio.Future[Any]) -> None:
+            interrupted_at.append(loop.time())
+            if len(interrupted_at) == 1:
+                task.cancel()
+            elif interrupted_at[-1] - interrupted_at[0] > PATIENCE_SECONDS:
+                raise KeyboardInterrupt
+
+        async def interruptible() -> _T:
+            task = asyncio.ensure_future(work)
+            loop.add_signal_handler(signal.SIGINT, interrupt, task)
+            try:
+                return await task
+            finally:
+                loop.remove_signal_handler(signal.SIGINT)
+
+        try:
+            return self._runner.run(interruptible())
+        except asyncio.CancelledError:
+            if not interrupted_at:
+                raise
+            raise KeyboardInterrupt from None
 
 
-def _own_access(access: AwsAccess, queue: str) -> AwsAccess:
-    """How to reach a queue. A URL off AWS names its endpoint: SQS itself is never told the host of a queue's URL."""
-    if "://" not in queue or _is_aws(queue):
+def own_access(access: AwsAccess, queue: str) -> AwsAccess:
+    """How to reach a queue. A URL off AWS names its endpoint: SQS itself is never told the host of a queue's URL.
+
+    Args:
+        access: How to reach AWS.
+        queue: The queue's name, URL or ARN.
+
+    Raises:
+        CommandError: Its URL is not of the endpoint that was given or configured.
+        sqs_lease.sqs.errors.SqsError: No client can be made.
+    """
+    endpoint = boto3_client.make_client(access, queue=queue).meta.endpoint_url if is_off_aws(queue) else ""
+    if not endpoint or is_at(endpoint, queue):
         return access
-    endpoint = boto3_client.make_client(access, queue=queue).meta.endpoint_url
     if _is_aws(endpoint):
-        parts = urlsplit(queue)
-        return replace(access, endpoint_url=f"{parts.scheme}://{parts.netloc}")
+        return replace(access, endpoint_url=endpoint_of(queue))
+    raise CommandError(f"{queue} is not at {endpoint}: give the queue's name, or another --endpoint-url")
+
+
+def is_off_aws(queue: str) -> bool:
+    """Whether a queue is given by a URL that is not on one of AWS's own hosts."""
+    return "://" in queue and not _is_aws(queue)
+
+
+def is_at(endpoint: str, queue_url: str) -> bool:
+    """Whether calls to an endpoint reach the server that a URL off AWS names."""
     # Emulators go by several names of a host, so the port tells.
-    if urlsplit(endpoint).port != urlsplit(queue).port:
-        raise CommandError(f"{queue} is not at {endpoint}: give the queue's name, or another --endpoint-url")
-    return access
+    return not _is_aws(endpoint) and urlsplit(endpoint).port == urlsplit(queue_url).port
+
+
+def endpoint_of(queue_url: str) -> str:
+    """The endpoint that a queue's URL names."""
+    parts = urlsplit(queue_url)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _is_aws(url: str) -> bool:

@@ -68,15 +68,16 @@ def watch(
         ]
         hosts = WatchedHosts(airflow, dagster)
         session.run(_read(watched, hosts))
+        is_one_reading = once or as_json or not screen.is_terminal
         if as_json:
             print_json(_as_json(watched, hosts))
-        elif once or not screen.is_terminal:
+        elif is_one_reading:
             screen.print(_table(watched, screen, live=False))
             for part in _hosts_parts(hosts, screen):
                 screen.print(part)
         else:
             _watch(session, watched, hosts, interval, screen)
-    if hosts.trouble and (once or as_json):
+    if hosts.trouble and is_one_reading:
         raise typer.Exit(ExitCode.TROUBLE)
 
 

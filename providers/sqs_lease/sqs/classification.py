@@ -481,14 +481,23 @@ def _may_have_been_sent(error: Exception) -> bool:
     return not refused_tunnel and _NOT_CONNECTED.isdisjoint(_names(cause))
 
 
+_UNUSABLE_URL: Final = ("Invalid endpoint", "Invalid IPv6 URL", "Port out of range", "Port could not be cast")
+"""How the texts of botocore and :mod:`urllib.parse` begin."""
+
+
 def _is_stale_refresh(error: Exception) -> bool:
     """Whether refreshed credentials had already expired; botocore has no exception class for that."""
     return type(error) is RuntimeError and "refreshed credentials are still expired" in str(error)
 
 
 def _is_invalid_endpoint(error: Exception) -> bool:
-    """Whether an endpoint URL cannot be used, e.g. without a scheme; botocore has no exception class for that."""
-    return type(error) is ValueError and str(error).startswith("Invalid endpoint")
+    """Whether an endpoint URL cannot be used, e.g. without a scheme; botocore has no exception class for that.
+
+    It notices some of them when a client is made, and leaves others to the first call and to the standard library.
+    """
+    if type(error) is ValueError:
+        return str(error).startswith(_UNUSABLE_URL)
+    return "URLSchemeUnknown" in _names(getattr(error, "kwargs", {}).get("error", error))
 
 
 def _names(error: BaseException) -> list[str]:

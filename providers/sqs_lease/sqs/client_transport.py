@@ -329,16 +329,29 @@ class ClientTransport(ABC):
 
     async def _check_region(self, reference: QueueReference, queue: str) -> None:
         await self._opened(queue)
-        region: str = self._client.meta.region_name
-        if reference.region not in {None, region}:
-            remedy = f"Make the client (in Airflow: set the connection's region) for {reference.region}."
-            raise WrongRegionError(
-                f"Queue {queue} is in region {reference.region}, but the client calls {region}. {remedy}",
-                queue=queue,
-                code="WrongRegion",
-                text=f"the queue is in {reference.region}, the client calls {region}",
-                remedy=remedy,
-            )
+        check_region(reference, queue, self._client.meta.region_name)
+
+
+def check_region(reference: QueueReference, queue: str, region: str) -> None:
+    """Check that a client calls the region of a queue; SQS would answer for the queue of that name in its own.
+
+    Args:
+        reference: The parts of the queue's name, ARN or URL.
+        queue: The queue as it was given; the error names it.
+        region: The client's region.
+
+    Raises:
+        WrongRegionError: It calls another one.
+    """
+    if reference.region not in {None, region}:
+        remedy = f"Make the client (in Airflow: set the connection's region) for {reference.region}."
+        raise WrongRegionError(
+            f"Queue {queue} is in region {reference.region}, but the client calls {region}. {remedy}",
+            queue=queue,
+            code="WrongRegion",
+            text=f"the queue is in {reference.region}, the client calls {region}",
+            remedy=remedy,
+        )
 
 
 class _UnreadableAnswerError(Exception):

@@ -17,7 +17,7 @@ _NAME_CHARACTERS: Final = 80
 _TOKEN_CHARACTERS: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.fifo)?")
 _ARN: Final = re.compile(
-    r"arn:(?P<partition>aws[a-z-]*):sqs:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):(?P<name>[^:/]+)"
+    r"arn:(?P<partition>aws[a-z-]*):sqs:(?P<region>[a-z0-9-]+):(?P<account>[0-9]{12}):(?P<name>[^:/]+)"
 )
 _TOKEN: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
@@ -155,14 +155,19 @@ def check_send(queue_url: str, body: str, *, message_group_id: str | None, dedup
 
 
 def _url_reference(url: str) -> QueueReference:
-    parts = urlsplit(url)
+    is_not_one = (
+        f"{url!r} is not the URL of an SQS queue; such a URL reads https://sqs.<region>.amazonaws.com/<account>/<name>"
+    )
+    try:
+        parts = urlsplit(url)
+        # Only here is the port checked: that it is a number, and not too large.
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(is_not_one) from None
     path = [part for part in parts.path.split("/") if part]
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not path or parts.query or parts.fragment:
-        raise ValueError(
-            f"{url!r} is not the URL of an SQS queue; such a URL reads "
-            "https://sqs.<region>.amazonaws.com/<account>/<name>"
-        )
-    return QueueReference(_checked_name(path[-1], url), url=url, region=region_of_host(parts.hostname))
+    if parts.scheme not in {"http", "https"} or not host or not path or parts.query or parts.fragment:
+        raise ValueError(is_not_one)
+    return QueueReference(_checked_name(path[-1], url), url=url, region=region_of_host(host))
 
 
 def region_of_host(host: str) -> str | None:

@@ -44,7 +44,7 @@ class ClaimedBatch:
     """A batch that is this run's.
 
     Attributes:
-        messages: Its messages, or what stands for them (``handover/payload.py``), without those lost meanwhile.
+        messages: Its messages, or what stands for them (``transfer/payload.py``), without those lost meanwhile.
         lease: Its leases, as plain values.
     """
 

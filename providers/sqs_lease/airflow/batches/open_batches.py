@@ -168,7 +168,7 @@ class OpenBatches:
         connection: How AWS is reached.
         keepers: What the triggers of this process share.
         shared_keeper: The keeper that extends.
-        payload: Where messages and leases are stored (``handover/payload.py``); None for the state store itself.
+        payload: Where messages and leases are stored (``transfer/payload.py``); None for the state store itself.
         limit: Most open batches.
         handoff_timeout_seconds: How long a batch waits for a claim, and then for the keeper.
         fire: Fires an event.
