@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Installs into .peers what `make benchmark-peers` compares this project with, each from its own pinned list: npm's lock
+# file, Go's checksums, Maven's versions, and pip's hashes. A peer whose tools are missing is left out, which its row says.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+peers="$PWD/benchmarks/peers"
+mkdir -p .peers
+
+# Runs a function unless what it was made from is what it was last time.
+up_to_date() { # name, files ...
+    local name="$1" wanted
+    shift
+    wanted=$(cat "$@" | sha256sum)
+    [ "$(cat ".peers/$name.fingerprint" 2>/dev/null)" = "$wanted" ] && return
+    echo "Installing $name into .peers ..."
+    if "install_$name" >".peers/$name.log" 2>&1; then
+        echo "$wanted" >".peers/$name.fingerprint"
+    else
+        echo "$name could not be installed: $(tail -n 1 ".peers/$name.log")" >&2
+    fi
+}
+
+install_sqs_consumer() {
+    mkdir -p .peers/sqs_consumer
+    cp "$peers"/sqs_consumer/{package.json,package-lock.json,consumer.mjs} .peers/sqs_consumer/
+    npm --prefix .peers/sqs_consumer ci --no-audit --no-fund
+}
+
+up_to_date sqs_consumer "$peers"/sqs_consumer/*
