@@ -27,4 +27,17 @@ install_sqs_consumer() {
     npm --prefix .peers/sqs_consumer ci --no-audit --no-fund
 }
 
+install_celery() {
+    [ -x .peers/celery/bin/python ] || .venv/bin/uv venv --quiet --python .venv/bin/python .peers/celery
+    .venv/bin/uv pip sync --quiet --require-hashes --python .peers/celery/bin/python requirements/peers-celery.txt
+}
+
+install_benthos() {
+    mkdir -p .peers/benthos
+    cp "$peers"/benthos/{go.mod,go.sum,main.go} .peers/benthos/
+    (cd .peers/benthos && go build -o benthos .)
+}
+
 up_to_date sqs_consumer "$peers"/sqs_consumer/*
+up_to_date celery requirements/peers-celery.txt
+up_to_date benthos "$peers"/benthos/{go.mod,go.sum,main.go}

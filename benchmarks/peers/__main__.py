@@ -18,8 +18,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.peers import page

@@ -147,13 +147,12 @@ class Peer(ABC):
 
 
 class Program(Peer):
-    """A peer that is a program: a process for each queue, which is told all by its environment.
+    """A peer that is a program: a process for each queue, which is told all by its environment."""
 
-    Attributes:
-        command: The program and its arguments.
-    """
-
-    command: Sequence[str | Path]
+    @property
+    @abstractmethod
+    def command(self) -> Sequence[str | Path]:
+        """The program and its arguments."""
 
     @contextmanager
     def running(self, jobs: Sequence[Job], directory: Path) -> Iterator[Running]:
@@ -166,17 +165,17 @@ class Program(Peer):
             request_stop(processes)
             await_stop(processes, STOP_SECONDS)
 
-    def variables(self, job: Job) -> Mapping[str, str]:
-        """More environment variables than the job's own."""
-        return {}
+    def options(self, job: Job) -> Sequence[str]:
+        """More arguments than those of every job."""
+        return ()
 
     def _start(self, job: Job, directory: Path) -> ServerProcess:
         inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         return start_process(
             f"{self.title} ({job.name})",
-            self.command,
+            [*self.command, *self.options(job)],
             log_path=directory / f"{job.queue}.log",
-            environment={**inherited, **job.variables, **self.variables(job)},
+            environment={**inherited, **job.variables},
             directory=directory,
         )
 
@@ -190,7 +189,10 @@ class Boto3Loop(Program):
         "batches; a thread calls `change_message_visibility_batch` at half of the visibility timeout, and with 0 when the "
         "work fails"
     )
-    command = (sys.executable, HERE / "boto3_loop" / "consumer.py")
+
+    @property
+    def command(self) -> Sequence[str | Path]:
+        return (sys.executable, HERE / "boto3_loop" / "consumer.py")
 
     @property
     def version(self) -> str:
@@ -203,7 +205,10 @@ class Ours(Program):
     name = "ours"
     title = "**sqs-lease**, plain Python"
     how = "`with lease(...)` at its defaults"
-    command = (sys.executable, HERE / "ours" / "consumer.py")
+
+    @property
+    def command(self) -> Sequence[str | Path]:
+        return (sys.executable, HERE / "ours" / "consumer.py")
 
     @property
     def version(self) -> str:
@@ -219,7 +224,10 @@ class SqsConsumer(Program):
         "`handleMessageBatch` with `batchSize` 10, `heartbeatInterval` at half of the visibility timeout, "
         "`terminateVisibilityTimeout`; one consumer for ten messages at once"
     )
-    command = ("/usr/bin/env", "node", INSTALLED / "sqs_consumer" / "consumer.mjs")
+
+    @property
+    def command(self) -> Sequence[str | Path]:
+        return ("/usr/bin/env", "node", INSTALLED / "sqs_consumer" / "consumer.mjs")
 
     @property
     def version(self) -> str:
@@ -228,5 +236,40 @@ class SqsConsumer(Program):
         return f"{lock['packages']['node_modules/sqs-consumer']['version']}, Node.js {node.removeprefix('v')}"
 
 
-PEERS: Final[Mapping[str, type[Peer]]] = {peer.name: peer for peer in (Boto3Loop, Ours, SqsConsumer)}
+class CeleryWorker(Program):
+    """Celery, whose tasks SQS carries."""
+
+    name = "celery"
+    title = "Celery, SQS as its broker"
+    how = (
+        "`task_acks_late`, `task_acks_on_failure_or_timeout` off, `worker_prefetch_multiplier` 1, a pool of threads; "
+        "its one `visibility_timeout` is twice the work; a message is a task of its own"
+    )
+    extends = False
+    _bin: Final = INSTALLED / "celery" / "bin"
+
+    @property
+    def command(self) -> Sequence[str | Path]:
+        return (self._bin / "celery", "--workdir", HERE / "celery_worker", "-A", "tasks", "worker", "--pool", "threads")
+
+    def options(self, job: Job) -> Sequence[str]:
+        return ("--concurrency", str(job.at_once), "--without-gossip", "--without-mingle", "--without-heartbeat")
+
+    @property
+    def version(self) -> str:
+        asked = "from importlib.metadata import version as v; print(v('celery') + ', kombu ' + v('kombu'))"
+        return subprocess.run(
+            [self._bin / "python", "-c", asked], capture_output=True, check=True, text=True
+        ).stdout.strip()
+
+    def send(self, sqs: SQSClient, queue_url: str, job: Job) -> None:
+        server = sqs.meta.endpoint_url
+        subprocess.run(
+            [self._bin / "python", HERE / "celery_worker" / "tasks.py", str(job.messages)],
+            env={**job.variables, "QUEUE_URL": queue_url, "AWS_ENDPOINT_URL": server},
+            check=True,
+        )
+
+
+PEERS: Final[Mapping[str, type[Peer]]] = {peer.name: peer for peer in (Boto3Loop, Ours, SqsConsumer, CeleryWorker)}
 """By their names, in the order in which they run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -168,9 +169,13 @@ class Ground:
         sizes = self._sizes
         visibility = sizes.visibility_seconds if self._peer.extends else sizes.fixed_visibility_seconds
         queue = f"{self._peer.name}-{name}"
-        queue_url = self._sqs.create_queue(QueueName=queue, Attributes={"VisibilityTimeout": str(visibility)})[
-            "QueueUrl"
-        ]
+        dead = self._sqs.create_queue(QueueName=f"{queue}-dead")["QueueUrl"]
+        dead_arn = self._sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        # As every queue should have one; more receives than any scenario has.
+        redrive = {"deadLetterTargetArn": dead_arn, "maxReceiveCount": 1_000}
+        queue_url = self._sqs.create_queue(
+            QueueName=queue, Attributes={"VisibilityTimeout": str(visibility), "RedrivePolicy": json.dumps(redrive)}
+        )["QueueUrl"]
         gate, second_gate = self._proxy.gate(), self._proxy.gate()
         job = Job(
             name=name,
