@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 peers="$PWD/benchmarks/peers"
 mkdir -p .peers
 
-# Runs a function unless what it was made from is what it was last time.
+# Runs install_NAME unless what it is made from is what it was last time.
 up_to_date() { # name, files ...
     local name="$1" wanted
     shift
@@ -38,6 +38,13 @@ install_benthos() {
     (cd .peers/benthos && go build -o benthos .)
 }
 
+install_spring() {
+    mkdir -p .peers/spring
+    cp -r "$peers"/spring/{pom.xml,src} .peers/spring/
+    mvn --quiet --batch-mode --file .peers/spring/pom.xml package dependency:copy-dependencies -DincludeScope=runtime
+}
+
 up_to_date sqs_consumer "$peers"/sqs_consumer/*
 up_to_date celery requirements/peers-celery.txt
 up_to_date benthos "$peers"/benthos/{go.mod,go.sum,main.go}
+up_to_date spring "$peers"/spring/pom.xml "$peers"/spring/src/main/java/peers/Consumer.java

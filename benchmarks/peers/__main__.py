@@ -66,7 +66,7 @@ def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes) -> Row:
             return None
 
     long_work, failing_work, outages = attempt("long work", ground.long_work) or (None, None, ())
-    held = attempt("many at once", ground.held)
+    held = attempt("many at once", ground.held) if peer.holds else None
     throughput = attempt("no work", ground.throughput)
     return replace(
         row,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from demo.airflow_stack import airflow_stack
 from demo.processes import ROOT, ServerProcess, await_stop, request_stop, start_process
 from demo.sqs_server import REGION
 
@@ -27,6 +28,9 @@ INSTALLED: Final = ROOT / ".peers"
 """Where `requirements/peers.sh` installs; git ignores it."""
 
 STOP_SECONDS: Final = 5.0
+
+MESSAGES_A_RUN: Final = 1_000
+"""How many messages a run of an orchestrator takes at most: more would be more runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +124,14 @@ class Peer(ABC):
         title: What the page calls it.
         how: How it is configured, in a sentence for the page.
         extends: Whether it extends visibility timeouts; where it does not, the queue's own outlasts the work.
+        holds: Whether the messages are still in the queue while it works on them.
     """
 
     name: str
     title: str
     how: str
     extends: bool = True
+    holds: bool = True
 
     @property
     @abstractmethod
@@ -158,8 +164,7 @@ class Program(Peer):
     def running(self, jobs: Sequence[Job], directory: Path) -> Iterator[Running]:
         processes: list[ServerProcess] = []
         try:
-            for job in jobs:
-                processes.append(self._start(job, directory))
+            processes.extend(self._start(job, directory) for job in jobs)
             yield Running(processes)
         finally:
             request_stop(processes)
@@ -186,8 +191,8 @@ class Boto3Loop(Program):
     name = "boto3"
     title = "a loop over boto3"
     how = (
-        "batches; a thread calls `change_message_visibility_batch` at half of the visibility timeout, and with 0 when the "
-        "work fails"
+        "batches; a thread calls `change_message_visibility_batch` at half of the visibility timeout, and with 0 when "
+        "the work fails"
     )
 
     @property
@@ -271,5 +276,144 @@ class CeleryWorker(Program):
         )
 
 
-PEERS: Final[Mapping[str, type[Peer]]] = {peer.name: peer for peer in (Boto3Loop, Ours, SqsConsumer, CeleryWorker)}
+class Benthos(Program):
+    """Benthos, which has been Redpanda Connect since."""
+
+    name = "benthos"
+    title = "Benthos `aws_sqs` (Go)"
+    how = "`wait_time_seconds` 20, a pipeline thread for each message, `reject_errored`; it extends all it has every second"
+
+    @property
+    def command(self) -> Sequence[str | Path]:
+        return (INSTALLED / "benthos" / "benthos", "-c", HERE / "benthos" / "consumer.yaml")
+
+    @property
+    def version(self) -> str:
+        if not (INSTALLED / "benthos" / "benthos").exists():
+            raise FileNotFoundError("requirements/peers.sh has not built Benthos")
+        modules = (HERE / "benthos" / "go.mod").read_text()
+        return next(
+            line.split()[-1].removeprefix("v") for line in modules.splitlines() if "benthosdev/benthos/v4 v" in line
+        )
+
+
+class Spring(Program):
+    """Spring Cloud AWS, with Spring Boot."""
+
+    name = "spring"
+    title = "Spring Cloud AWS (Java)"
+    how = (
+        "`@SqsListener` with an asynchronous method, `ImmediateRetryAsyncErrorHandler`; it extends nothing by itself, "
+        "so `messageVisibility` is twice the work"
+    )
+    extends = False
+
+    @property
+    def command(self) -> Sequence[str | Path]:
+        target = INSTALLED / "spring" / "target"
+        return (
+            "/usr/bin/env",
+            "java",
+            "-cp",
+            f"{target}/spring-consumer-1.jar:{target}/dependency/*",
+            "peers.Consumer",
+        )
+
+    @property
+    def version(self) -> str:
+        (jar,) = (INSTALLED / "spring" / "target" / "dependency").glob("spring-cloud-aws-sqs-*.jar")
+        (boot,) = (INSTALLED / "spring" / "target" / "dependency").glob("spring-boot-[0-9]*.jar")
+        return f"{jar.stem.removeprefix('spring-cloud-aws-sqs-')}, Spring Boot {boot.stem.removeprefix('spring-boot-')}"
+
+
+class OnAirflow(Peer):
+    """A DAG for each queue, on one real Airflow: LocalExecutor, one triggerer, SQLite."""
+
+    @contextmanager
+    def running(self, jobs: Sequence[Job], directory: Path) -> Iterator[Running]:
+        described = [
+            {
+                "name": job.name,
+                "queue_url": job.queue_url,
+                "connection": f"peer_{job.name.replace('-', '_')}",
+                "visibility_seconds": job.visibility_seconds,
+                "work_seconds": job.work_seconds,
+                "fails": job.fails,
+                "record": str(job.record),
+                "a_run": min(job.messages, MESSAGES_A_RUN),
+            }
+            for job in jobs
+        ]
+        connections = {
+            f"AIRFLOW_CONN_PEER_{job.name.replace('-', '_').upper()}": json.dumps(
+                {
+                    "conn_type": "aws",
+                    "login": "test",
+                    "password": "test",
+                    "extra": {"endpoint_url": job.endpoint_url, "region_name": REGION},
+                }
+            )
+            for job in jobs
+        }
+        with airflow_stack(
+            directory / f"airflow-{jobs[0].name}",
+            HERE / "airflow_dags",
+            {"PEER": self.name, "PEER_JOBS": json.dumps(described), **connections},
+        ) as stack:
+            for job in jobs:
+                stack.wait_for_dag(job.name)
+            for job in jobs:
+                for _ in range(-(-job.messages // MESSAGES_A_RUN)):
+                    stack.api.trigger(job.name)
+            yield Running(list(stack.processes.values()))
+
+    @property
+    def version(self) -> str:
+        return f"{self._package()}, Airflow {version('apache-airflow-core')}"
+
+    @abstractmethod
+    def _package(self) -> str:
+        """The version of what consumes."""
+
+
+class OursOnAirflow(OnAirflow):
+    """sqs-lease in a DAG."""
+
+    name = "ours-airflow"
+    title = "**sqs-lease** on Airflow"
+    how = "`with sqs_lease(...)` around one task, at its defaults but for the visibility timeout"
+
+    def _package(self) -> str:
+        return version("sqs-lease")
+
+
+class StockSensor(OnAirflow):
+    """The sensor of Airflow's own provider, as it comes."""
+
+    name = "sqs-sensor"
+    title = "`SqsSensor`, Airflow"
+    how = "deferrable, at its defaults: it deletes what it reads, before the work"
+    extends = False
+    holds = False
+
+    def _package(self) -> str:
+        return f"provider {version('apache-airflow-providers-amazon')}"
+
+
+class KeepingSensor(StockSensor):
+    """The sensor of Airflow's own provider, told to leave messages in the queue."""
+
+    name = "sqs-sensor-kept"
+    title = "`SqsSensor`, told not to delete"
+    how = (
+        "`delete_message_on_reception=False`, a last task deletes; nothing extends, so the queue's visibility timeout "
+        "is twice the work"
+    )
+    holds = True
+
+
+PEERS: Final[Mapping[str, type[Peer]]] = {
+    peer.name: peer
+    for peer in (Boto3Loop, Ours, SqsConsumer, CeleryWorker, StockSensor, KeepingSensor, OursOnAirflow, Benthos, Spring)
+}
 """By their names, in the order in which they run."""

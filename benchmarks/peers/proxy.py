@@ -41,27 +41,22 @@ class Gate:
 
     Attributes:
         port: Where it listens.
-        calls: Calls by operation that the server answered.
-        refused: Calls by operation that it answered with an error.
+        calls: Calls by operation that the server answered, also with an error.
         empty_receives: Receives that brought no message.
         receptions: The messages that the consumer was given, in their order.
         deleted: When each message was deleted, by its id.
-        extensions: How often the visibility timeout of a message was set, by seconds.
-        cut_connections: Connections that were cut or refused.
+        connections: Those that are open.
         is_cut: Whether nobody comes through now.
     """
 
     port: int = 0
     calls: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
     empty_receives: int = 0
     receptions: list[Reception] = field(default_factory=list)
     deleted: dict[str, float] = field(default_factory=dict)
-    extensions: Counter[int] = field(default_factory=Counter)
-    cut_connections: int = 0
     is_cut: bool = False
     _message_ids: dict[str, str] = field(default_factory=dict)
-    _connections: set[asyncio.StreamWriter] = field(default_factory=set)
+    connections: set[asyncio.StreamWriter] = field(default_factory=set)
 
     @property
     def endpoint_url(self) -> str:
@@ -77,7 +72,6 @@ class Gate:
         """Write down a call that was answered."""
         self.calls[operation] += 1
         if status >= 400:
-            self.refused[operation] += 1
             return
         now = time()
         match operation:
@@ -90,9 +84,6 @@ class Gate:
             case "DeleteMessage" | "DeleteMessageBatch":
                 for entry in _entries(request, answer):
                     self.deleted.setdefault(self._message_ids.get(entry["ReceiptHandle"], "?"), now)
-            case "ChangeMessageVisibility" | "ChangeMessageVisibilityBatch":
-                for entry in _entries(request, answer):
-                    self.extensions[int(entry["VisibilityTimeout"])] += 1
 
 
 def _entries(request: Mapping[str, Any], answer: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -143,8 +134,7 @@ class Proxy:
 
     def _cut(self, gate: Gate) -> None:
         gate.is_cut = True
-        for writer in list(gate._connections):
-            gate.cut_connections += 1
+        for writer in list(gate.connections):
             writer.transport.abort()
 
     async def _close(self) -> None:
@@ -166,10 +156,9 @@ class Proxy:
 
     async def _serve(self, gate: Gate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if gate.is_cut:
-            gate.cut_connections += 1
             writer.transport.abort()
             return
-        gate._connections.add(writer)
+        gate.connections.add(writer)
         try:
             server_reader, server_writer = await asyncio.open_connection(
                 self._host, self._port, limit=LONGEST_HEAD_BYTES
@@ -178,10 +167,11 @@ class Proxy:
                 await self._exchange(gate, reader, writer, server_reader, server_writer)
             finally:
                 server_writer.close()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            # Either side went away, or the proxy ends.
             pass
         finally:
-            gate._connections.discard(writer)
+            gate.connections.discard(writer)
             with suppress(ConnectionError):
                 writer.close()
 
