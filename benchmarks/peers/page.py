@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from benchmarks.peers.results import Held, Results, Row
 from demo.processes import ROOT
-from docs.site.pictures.drawing import Drawing, Scale
+from docs.site.pictures import peers
 
 PAGE: Final = ROOT / "docs" / "peers.md"
 PICTURE: Final = ROOT / "docs" / "pictures" / "peers.svg"
@@ -39,7 +38,7 @@ def summary(row: Row) -> str:
 def write(results: Results) -> None:
     """Bring the page and its picture up to date."""
     PAGE.write_text(with_results(PAGE.read_text(), results))
-    PICTURE.write_text(picture(results).svg())
+    PICTURE.write_text(peers.draw(results).svg())
 
 
 def with_results(text: str, results: Results) -> str:
@@ -98,7 +97,6 @@ def better(rows: Sequence[Row]) -> Iterator[str]:
     figures: Sequence[tuple[str, Callable[[Row], float | None], str]] = (
         ("requests for long work", lambda row: row.long_work.requests if row.long_work else None, "{:.0f}"),
         ("seconds from failure to visible", _visible_seconds, "{:.1f}"),
-        ("deliveries to the second consumer over the outages", _outage_deliveries, "{:.0f}"),
         (
             "processor for what it holds",
             lambda row: held.processor_percent if (held := _held_all(row)) else None,
@@ -121,6 +119,7 @@ def better(rows: Sequence[Row]) -> Iterator[str]:
         ),
         (MORE_IS_BETTER, lambda row: row.throughput.a_second if row.throughput else None, "{:.0f}"),
     )
+    yield from _better_in_outages(rows, ours)
     for name, figure, form in figures:
         own = figure(ours)
         if own is None:
@@ -136,44 +135,11 @@ def better(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{name[0].upper()}{name[1:]}: {others}; {ours.title} {form.format(own)}."
 
 
-def picture(results: Results) -> Drawing:
-    """Requests for long work, and how long a failed message stays invisible, as bars."""
-    rows = [row for row in results.rows if row.long_work and row.failing_work]
-    drawing = Drawing(
-        960,
-        96 + 34 * len(rows),
-        "Requests for long work, and seconds from a failure to when the message is visible again: "
-        + "; ".join(f"{_plain(row.title)} {_requests(row)}, {_visible(row)}" for row in rows),
-    )
-    drawing.text(30, 34, "Requests for ten messages", kind="heading")
-    drawing.text(560, 34, "Seconds from failure to visible", kind="heading")
-    requests = Scale((0, max((row.long_work.requests for row in rows if row.long_work), default=1)), (240, 480))
-    seconds = Scale((0, max((_visible_seconds(row) or 0 for row in rows), default=1) or 1), (560, 860))
-    for number, row in enumerate(rows):
-        y = 56 + 34 * number
-        own = row.name.startswith(OURS)
-        drawing.text(30, y + 17, _plain(row.title), kind="small")
-        if row.long_work:
-            drawing.bar(requests(0), requests(row.long_work.requests), y, 24, "good" if own else "quiet")
-            drawing.text(requests(row.long_work.requests) + 6, y + 17, str(row.long_work.requests), kind="small")
-        visible = _visible_seconds(row)
-        if row.failing_work and row.failing_work.lost:
-            drawing.text(seconds(0), y + 17, f"never: {row.failing_work.lost} lost", kind="small")
-        elif visible is not None:
-            drawing.bar(seconds(0), seconds(visible), y, 24, "good" if own else "quiet")
-            drawing.text(seconds(visible) + 6, y + 17, f"{visible:.1f}", kind="small")
-    return drawing
-
-
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         f"| {' | '.join(cells)} |"
         for cells in [head, ["---"] * len(head), *([cell or "-" for cell in line] for line in lines)]
     )
-
-
-def _plain(title: str) -> str:
-    return re.sub(r"[*`]", "", title)
 
 
 def _requests(row: Row) -> str:
@@ -212,8 +178,19 @@ def _visible(row: Row) -> str:
     return "never" if seconds is None else f"{seconds:.1f} s"
 
 
-def _outage_deliveries(row: Row) -> float | None:
-    return sum(outage.deliveries for outage in row.outages) if row.outages else None
+def _better_in_outages(rows: Sequence[Row], ours: Row) -> Iterator[str]:
+    for own in ours.outages:
+        found = [(row, outage) for row in rows for outage in row.outages if outage.after_seconds == own.after_seconds]
+        ahead = [
+            f"{row.title} {outage.deliveries}"
+            for row, outage in found
+            if outage.deliveries < own.deliveries and outage.done > own.done
+        ]
+        if ahead:
+            yield (
+                f"Messages that the second consumer was given in the outage that began at {own.after_seconds} s: "
+                f"{', '.join(ahead)}; {ours.title} {own.deliveries}."
+            )
 
 
 def _outages(row: Row) -> str:

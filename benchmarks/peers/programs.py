@@ -281,7 +281,10 @@ class Benthos(Program):
 
     name = "benthos"
     title = "Benthos `aws_sqs` (Go)"
-    how = "`wait_time_seconds` 20, a pipeline thread for each message, `reject_errored`; it extends all it has every second"
+    how = (
+        "`wait_time_seconds` 20, a pipeline thread for each message, `reject_errored`; it extends all that it has "
+        "every second"
+    )
 
     @property
     def command(self) -> Sequence[str | Path]:

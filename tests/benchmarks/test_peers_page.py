@@ -33,16 +33,20 @@ def test_the_tables_of_the_page_are_those_of_the_results_file() -> None:
     assert page.with_results(text, load()) == text
 
 
-def test_the_picture_of_the_page_is_drawn_from_the_results_file() -> None:
-    assert page.PICTURE.read_text() == page.picture(load()).svg()
-
-
 def test_a_peer_that_is_clearly_better_is_named_as_such() -> None:
     rows = [row("ours"), row("other", requests=5, a_second=200)]
 
     assert list(page.better(rows)) == [
         "Requests for long work: Other 5; Ours 10.",
         "Messages a second: Other 200; Ours 100.",
+    ]
+
+
+def test_a_peer_that_keeps_its_messages_in_an_outage_in_which_ours_does_not_is_named() -> None:
+    kept = replace(row("other"), outages=(Outage(5, deliveries=0, done=10, survived=True),))
+
+    assert list(page.better([row("ours"), kept])) == [
+        "Messages that the second consumer was given in the outage that began at 5 s: Other 0; Ours 10."
     ]
 
 
