@@ -107,10 +107,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--peers", nargs="+", choices=[*PEERS], default=[*PEERS], help="which; all by default")
     parser.add_argument("--messages", type=int, default=sizes.messages, help="messages with long work")
+    parser.add_argument("--work-seconds", type=int, default=sizes.work_seconds, help="how long the work takes")
     parser.add_argument("--held", type=int, default=sizes.held, help="messages held at once")
     parser.add_argument("--throughput", type=int, default=sizes.throughput, help="messages without work")
     options = parser.parse_args()
-    sizes = replace(sizes, messages=options.messages, held=options.held, throughput=options.throughput)
+    sizes = replace(
+        sizes,
+        messages=options.messages,
+        work_seconds=options.work_seconds,
+        fixed_visibility_seconds=2 * options.work_seconds,
+        held=options.held,
+        throughput=options.throughput,
+    )
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     for name in options.peers:
         # A server for each, so that what one leaves in its queues does not slow down the next.

@@ -81,8 +81,11 @@ def tables(results: Results) -> str:
             "\n".join(f"- {line}" for line in better(rows)) or "In none of these figures, by more than a tenth.",
             "### What ran",
             _table(
-                ["", "version", "how", "on", "load"],
-                [[row.title, row.version or "-", row.how, row.ran_on, f"{row.load:g}"] for row in rows],
+                ["", "version", "how", "on", "load", "without work"],
+                [
+                    [row.title, row.version, row.how, row.ran_on, f"{row.load:g}", f"{row.sizes.throughput} messages"]
+                    for row in rows
+                ],
             ),
             *(f"{row.title}: {row.problem}." for row in rows if row.problem),
         ]
@@ -96,11 +99,11 @@ def better(rows: Sequence[Row]) -> Iterator[str]:
         return
     figures: Sequence[tuple[str, Callable[[Row], float | None], str]] = (
         ("requests for long work", lambda row: row.long_work.requests if row.long_work else None, "{:.0f}"),
-        ("seconds from failure to visible", _visible_seconds, "{:.1f}"),
+        ("seconds from failure to visible", _visible_seconds, "{:.2f}"),
         (
             "processor for what it holds",
             lambda row: held.processor_percent if (held := _held_all(row)) else None,
-            "{:.1f} %",
+            "{:.2f} %",
         ),
         (
             "memory for what it holds",
@@ -175,7 +178,7 @@ def _visible(row: Row) -> str:
     if row.failing_work is None:
         return "-"
     seconds = row.failing_work.visible_after_seconds
-    return "never" if seconds is None else f"{seconds:.1f} s"
+    return "never" if seconds is None else f"{seconds:.2f} s"
 
 
 def _better_in_outages(rows: Sequence[Row], ours: Row) -> Iterator[str]:
@@ -213,7 +216,7 @@ def _held(row: Row) -> list[str]:
     lapsed = f", {held.deliveries} to the second" if held.deliveries else ""
     return [
         f"{held.messages} of {row.sizes.held}{lapsed}",
-        f"{held.processor_percent:.1f} %",
+        f"{held.processor_percent:.2f} %",
         f"{held.memory_megabytes:.0f} MB",
         f"{held.requests_a_minute:.0f}",
     ]

@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from demo.airflow_stack import airflow_stack
+from demo.dagster_stack import dagster_stack
 from demo.processes import ROOT, ServerProcess, await_stop, request_stop, start_process
 from demo.sqs_server import REGION
 
@@ -329,24 +330,30 @@ class Spring(Program):
         return f"{jar.stem.removeprefix('spring-cloud-aws-sqs-')}, Spring Boot {boot.stem.removeprefix('spring-boot-')}"
 
 
+def _described(job: Job) -> Mapping[str, Any]:
+    """A job for the definitions of an orchestrator, in JSON's types."""
+    return {
+        "name": job.name,
+        "queue_url": job.queue_url,
+        "endpoint_url": job.endpoint_url,
+        "visibility_seconds": job.visibility_seconds,
+        "work_seconds": job.work_seconds,
+        "fails": job.fails,
+        "record": str(job.record),
+        "a_run": min(job.messages, MESSAGES_A_RUN),
+    }
+
+
+def _runs(job: Job) -> int:
+    return -(-job.messages // MESSAGES_A_RUN)
+
+
 class OnAirflow(Peer):
     """A DAG for each queue, on one real Airflow: LocalExecutor, one triggerer, SQLite."""
 
     @contextmanager
     def running(self, jobs: Sequence[Job], directory: Path) -> Iterator[Running]:
-        described = [
-            {
-                "name": job.name,
-                "queue_url": job.queue_url,
-                "connection": f"peer_{job.name.replace('-', '_')}",
-                "visibility_seconds": job.visibility_seconds,
-                "work_seconds": job.work_seconds,
-                "fails": job.fails,
-                "record": str(job.record),
-                "a_run": min(job.messages, MESSAGES_A_RUN),
-            }
-            for job in jobs
-        ]
+        described = [{**_described(job), "connection": f"peer_{job.name.replace('-', '_')}"} for job in jobs]
         connections = {
             f"AIRFLOW_CONN_PEER_{job.name.replace('-', '_').upper()}": json.dumps(
                 {
@@ -366,7 +373,7 @@ class OnAirflow(Peer):
             for job in jobs:
                 stack.wait_for_dag(job.name)
             for job in jobs:
-                for _ in range(-(-job.messages // MESSAGES_A_RUN)):
+                for _ in range(_runs(job)):
                     stack.api.trigger(job.name)
             yield Running(list(stack.processes.values()))
 
@@ -415,8 +422,45 @@ class KeepingSensor(StockSensor):
     holds = True
 
 
+class OursOnDagster(Peer):
+    """sqs-lease in a job of Dagster for each queue: web server, daemon and code server, SQLite."""
+
+    name = "ours-dagster"
+    title = "**sqs-lease** on Dagster"
+    how = "`with queue.lease(context)` in an op, at its defaults; the in-process executor"
+
+    @property
+    def version(self) -> str:
+        return f"{version('sqs-lease')}, Dagster {version('dagster')}"
+
+    @contextmanager
+    def running(self, jobs: Sequence[Job], directory: Path) -> Iterator[Running]:
+        described = [{**_described(job), "name": job.name.replace("-", "_")} for job in jobs]
+        environment = {**jobs[0].variables, "PEER_JOBS": json.dumps(described)}
+        # Each job's queue names its own gate.
+        del environment["AWS_ENDPOINT_URL"]
+        home = directory / f"dagster-{jobs[0].name}"
+        definitions = HERE / "dagster_jobs.py"
+        with dagster_stack(home, definitions, environment, stop_grace_seconds=STOP_SECONDS) as stack:
+            for job, description in zip(jobs, described, strict=True):
+                for _ in range(_runs(job)):
+                    stack.api.launch(description["name"])
+            yield Running(list(stack.processes.values()))
+
+
 PEERS: Final[Mapping[str, type[Peer]]] = {
     peer.name: peer
-    for peer in (Boto3Loop, Ours, SqsConsumer, CeleryWorker, StockSensor, KeepingSensor, OursOnAirflow, Benthos, Spring)
+    for peer in (
+        Boto3Loop,
+        Ours,
+        SqsConsumer,
+        CeleryWorker,
+        StockSensor,
+        KeepingSensor,
+        OursOnAirflow,
+        Benthos,
+        Spring,
+        OursOnDagster,
+    )
 }
 """By their names, in the order in which they run."""

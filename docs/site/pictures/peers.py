@@ -49,4 +49,4 @@ def draw(results: Results | None = None) -> Drawing:
 def _visible(failing: FailingWork) -> str:
     if failing.visible_after_seconds is None:
         return f"never, {failing.lost} lost"
-    return f"{failing.visible_after_seconds:.1f}"
+    return f"{failing.visible_after_seconds:.2f}"
