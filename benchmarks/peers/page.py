@@ -159,7 +159,9 @@ def _requests(row: Row) -> str:
 
 
 def _delivered(row: Row) -> str:
-    return f"{row.long_work.deliveries} of {row.sizes.messages}" if row.long_work else "-"
+    if (work := row.long_work) is None:
+        return "-"
+    return f"{work.deliveries} of {row.sizes.messages}" + (f", {work.again} again to itself" if work.again else "")
 
 
 def _done(row: Row) -> str:
@@ -177,8 +179,8 @@ def _visible_seconds(row: Row) -> float | None:
 def _visible(row: Row) -> str:
     if row.failing_work is None:
         return "-"
-    seconds = row.failing_work.visible_after_seconds
-    return "never" if seconds is None else f"{seconds:.2f} s"
+    seconds, before = row.failing_work.visible_after_seconds, row.failing_work.delivered_before
+    return ("never" if seconds is None else f"{seconds:.2f} s") + (f", {before} before it failed" if before else "")
 
 
 def _better_in_outages(rows: Sequence[Row], ours: Row) -> Iterator[str]:

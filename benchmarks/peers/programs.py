@@ -283,8 +283,8 @@ class Benthos(Program):
     name = "benthos"
     title = "Benthos `aws_sqs` (Go)"
     how = (
-        "`wait_time_seconds` 20, a pipeline thread for each message, `reject_errored`; it extends all that it has "
-        "every second"
+        "`wait_time_seconds` 20, a pipeline thread for each message, failed ones are rejected; it extends all that "
+        "it has every second"
     )
 
     @property

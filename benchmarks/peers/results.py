@@ -35,7 +35,7 @@ class Sizes:
     work_seconds: int = 60
     failing_after_seconds: int = 40
     outage_seconds: int = 20
-    outages_after_seconds: tuple[int, ...] = (5, 15, 25)
+    outages_after_seconds: tuple[int, ...] = (5, 16, 25)
     held: int = 1_000
     held_seconds: int = 40
     throughput: int = 5_000

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from celery import Celery
+from celery import Celery  # type: ignore[import-untyped]
 
 app = Celery("peers", broker="sqs://")
 app.conf.update(
@@ -32,7 +32,7 @@ app.conf.update(
 )
 
 
-@app.task(name="peers.work")
+@app.task(name="peers.work")  # type: ignore[untyped-decorator]
 def work(number: int) -> None:
     """Take as long as the scenario says, and fail where it says so."""
     time.sleep(float(os.environ["WORK_SECONDS"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from benchmarks.peers.results import FailingWork, Results, load
-from docs.site.pictures.drawing import Drawing, Scale
+from docs.site.pictures.drawing import Drawing, Scale, Style
 
 OURS = "ours"
 """How the names of our own rows begin."""
@@ -35,7 +35,7 @@ def draw(results: Results | None = None) -> Drawing:
     seconds = Scale((0, longest or 1.0), (560, 860))
     for number, (name, title, work, failing) in enumerate(measured):
         y = 56 + 34 * number
-        style = "good" if name.startswith(OURS) else "quiet"
+        style: Style = "good" if name.startswith(OURS) else "quiet"
         drawing.text(30, y + 17, title, kind="small")
         drawing.bar(requests(0), requests(work.requests), y, 24, style)
         drawing.text(requests(work.requests) + 6, y + 17, str(work.requests), kind="small")
