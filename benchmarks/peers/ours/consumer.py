@@ -25,7 +25,6 @@ def work() -> None:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO)
     while True:
         try:
             with lease(os.environ["QUEUE_URL"], max_messages=int(os.environ["AT_ONCE"])) as batch:
