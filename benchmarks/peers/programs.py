@@ -30,6 +30,22 @@ INSTALLED: Final = ROOT / ".peers"
 
 STOP_SECONDS: Final = 5.0
 
+
+def installed(path: str) -> Path:
+    """What `requirements/peers.sh` installed.
+
+    Args:
+        path: Within its directory.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    found = INSTALLED / path
+    if not found.exists():
+        raise FileNotFoundError(f"requirements/peers.sh has not installed {path}")
+    return found
+
+
 MESSAGES_A_RUN: Final = 1_000
 """How many messages a run of an orchestrator takes at most: more would be more runs."""
 
@@ -237,9 +253,9 @@ class SqsConsumer(Program):
 
     @property
     def version(self) -> str:
-        lock = json.loads((HERE / "sqs_consumer" / "package-lock.json").read_text())
+        package = installed("sqs_consumer/node_modules/sqs-consumer/package.json")
         node = subprocess.run(["node", "--version"], capture_output=True, check=True, text=True).stdout.strip()
-        return f"{lock['packages']['node_modules/sqs-consumer']['version']}, Node.js {node.removeprefix('v')}"
+        return f"{json.loads(package.read_text())['version']}, Node.js {node.removeprefix('v')}"
 
 
 class CeleryWorker(Program):
@@ -293,8 +309,7 @@ class Benthos(Program):
 
     @property
     def version(self) -> str:
-        if not (INSTALLED / "benthos" / "benthos").exists():
-            raise FileNotFoundError("requirements/peers.sh has not built Benthos")
+        installed("benthos/benthos")
         modules = (HERE / "benthos" / "go.mod").read_text()
         return next(
             line.split()[-1].removeprefix("v") for line in modules.splitlines() if "benthosdev/benthos/v4 v" in line
@@ -325,8 +340,8 @@ class Spring(Program):
 
     @property
     def version(self) -> str:
-        (jar,) = (INSTALLED / "spring" / "target" / "dependency").glob("spring-cloud-aws-sqs-*.jar")
-        (boot,) = (INSTALLED / "spring" / "target" / "dependency").glob("spring-boot-[0-9]*.jar")
+        jars = installed("spring/target/dependency")
+        (jar,), (boot,) = jars.glob("spring-cloud-aws-sqs-*.jar"), jars.glob("spring-boot-[0-9]*.jar")
         return f"{jar.stem.removeprefix('spring-cloud-aws-sqs-')}, Spring Boot {boot.stem.removeprefix('spring-boot-')}"
 
 
