@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from benchmarks.peers.programs import PEERS
 from benchmarks.peers.results import Held, Results, Row
 from demo.processes import ROOT
 from docs.site.pictures import peers
@@ -88,6 +89,7 @@ def tables(results: Results) -> str:
                 ],
             ),
             *(f"{row.title}: {row.problem}." for row in rows if row.problem),
+            *([f"Not measured yet: {', '.join(absent)}."] if (absent := _absent(rows)) else []),
         ]
     )
 
@@ -136,6 +138,11 @@ def better(rows: Sequence[Row]) -> Iterator[str]:
         if ahead:
             others = ", ".join(f"{row.title} {form.format(value)}" for row, value in ahead)
             yield f"{name[0].upper()}{name[1:]}: {others}; {ours.title} {form.format(own)}."
+
+
+def _absent(rows: Sequence[Row]) -> list[str]:
+    """The titles of the peers that have no row, because they were never run."""
+    return [peer.title for name, peer in PEERS.items() if name not in {row.name for row in rows}]
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

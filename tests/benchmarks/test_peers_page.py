@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.peers import page
+from benchmarks.peers.programs import PEERS
 from benchmarks.peers.results import FailingWork, Held, LongWork, Outage, Results, Row, Sizes, Throughput, load
 
 
@@ -74,6 +75,12 @@ def test_a_peer_that_could_not_be_measured_has_a_row_that_says_why() -> None:
 
     assert "| Other | - | - | - | - | - | - |" in text
     assert "Other: not installed: there is no Go." in text
+
+
+def test_peers_that_were_never_run_are_named() -> None:
+    text = page.tables(Results("a machine", tuple(row(name) for name in PEERS if name != "celery")))
+
+    assert text.endswith("Not measured yet: Celery, SQS as its broker.")
 
 
 def test_a_page_without_the_marks_is_refused() -> None:
