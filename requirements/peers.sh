@@ -7,8 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 peers="$PWD/benchmarks/peers"
 mkdir -p .peers
 
-# Runs install_NAME unless what it is made from is what it was last time.
-up_to_date() { # name, files ...
+# Runs install_NAME, unless what it is made from is what it was last time.
+bring_up_to_date() { # name, files ...
     local name="$1" wanted
     shift
     wanted=$(cat "$@" | sha256sum)
@@ -44,7 +44,7 @@ install_spring() {
     mvn --quiet --batch-mode --file .peers/spring/pom.xml package dependency:copy-dependencies -DincludeScope=runtime
 }
 
-up_to_date sqs_consumer "$peers"/sqs_consumer/*
-up_to_date celery requirements/peers-celery.txt
-up_to_date benthos "$peers"/benthos/{go.mod,go.sum,main.go}
-up_to_date spring "$peers"/spring/pom.xml "$peers"/spring/src/main/java/peers/Consumer.java
+bring_up_to_date sqs_consumer "$peers"/sqs_consumer/*
+bring_up_to_date celery requirements/peers-celery.txt
+bring_up_to_date benthos "$peers"/benthos/{go.mod,go.sum,main.go}
+bring_up_to_date spring "$peers"/spring/pom.xml "$peers"/spring/src/main/java/peers/Consumer.java
