@@ -230,7 +230,7 @@ class Ground:
 
     def _follow_failing(self, track: Track, running: Running) -> tuple[int, float | None]:
         self._await_all(track, running)
-        first = {}
+        first: dict[str, float] = {}
         for reception in list(track.gate.receptions):
             first.setdefault(reception.message_id, reception.at)
         track.second.start()

@@ -33,7 +33,7 @@ def consumer(job: dict[str, Any]) -> DAG:
 
         @task(do_xcom_push=False)
         def delete(messages: Any) -> None:
-            sqs = SqsHook(aws_conn_id=job["connection"]).conn
+            sqs: Any = SqsHook(aws_conn_id=job["connection"]).conn
             for start in range(0, len(messages), 10):
                 entries = [
                     {"Id": str(number), "ReceiptHandle": message["ReceiptHandle"]}
@@ -60,7 +60,8 @@ def consumer(job: dict[str, Any]) -> DAG:
             deferrable=True,
             delete_message_on_reception=PEER == "sqs-sensor",
         )
-        received = receive.output["messages"]
+        output: Any = receive.output
+        received = output["messages"]
         done = work(received)
         if PEER == "sqs-sensor-kept":
             done >> delete(received)
