@@ -9,7 +9,7 @@ AGAINST ?= HEAD~1
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures release lint format simulate fuzz-ingestion benchmark requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures release lint format simulate fuzz-ingestion benchmark benchmark-peers requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,11 @@ benchmark: setup ## measure what leases cost, beside the parent commit or AGAINS
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.ingestion
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.sinks
 
+benchmark-peers: setup ## other consumers of SQS beside this one; PEERS="a b", HELD=10000, THROUGHPUT=100000; some 30 minutes
+	@requirements/peers.sh
+	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.peers $(if $(PEERS),--peers $(PEERS)) \
+		$(if $(HELD),--held $(HELD)) $(if $(THROUGHPUT),--throughput $(THROUGHPUT))
+
 requirements: setup ## resolve the dependencies of pyproject.toml again and pin them
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet pyproject.toml --all-extras --group development \
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/development.txt
@@ -99,6 +104,8 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/website.txt
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/release.in \
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/release.txt
+	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/peers-celery.in \
+		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/peers-celery.txt
 	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/airflow.in --extra airflow --extra manifest --extra cli \
 		-o docker/requirements/airflow.txt
 	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/dagster.in --extra dagster --extra cli \
@@ -108,4 +115,4 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 	@$(COMPILE_FOR_DOCKER) --no-deps docker/requirements/examples.in -o docker/requirements/examples.txt
 
 clean: ## remove the environments, the demo's files and all caches
-	rm -rf .venv .ministack .table-formats .website .release .prometheus .versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check
+	rm -rf .venv .ministack .peers .table-formats .website .release .prometheus .versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check

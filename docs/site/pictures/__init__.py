@@ -1,1 +1,1 @@
-"""The pictures of docs/: each is drawn from a run of the package's own code in virtual time."""
+"""The pictures of docs/: drawn from runs of the package in virtual time, and that of the peers from its results."""

@@ -1,0 +1,133 @@
+"""Runs the peers one after the other against one SQS server, and writes what was found: `make benchmark-peers`.
+
+    python -m benchmarks.peers [--peers boto3 ours ...] [--held 10000] [--throughput 100000]
+
+Each run replaces the rows of its peers in `benchmarks/peers/results.json`, and draws the table and the picture of
+`docs/peers.md` anew. What the processes wrote is in `.test-runs/peers`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from benchmarks.peers import page
+from benchmarks.peers.programs import PEERS, Peer
+from benchmarks.peers.proxy import Proxy
+from benchmarks.peers.results import Results, Row, Sizes, load, save
+from benchmarks.peers.scenarios import Ground
+from demo.processes import ROOT
+from demo.sqs_server import SqsServer, sqs_server
+
+DIRECTORY: Final = ROOT / ".test-runs" / "peers"
+
+
+def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes) -> Row:
+    """Take one peer through all scenarios.
+
+    A scenario that it does not survive leaves its figures out, and says why.
+    """
+    directory = DIRECTORY / peer.name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    row = Row(
+        name=peer.name,
+        title=peer.title,
+        version="",
+        how=peer.how,
+        ran_on=datetime.now(UTC).date().isoformat(),
+        sizes=sizes,
+        load=round(os.getloadavg()[0], 1),
+    )
+    problems: list[str] = []
+    try:
+        row = replace(row, version=peer.version)
+        ground = Ground(server, proxy, peer, sizes, directory)
+    except (OSError, subprocess.CalledProcessError, RuntimeError) as error:
+        return replace(row, problem=f"not installed: {error}")
+
+    def attempt(what: str, measure: Callable[[], Any]) -> Any:
+        print(f"{peer.name}: {what}", flush=True)
+        try:
+            return measure()
+        # A peer may fail in any way: its row says how.
+        except Exception as error:  # noqa: BLE001
+            traceback.print_exc()
+            problems.append(f"{what}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            return None
+
+    long_work, failing_work, outages = attempt("long work", ground.long_work) or (None, None, ())
+    held = attempt("many at once", ground.held) if peer.holds else None
+    throughput = attempt("no work", ground.throughput)
+    return replace(
+        row,
+        long_work=long_work,
+        failing_work=failing_work,
+        outages=outages,
+        held=held,
+        throughput=throughput,
+        problem="; ".join(problems),
+    )
+
+
+def merged(results: Results, row: Row) -> Results:
+    """The results with a row in the place that its peer has in the order of all."""
+    rows = {**{former.name: former for former in results.rows}, row.name: row}
+    order = [*PEERS, *(name for name in rows if name not in PEERS)]
+    return replace(results, rows=tuple(rows[name] for name in order if name in rows))
+
+
+def machine() -> str:
+    """What it ran on."""
+    ministack = subprocess.run(
+        [
+            ROOT / ".ministack" / "bin" / "python",
+            "-c",
+            "from importlib.metadata import version as v; print(v('ministack'))",
+        ],
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout.strip()
+    return f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, ministack {ministack}"
+
+
+def main() -> None:
+    """Run them."""
+    sizes = Sizes()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--peers", nargs="+", choices=[*PEERS], default=[*PEERS], help="which; all by default")
+    parser.add_argument("--messages", type=int, default=sizes.messages, help="messages with long work")
+    parser.add_argument("--work-seconds", type=int, default=sizes.work_seconds, help="how long the work takes")
+    parser.add_argument("--held", type=int, default=sizes.held, help="messages held at once")
+    parser.add_argument("--throughput", type=int, default=sizes.throughput, help="messages without work")
+    options = parser.parse_args()
+    sizes = replace(
+        sizes,
+        messages=options.messages,
+        work_seconds=options.work_seconds,
+        fixed_visibility_seconds=2 * options.work_seconds,
+        held=options.held,
+        throughput=options.throughput,
+    )
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for name in options.peers:
+        # A server for each, so that what one leaves in its queues does not slow down the next.
+        with sqs_server(DIRECTORY) as server, Proxy(server.endpoint_url).running() as proxy:
+            row = measured(PEERS[name](), server, proxy, sizes)
+        results = replace(merged(load(), row), machine=machine())
+        save(results)
+        page.write(results)
+        print(page.summary(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The tables and the picture of `docs/peers.md`, from the results: no figure there is written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from benchmarks.peers.programs import PEERS
+from benchmarks.peers.results import Held, Results, Row
+from demo.processes import ROOT
+from docs.site.pictures import peers
+
+PAGE: Final = ROOT / "docs" / "peers.md"
+PICTURE: Final = ROOT / "docs" / "pictures" / "peers.svg"
+
+OURS: Final = "ours"
+CLEARLY: Final = 0.9
+"""Better is what is at most so much of ours: less is within what two runs differ by."""
+
+MORE_IS_BETTER: Final = "messages a second"
+
+_BEGIN: Final = "<!-- From benchmarks/peers/results.json, by `make benchmark-peers`: begin -->"
+_END: Final = "<!-- From benchmarks/peers/results.json: end -->"
+
+
+def summary(row: Row) -> str:
+    """A row in a few lines, for whoever runs it."""
+    found = {
+        "problem": row.problem,
+        "long work": row.long_work,
+        "failing work": row.failing_work,
+        "outages": row.outages,
+        "held": row.held,
+        "throughput": row.throughput,
+    }
+    return "\n".join(f"  {name}: {value}" for name, value in found.items() if value)
+
+
+def write(results: Results) -> None:
+    """Bring the page and its picture up to date."""
+    PAGE.write_text(with_results(PAGE.read_text(), results))
+    PICTURE.write_text(peers.draw(results).svg())
+
+
+def with_results(text: str, results: Results) -> str:
+    """The page with these results in it.
+
+    Args:
+        text: The page, which has the two marks between which the results are.
+        results: What was found.
+
+    Raises:
+        ValueError: The page does not have the marks.
+    """
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise ValueError(f"{PAGE} has lost the marks between which the results stand")
+    return f"{before}{begin}\n\n{tables(results)}\n\n{end}{after}"
+
+
+def tables(results: Results) -> str:
+    """All that is written from the results, in Markdown."""
+    rows = results.rows
+    return "\n\n".join(
+        [
+            f"Machine: {results.machine}.",
+            "### Long work, failing work, outages",
+            _table(
+                ["", "requests", "to the second consumer", "done", "lost", "visible after", "outage"],
+                [
+                    [row.title, _requests(row), _delivered(row), _done(row), _lost(row), _visible(row), _outages(row)]
+                    for row in rows
+                ],
+            ),
+            "### Many at once, and no work at all",
+            _table(
+                ["", "held at once", "processor", "memory", "requests a minute", "first message", "messages a second"],
+                [[row.title, *_held(row), *_throughput(row)] for row in rows],
+            ),
+            "### Where another one does better",
+            "\n".join(f"- {line}" for line in better(rows)) or "In none of these figures, by more than a tenth.",
+            "### What ran",
+            _table(
+                ["", "version", "how", "on", "load", "without work"],
+                [
+                    [row.title, row.version, row.how, row.ran_on, f"{row.load:g}", f"{row.sizes.throughput} messages"]
+                    for row in rows
+                ],
+            ),
+            *(f"{row.title}: {row.problem}." for row in rows if row.problem),
+            *([f"Not measured yet: {', '.join(absent)}."] if (absent := _absent(rows)) else []),
+        ]
+    )
+
+
+def better(rows: Sequence[Row]) -> Iterator[str]:
+    """Where a peer is clearly better than sqs-lease in plain Python: a sentence for each figure."""
+    ours = next((row for row in rows if row.name == OURS), None)
+    if ours is None:
+        return
+    figures: Sequence[tuple[str, Callable[[Row], float | None], str]] = (
+        ("requests for long work", lambda row: row.long_work.requests if row.long_work else None, "{:.0f}"),
+        ("seconds from failure to visible", _visible_seconds, "{:.2f}"),
+        (
+            "processor for what it holds",
+            lambda row: held.processor_percent if (held := _held_all(row)) else None,
+            "{:.2f} %",
+        ),
+        (
+            "memory for what it holds",
+            lambda row: held.memory_megabytes if (held := _held_all(row)) else None,
+            "{:.0f} MB",
+        ),
+        (
+            "requests a minute for what it holds",
+            lambda row: held.requests_a_minute if (held := _held_all(row)) else None,
+            "{:.0f}",
+        ),
+        (
+            "seconds to its first message",
+            lambda row: row.throughput.first_seconds if row.throughput else None,
+            "{:.1f}",
+        ),
+        (MORE_IS_BETTER, lambda row: row.throughput.a_second if row.throughput else None, "{:.0f}"),
+    )
+    yield from _better_in_outages(rows, ours)
+    for name, figure, form in figures:
+        own = figure(ours)
+        if own is None:
+            continue
+        found = [(row, value) for row in rows if row is not ours and (value := figure(row)) is not None]
+        ahead = [
+            (row, value)
+            for row, value in found
+            if (CLEARLY * value > own if name == MORE_IS_BETTER else value < CLEARLY * own)
+        ]
+        if ahead:
+            others = ", ".join(f"{row.title} {form.format(value)}" for row, value in ahead)
+            yield f"{name[0].upper()}{name[1:]}: {others}; {ours.title} {form.format(own)}."
+
+
+def _absent(rows: Sequence[Row]) -> list[str]:
+    """The titles of the peers that have no row, because they were never run."""
+    return [peer.title for name, peer in PEERS.items() if name not in {row.name for row in rows}]
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(
+        f"| {' | '.join(cells)} |"
+        for cells in [head, ["---"] * len(head), *([cell or "-" for cell in line] for line in lines)]
+    )
+
+
+def _requests(row: Row) -> str:
+    if (work := row.long_work) is None:
+        return "-"
+    parts = {
+        "receive": work.receives,
+        "empty": work.empty_receives,
+        "extend": work.extensions,
+        "delete": work.deletes,
+        "other": work.others,
+    }
+    return f"{work.requests} ({', '.join(f'{count} {name}' for name, count in parts.items() if count)})"
+
+
+def _delivered(row: Row) -> str:
+    if (work := row.long_work) is None:
+        return "-"
+    return f"{work.deliveries} of {row.sizes.messages}" + (f", {work.again} again to itself" if work.again else "")
+
+
+def _done(row: Row) -> str:
+    return f"{row.long_work.done}" if row.long_work else "-"
+
+
+def _lost(row: Row) -> str:
+    return f"{row.failing_work.lost} of {row.sizes.messages}" if row.failing_work else "-"
+
+
+def _visible_seconds(row: Row) -> float | None:
+    return row.failing_work.visible_after_seconds if row.failing_work else None
+
+
+def _visible(row: Row) -> str:
+    if row.failing_work is None:
+        return "-"
+    seconds, before = row.failing_work.visible_after_seconds, row.failing_work.delivered_before
+    return ("never" if seconds is None else f"{seconds:.2f} s") + (f", {before} before it failed" if before else "")
+
+
+def _better_in_outages(rows: Sequence[Row], ours: Row) -> Iterator[str]:
+    for own in ours.outages:
+        found = [(row, outage) for row in rows for outage in row.outages if outage.after_seconds == own.after_seconds]
+        ahead = [
+            f"{row.title} {outage.deliveries}"
+            for row, outage in found
+            if outage.deliveries < own.deliveries and outage.done > own.done
+        ]
+        if ahead:
+            yield (
+                f"Messages that the second consumer was given in the outage that began at {own.after_seconds} s: "
+                f"{', '.join(ahead)}; {ours.title} {own.deliveries}."
+            )
+
+
+def _outages(row: Row) -> str:
+    return "; ".join(
+        f"at {outage.after_seconds} s: {outage.deliveries} to the second, {outage.done} done"
+        + ("" if outage.survived else ", process ended")
+        for outage in row.outages
+    )
+
+
+def _held_all(row: Row) -> Held | None:
+    """What it took a peer to hold all that it was given; None where it did not."""
+    return row.held if row.held and row.held.messages >= row.sizes.held else None
+
+
+def _held(row: Row) -> list[str]:
+    held = row.held
+    if held is None:
+        return ["-"] * 4
+    lapsed = f", {held.deliveries} to the second" if held.deliveries else ""
+    return [
+        f"{held.messages} of {row.sizes.held}{lapsed}",
+        f"{held.processor_percent:.2f} %",
+        f"{held.memory_megabytes:.0f} MB",
+        f"{held.requests_a_minute:.0f}",
+    ]
+
+
+def _throughput(row: Row) -> list[str]:
+    found = row.throughput
+    return [f"{found.first_seconds:.1f} s", f"{found.a_second:.0f}"] if found else ["-"] * 2

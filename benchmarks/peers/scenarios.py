@@ -1,0 +1,307 @@
+"""What each peer goes through, the same for all: long work, failing work, outages, many at once, no work at all."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.peers.programs import Job, Peer, Running
+from benchmarks.peers.proxy import Gate, Proxy
+from benchmarks.peers.results import FailingWork, Held, LongWork, Outage, Sizes, Throughput
+from demo.sqs_server import SqsServer
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+START_SECONDS: Final = 300.0
+"""So long may a peer take from its start until it has all messages."""
+
+GRACE_SECONDS: Final = 45.0
+"""So long is waited for an end that should have come."""
+
+SETTLE_SECONDS: Final = 5.0
+"""So long passes between the last of many messages and the begin of the measurement."""
+
+_EXTENSIONS: Final = ("ChangeMessageVisibility", "ChangeMessageVisibilityBatch")
+_DELETES: Final = ("DeleteMessage", "DeleteMessageBatch")
+
+
+class PeerFailedError(RuntimeError):
+    """A peer did not do what the scenario needs; the message says what."""
+
+
+class SecondConsumer:
+    """Polls a queue all the time, through a gate of its own, and keeps what it is given in flight.
+
+    Args:
+        sqs: A client behind its gate.
+        queue_url: The queue.
+    """
+
+    def __init__(self, sqs: SQSClient, queue_url: str) -> None:
+        self._sqs = sqs
+        self._queue_url = queue_url
+        self._stopped = Event()
+        self._thread = Thread(target=self._poll, name=f"second consumer of {queue_url}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _poll(self) -> None:
+        while not self._stopped.is_set():
+            # For so long that it is given each message once.
+            self._sqs.receive_message(
+                QueueUrl=self._queue_url, WaitTimeSeconds=1, MaxNumberOfMessages=10, VisibilityTimeout=3_600
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One queue with the gates of the peer and of the second consumer."""
+
+    job: Job
+    messages: int
+    gate: Gate
+    second_gate: Gate
+    second: SecondConsumer
+
+
+class Ground:
+    """The server, the proxy, and queues for one peer.
+
+    Args:
+        server: The SQS server.
+        proxy: The proxy before it.
+        peer: The peer.
+        sizes: How much it is given.
+        directory: Where its files go.
+    """
+
+    def __init__(self, server: SqsServer, proxy: Proxy, peer: Peer, sizes: Sizes, directory: Path) -> None:
+        self._server, self._proxy, self._peer, self._sizes = server, proxy, peer, sizes
+        self._directory = directory
+        self._sqs = server.sqs_client()
+
+    def long_work(self) -> tuple[LongWork, FailingWork, tuple[Outage, ...]]:
+        """All scenarios with long work, side by side: they do little but wait."""
+        sizes = self._sizes
+        work = self._track("work", sizes.messages, work_seconds=sizes.work_seconds, at_once=sizes.messages)
+        failing = self._track(
+            "failing", sizes.messages, work_seconds=sizes.failing_after_seconds, fails=True, at_once=sizes.messages
+        )
+        outages = {
+            after: self._track(
+                f"outage-{after}", sizes.messages, work_seconds=sizes.work_seconds, at_once=sizes.messages
+            )
+            for after in sizes.outages_after_seconds
+        }
+        tracks = [work, failing, *outages.values()]
+        try:
+            with (
+                self._peer.running([track.job for track in tracks], self._directory) as running,
+                ThreadPoolExecutor(len(tracks)) as threads,
+            ):
+                worked = threads.submit(self._follow_work, work, running)
+                failed = threads.submit(self._follow_failing, failing, running)
+                cut = [threads.submit(self._follow_outage, outages[after], after, running) for after in outages]
+                long_work, (before, visible_after) = worked.result(), failed.result()
+                outcome = tuple(future.result() for future in cut)
+        finally:
+            for track in tracks:
+                track.second.stop()
+        lost = failing.messages - self._kept(failing)
+        return long_work, FailingWork(lost, before, visible_after), outcome
+
+    def held(self) -> Held:
+        """Many messages at once."""
+        sizes = self._sizes
+        track = self._track("held", sizes.held, work_seconds=3_600, at_once=sizes.held)
+        try:
+            with self._peer.running([track.job], self._directory) as running:
+                with suppress(PeerFailedError):
+                    self._await_all(track, running)
+                track.second.start()
+                time.sleep(SETTLE_SECONDS)
+                processor, calls = running.processor_seconds(), track.gate.calls.total()
+                began_at = time.monotonic()
+                time.sleep(sizes.held_seconds)
+                length = time.monotonic() - began_at
+                return Held(
+                    messages=len(track.gate.received_ids),
+                    processor_percent=100 * (running.processor_seconds() - processor) / length,
+                    memory_megabytes=running.memory_bytes() / 1e6,
+                    requests_a_minute=60 * (track.gate.calls.total() - calls) / length,
+                    deliveries=len(track.second_gate.received_ids),
+                )
+        finally:
+            track.second.stop()
+
+    def throughput(self) -> Throughput:
+        """No work at all."""
+        sizes = self._sizes
+        track = self._track("throughput", sizes.throughput, work_seconds=0, at_once=sizes.at_once)
+        started_at = time.time()
+        with self._peer.running([track.job], self._directory) as running:
+            self._await_all(track, running)
+            calls = track.gate.calls.total()
+        receptions = list(track.gate.receptions)
+        return Throughput(
+            messages=len(track.gate.received_ids),
+            first_seconds=receptions[0].at - started_at,
+            last_seconds=receptions[-1].at - receptions[0].at,
+            requests=calls,
+        )
+
+    def _track(self, name: str, messages: int, *, work_seconds: float, at_once: int, fails: bool = False) -> Track:
+        sizes = self._sizes
+        visibility = sizes.visibility_seconds if self._peer.extends else sizes.fixed_visibility_seconds
+        queue = f"{self._peer.name}-{name}"
+        dead = self._sqs.create_queue(QueueName=f"{queue}-dead")["QueueUrl"]
+        dead_arn = self._sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        # As every queue should have one; more receives than any scenario has.
+        redrive = {"deadLetterTargetArn": dead_arn, "maxReceiveCount": 1_000}
+        queue_url = self._sqs.create_queue(
+            QueueName=queue, Attributes={"VisibilityTimeout": str(visibility), "RedrivePolicy": json.dumps(redrive)}
+        )["QueueUrl"]
+        gate, second_gate = self._proxy.gate(), self._proxy.gate()
+        job = Job(
+            name=name,
+            queue=queue,
+            queue_url=queue_url.replace(self._server.endpoint_url, gate.endpoint_url),
+            endpoint_url=gate.endpoint_url,
+            visibility_seconds=visibility,
+            work_seconds=work_seconds,
+            fails=fails,
+            at_once=at_once,
+            messages=messages,
+            record=self._directory / f"{queue}.record",
+        )
+        second_client = SqsServer(second_gate.endpoint_url, self._server.process).sqs_client()
+        second = SecondConsumer(second_client, queue_url.replace(self._server.endpoint_url, second_gate.endpoint_url))
+        self._peer.send(self._sqs, queue_url, job)
+        return Track(job, messages, gate, second_gate, second)
+
+    def _await_all(self, track: Track, running: Running) -> None:
+        """Wait until the peer was given every message once."""
+        if not _until(lambda: len(track.gate.received_ids) >= track.messages or not running.is_running, START_SECONDS):
+            raise PeerFailedError(
+                f"{track.job.queue}: it was given {len(track.gate.received_ids)} of {track.messages} messages "
+                f"in {START_SECONDS:.0f} s"
+            )
+        if len(track.gate.received_ids) < track.messages:
+            raise PeerFailedError(f"{track.job.queue}: its process ended")
+
+    def _follow_work(self, track: Track, running: Running) -> LongWork:
+        self._await_all(track, running)
+        track.second.start()
+        _until(
+            lambda: len(track.gate.deleted) >= track.messages and _is_over(track),
+            self._sizes.work_seconds + GRACE_SECONDS,
+        )
+        gate = track.gate
+        calls = dict(gate.calls)
+        extensions = sum(calls.pop(name, 0) for name in _EXTENSIONS)
+        deletes = sum(calls.pop(name, 0) for name in _DELETES)
+        empty = gate.empty_receives
+        receives = calls.pop("ReceiveMessage", 0) - empty
+        return LongWork(
+            receives=receives,
+            empty_receives=empty,
+            extensions=extensions,
+            deletes=deletes,
+            others=sum(calls.values()),
+            deliveries=len(track.second_gate.received_ids),
+            again=len(gate.receptions) - len(gate.received_ids),
+            done=len(gate.deleted),
+        )
+
+    def _follow_failing(self, track: Track, running: Running) -> tuple[int, float | None]:
+        self._await_all(track, running)
+        first: dict[str, float] = {}
+        for reception in list(track.gate.receptions):
+            first.setdefault(reception.message_id, reception.at)
+        track.second.start()
+        failures: list[float] = []
+
+        def has_failed() -> bool:
+            failures[:] = _failures(track.job.record)
+            return bool(failures)
+
+        if not _until(has_failed, self._sizes.failing_after_seconds + 2 * GRACE_SECONDS):
+            raise PeerFailedError(f"{track.job.queue}: its work did not fail")
+        failed_at = failures[0]
+        before = sum(reception.at < failed_at for reception in list(track.second_gate.receptions))
+
+        def next_receptions() -> list[float]:
+            later: dict[str, float] = {}
+            for reception in sorted([*track.gate.receptions, *track.second_gate.receptions], key=lambda one: one.at):
+                if reception.at > first.get(reception.message_id, 0.0):
+                    later.setdefault(reception.message_id, reception.at)
+            return [at for at in later.values() if at >= failed_at]
+
+        _until(
+            lambda: len(next_receptions()) >= track.messages - before,
+            track.job.visibility_seconds + GRACE_SECONDS,
+        )
+        seen = next_receptions()
+        return before, median(at - failed_at for at in seen) if seen else None
+
+    def _follow_outage(self, track: Track, after_seconds: int, running: Running) -> Outage:
+        self._await_all(track, running)
+        track.second.start()
+        time.sleep(after_seconds)
+        self._proxy.cut(track.gate)
+        time.sleep(self._sizes.outage_seconds)
+        self._proxy.mend(track.gate)
+        left = self._sizes.work_seconds - after_seconds - self._sizes.outage_seconds
+        _until(lambda: len(track.gate.deleted) >= track.messages and _is_over(track), left + GRACE_SECONDS)
+        return Outage(
+            after_seconds=after_seconds,
+            deliveries=len(track.second_gate.received_ids),
+            done=len(track.gate.deleted),
+            survived=running.is_running,
+        )
+
+    def _kept(self, track: Track) -> int:
+        """How many messages the queue still has, visible or not."""
+        answer = self._sqs.get_queue_attributes(
+            QueueUrl=track.job.queue_url.replace(track.job.endpoint_url, self._server.endpoint_url),
+            AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"],
+        )
+        return sum(int(value) for value in answer["Attributes"].values())
+
+
+def _is_over(track: Track) -> bool:
+    """Whether the work has had its time: a peer that deletes before it works has not done so yet."""
+    return time.time() >= track.gate.receptions[0].at + track.job.work_seconds
+
+
+def _failures(record: Path) -> Sequence[float]:
+    """When the peer's work failed, as it wrote down."""
+    if not record.exists():
+        return []
+    lines = record.read_text().splitlines()
+    return sorted(float(line.split()[1]) for line in lines if line.startswith("failed ") and len(line.split()) > 1)
+
+
+def _until(is_so: Callable[[], bool], deadline_seconds: float) -> bool:
+    """Ask twenty times a second, up to a deadline; returns whether it became so."""
+    ends_at = time.monotonic() + deadline_seconds
+    while not is_so():
+        if time.monotonic() > ends_at:
+            return False
+        time.sleep(0.05)
+    return True

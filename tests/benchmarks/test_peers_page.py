@@ -1,0 +1,88 @@
+"""The page of peers says what the results file says, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.peers import page
+from benchmarks.peers.programs import PEERS
+from benchmarks.peers.results import FailingWork, Held, LongWork, Outage, Results, Row, Sizes, Throughput, load
+
+
+def row(name: str, *, requests: int = 10, processor_percent: float = 10.0, a_second: int = 100) -> Row:
+    return Row(
+        name=name,
+        title=name.title(),
+        version="1.0",
+        how="by itself",
+        ran_on="2026-11-24",
+        sizes=Sizes(),
+        load=0.1,
+        long_work=LongWork(1, 0, requests - 2, 1, 0, deliveries=3, again=0, done=7),
+        failing_work=FailingWork(lost=0, delivered_before=0, visible_after_seconds=0.1),
+        outages=(Outage(5, deliveries=10, done=0, survived=True),),
+        held=Held(1_000, processor_percent, 40.0, 60.0, deliveries=0),
+        throughput=Throughput(5_000, 1.0, 5_000 / a_second, 1_000),
+    )
+
+
+def test_the_tables_of_the_page_are_those_of_the_results_file() -> None:
+    text = page.PAGE.read_text()
+
+    assert page.with_results(text, load()) == text
+
+
+def test_a_peer_that_is_clearly_better_is_named_as_such() -> None:
+    rows = [row("ours"), row("other", requests=5, a_second=200)]
+
+    assert list(page.better(rows)) == [
+        "Requests for long work: Other 5; Ours 10.",
+        "Messages a second: Other 200; Ours 100.",
+    ]
+
+
+def test_a_peer_that_keeps_its_messages_in_an_outage_in_which_ours_does_not_is_named() -> None:
+    kept = replace(row("other"), outages=(Outage(5, deliveries=0, done=10, survived=True),))
+
+    assert list(page.better([row("ours"), kept])) == [
+        "Messages that the second consumer was given in the outage that began at 5 s: Other 0; Ours 10."
+    ]
+
+
+def test_a_peer_that_is_better_by_less_than_a_tenth_is_not_named() -> None:
+    assert not list(page.better([row("ours"), row("other", processor_percent=9.5)]))
+
+
+def test_a_peer_that_holds_only_some_is_not_better_at_holding() -> None:
+    few = replace(row("other"), held=Held(10, 0.1, 1.0, 1.0, deliveries=0))
+
+    assert not list(page.better([row("ours"), few]))
+
+
+def test_a_peer_that_could_not_be_measured_has_a_row_that_says_why() -> None:
+    missing = replace(
+        row("other"),
+        problem="not installed: there is no Go",
+        long_work=None,
+        failing_work=None,
+        outages=(),
+        held=None,
+        throughput=None,
+    )
+    text = page.tables(Results("a machine", (row("ours"), missing)))
+
+    assert "| Other | - | - | - | - | - | - |" in text
+    assert "Other: not installed: there is no Go." in text
+
+
+def test_peers_that_were_never_run_are_named() -> None:
+    text = page.tables(Results("a machine", tuple(row(name) for name in PEERS if name != "celery")))
+
+    assert text.endswith("Not measured yet: Celery, SQS as its broker.")
+
+
+def test_a_page_without_the_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="has lost the marks"):
+        page.with_results("# Peers", Results())
