@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 from pyspark.sql.types import StructField, StructType
 
+from sqs_lease.spark.column_types import check_keys
 from sqs_lease.spark.columns import POSTGRES_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.differences import require_fit, require_unchanged
@@ -89,11 +90,7 @@ def require_columns(columns: StructType, upsert_by: Sequence[str]) -> None:
             )
         if field.name in POSTGRES_COLUMNS:
             raise SchemaError(f"column {field.name!r}: every PostgreSQL table has a column of its own there: rename it")
-    for key in upsert_by:
-        if key not in columns.names:
-            raise SchemaError(f"there is no column {key!r} to upsert by: the columns are {', '.join(columns.names)}")
-        if columns[key].nullable:
-            raise SchemaError(f"column {key} is a key, and may be null: declare it NOT NULL, or upsert by another one")
+    check_keys(columns, upsert_by)
 
 
 def prepare(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Sequence[str], *, widen: bool) -> None:
