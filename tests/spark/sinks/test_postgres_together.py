@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -40,7 +40,7 @@ def test_each_message_is_there_once(database: Database, batch_of: BatchOf, upser
         with psycopg.connect(database.url, autocommit=True) as connection:
             connection.execute(statement.encode())
 
-    upkeep = [
+    upkeep: list[Callable[[], object]] = [
         partial(alone, "VACUUM (FULL, ANALYZE) orders"),
         lambda: alone(f"ALTER TABLE orders ADD COLUMN c{next(numbers)} text"),
         partial(alone, "REINDEX TABLE orders"),
