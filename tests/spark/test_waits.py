@@ -115,10 +115,11 @@ def test_a_wait_within_a_wait_counts_once(waits: Waits) -> None:
     assert waits.seconds == 4
 
 
+@pytest.mark.parametrize("upsert_by", [(), ("id",)], ids=["append", "upsert"])
 def test_a_delta_table_into_which_others_commit_all_the_time_is_named_with_their_commit(
-    waits: Waits, tmp_path: Path
+    waits: Waits, tmp_path: Path, upsert_by: tuple[str, ...]
 ) -> None:
-    table = open_table(tmp_path)
+    table = open_table(tmp_path, upsert_by=upsert_by)
     location = stage(table, [row(1, "m1")])
     real = OpenDelta._commit
 

@@ -33,10 +33,10 @@ import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 
 from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.sinks.delta.storage import ObjectStore
 from sqs_lease.spark.sinks.sink import KNOWN, Overtaken
 
 logger = logging.getLogger(__name__)
@@ -102,10 +102,11 @@ class Ledger:
     @property
     def address(self) -> str:
         """The path, absolute, or the address."""
-        return self._place.address
+        return self.place.address
 
     @property
-    def _place(self) -> LedgerPlace:
+    def place(self) -> LedgerPlace:
+        """Where it lies."""
         return LedgerPlace.of(self.path, self.storage_options)
 
     def open(self) -> OpenLedger:
@@ -114,7 +115,7 @@ class Ledger:
         Raises:
             TableError: It can neither be found nor created there.
         """
-        ledger = OpenLedger(self._place, self.clock)
+        ledger = OpenLedger(self.place, self.clock)
         if ledger.load() is None:
             ledger.create()
         return ledger
@@ -127,7 +128,7 @@ class Ledger:
         Raises:
             TableError: There is no ledger, or it cannot be read.
         """
-        ledger = OpenLedger(self._place, self.clock)
+        ledger = OpenLedger(self.place, self.clock)
         if ledger.load() is None:
             raise TableError(f"there is no ledger at {self.address}")
         return ledger.snapshot().staged()
@@ -399,7 +400,7 @@ class LedgerPlace:
         """The place as a file system."""
         if self.is_local:
             return pafs.SubTreeFileSystem(self.address, pafs.LocalFileSystem())
-        return pafs.PyFileSystem(DeltaStorageHandler(self.address, self.options))
+        return pafs.PyFileSystem(ObjectStore(self.address, self.options))
 
     def unusable(self, what: str, error: Exception) -> TableError:
         """The error to raise over another one."""

@@ -23,10 +23,12 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sinks.delta.schema import added_columns, check_partitions, delta_schema, differences
+from sqs_lease.spark.sinks.delta.schema import added_columns, check_partitions, delta_schema, spark_columns
+from sqs_lease.spark.sinks.differences import differences
 from tests.spark.delta.tables import COLUMNS, application, columns_of, open_table, row, stage, stored
 
 TABLE = delta_schema(COLUMNS)
+STORED = spark_columns(TABLE)
 
 
 def without(name: str) -> StructType:
@@ -55,7 +57,7 @@ def optional(name: str, kind: DataType) -> StructType:
 def test_what_cannot_be_stored_is_refused_whether_or_not_the_table_may_be_widened(
     columns: StructType, says: str, widen: bool
 ) -> None:
-    said = differences(TABLE, columns, widen=widen)
+    said = differences(STORED, columns, widen=widen)
 
     assert len([one for one in said if one.startswith(says)]) == 1, said
 
@@ -75,13 +77,13 @@ def test_what_cannot_be_stored_is_refused_whether_or_not_the_table_may_be_widene
 def test_columns_that_one_side_lacks_are_refused_unless_the_table_may_be_widened(
     columns: StructType, says: list[str]
 ) -> None:
-    assert differences(TABLE, columns) == says
-    assert differences(TABLE, columns, widen=True) == []
+    assert differences(STORED, columns) == says
+    assert differences(STORED, columns, widen=True) == []
 
 
 def test_the_order_of_columns_and_stricter_ones_do_not_matter() -> None:
-    assert differences(TABLE, StructType([*reversed(COLUMNS.fields)])) == []
-    assert differences(TABLE, required("name", StringType())) == []
+    assert differences(STORED, StructType([*reversed(COLUMNS.fields)])) == []
+    assert differences(STORED, required("name", StringType())) == []
 
 
 def test_only_columns_that_are_missing_are_added_and_nothing_inside_of_them_is_required() -> None:

@@ -7,14 +7,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from pyspark.sql.types import StringType
+from pyspark.sql.types import LongType, StringType, StructType
 
+from sqs_lease.spark import Ledger
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, STAGED_KEPT, ParquetSink, ParquetTable, ParquetTarget
-from sqs_lease.spark.sinks.write_ahead import Application
+from sqs_lease.spark.sinks.sink import Admission, Staged
+from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.testing.sink_contract import COLUMNS
-from sqs_lease.testing.sink_subject import columns_of
+from sqs_lease.testing.sink_subject import asked, columns_of, entries, known
 
 APPLICATION = Application("3f9a2c1e-0000", 12, "b")
 
@@ -109,3 +112,27 @@ def test_addresses_and_keys_are_refused_early() -> None:
         ParquetSink("s3://bucket/orders")
     with pytest.raises(TypeError, match="upsert_by"):
         ParquetSink("orders", upsert_by=["id"])  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("made_again", "said"),
+    [
+        (None, "is gone: somebody removed it"),
+        (columns_of(name=LongType()), "column name is bigint in the table and string in the schema"),
+    ],
+    ids=["removed", "made again with other columns"],
+)
+def test_a_batch_is_not_admitted_into_a_directory_that_is_another_by_now(
+    table: ParquetTable, tmp_path: Path, made_again: StructType | None, said: str
+) -> None:
+    session: Any = None
+    whole = WriteAheadTable(table, Ledger(tmp_path / "ledger").open())
+    looked_up, staged = whole.look_up(asked("m1")), Staged(str(staged_by_hand(table)), pa.chunked_array([["m1"]]))
+    shutil.rmtree(table.root)
+    if made_again is not None:
+        ParquetTarget(table.root).open(session, made_again, widen=False)
+
+    with pytest.raises((SchemaError, TableError), match=said):
+        whole.commit(looked_up, Admission("b", entries(["m1"]), staged))
+
+    assert known(whole, "m1") == {}

@@ -6,7 +6,6 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     DecimalType,
-    IntegerType,
     LongType,
     MapType,
     StringType,
@@ -19,7 +18,6 @@ from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
 from sqs_lease.spark.sinks.table_sql import (
     add_columns,
-    check_keys,
     create_table,
     literal,
     merge_newest,
@@ -80,15 +78,6 @@ def test_the_newest_message_wins_by_all_columns_of_the_key() -> None:
         "THEN t.`_sent_at` ELSE date_trunc('MILLISECOND', t.`_sent_at`) END) THEN UPDATE SET * "
         "WHEN NOT MATCHED THEN INSERT *"
     )
-
-
-def test_a_key_must_be_there_and_not_null() -> None:
-    check_keys(COLUMNS, ["id"])
-    check_keys(StructType([StructField("n", IntegerType())]), [])
-    with pytest.raises(SchemaError, match="odd"):
-        check_keys(COLUMNS, ["odd `name`"])
-    with pytest.raises(SchemaError, match="other"):
-        check_keys(COLUMNS, ["other"])
 
 
 def test_an_iceberg_table_needs_its_catalog() -> None:

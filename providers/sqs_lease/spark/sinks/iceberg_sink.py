@@ -15,55 +15,33 @@ Readers of the table see nothing of a branch. That of a killed process is remove
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 from uuid import uuid4
 
-from deltalake import Schema
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import (
-    ArrayType,
-    ByteType,
-    DataType,
-    IntegerType,
-    MapType,
-    ShortType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import ByteType, DataType, IntegerType, ShortType, StructField, StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.column_types import PLAIN_TYPES
+from sqs_lease.spark.column_types import check_keys, relaxed, require_plain
 from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.ledger import Ledger
-from sqs_lease.spark.sinks.delta.schema import differences
-from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, iceberg_directories, is_object_store, judged
+from sqs_lease.spark.sinks.row_rules import Asked, Rule, iceberg_directories, is_object_store
 from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staged_rows import StagedRows, first_line, gone
-from sqs_lease.spark.sinks.table_sql import (
-    add_columns,
-    check_keys,
-    create_table,
-    literal,
-    partition,
-    quoted,
-    write,
-)
+from sqs_lease.spark.sinks.spark_table import SparkTable
+from sqs_lease.spark.sinks.staged_rows import StagedRows
+from sqs_lease.spark.sinks.table_sql import literal, quoted, write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
-from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
 
 _BATCH: Final = "sqs-lease.batch"
-# Iceberg's only types for them.
-_WIDER: Final[Mapping[type[DataType], DataType]] = {ByteType: IntegerType(), ShortType: IntegerType()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,163 +74,78 @@ class IcebergSink:
         """See :meth:`.sink.Sink.open`."""
         check_keys(columns, self.upsert_by)
         ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
-        catalog, *names = self.table.split(".")
-        table = IcebergTable(
-            spark,
-            quoted(catalog),
-            ".".join(map(quoted, names)),
-            tuple(self.upsert_by),
-            StagedRows.beside(ledger, spark),
-            columns,
-        )
-        table.prepare(self.partition_by, widen=widen)
-        return WriteAheadTable(table, ledger.open())
+        parts = [quoted(part) for part in self.table.split(".")]
+        staged = StagedRows(spark, ledger.place)
+        table = IcebergTable(spark, ".".join(parts), tuple(self.upsert_by), staged, columns, parts[0])
+        return WriteAheadTable(table.prepared(self.partition_by, widen=widen), ledger.open())
 
 
 @dataclass(frozen=True, slots=True)
-class IcebergTable:
-    """See :class:`.write_ahead.TargetTable`.
+class IcebergTable(SparkTable):
+    """See :class:`.spark_table.SparkTable`.
 
     Attributes:
-        spark: The session.
         catalog: The table's catalog, quoted.
-        identifier: Its name there, quoted.
-        upsert_by: The key's columns; none to append.
-        staged: Where rows wait.
-        columns: What is written into it.
         own: What this very object staged and was not told to take yet: nobody else can have taken it.
     """
 
-    spark: SparkSession
     catalog: str
-    identifier: str
-    upsert_by: tuple[str, ...]
-    staged: StagedRows
-    columns: StructType
     own: set[str] = field(default_factory=set)
 
-    @property
-    def name(self) -> str:
-        """The table's full name, quoted."""
-        return f"{self.catalog}.{self.identifier}"
-
-    def prepare(self, partition_by: Sequence[str], *, widen: bool) -> None:
-        """Create the table where there is none, compare its columns, and add those that it lacks.
-
-        Raises:
-            SchemaError: The table has other columns, or cannot have these.
-            TableError: The table cannot be used.
-        """
-        wanted = _as_iceberg(self.columns)
-        stored = self._columns_or_none()
-        if stored is None:
-            partitions = [partition(text, self.columns) for text in partition_by]
-            statement = create_table(self.name, wanted, using="iceberg", partition_by=partitions)
-            try:
-                self.spark.sql(statement).collect()
-            except SPARK_ERRORS as error:
-                # Somebody else may be creating it at this moment.
-                stored = self._columns_or_none()
-                if stored is None:
-                    raise self._unusable("cannot be created", error) from error
-            stored = self._columns()
-        if differs := differences(Schema.from_json(stored.json()), wanted, widen=widen):
-            raise SchemaError(
-                f"the schema does not fit table {self.name}: {'; '.join(differs)}. Change the schema or the table, or "
-                "ingest into another one"
-            )
-        missing = [field for field in wanted.fields if field.name not in stored.names]
-        if missing:
-            try:
-                self.spark.sql(add_columns(self.name, StructType(missing))).collect()
-            except SPARK_ERRORS as error:
-                if not set(wanted.names) <= set(self._columns().names):
-                    raise self._unusable("cannot take more columns", error) from error
+    format_name: ClassVar[str] = "iceberg"
+    needs: ClassVar[str] = "Iceberg's jar and settings and the table's catalog"
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.write_ahead.TargetTable.stage`."""
-        staged = self.staged.write(rows, batch_id)
+        staged = SparkTable.stage(self, rows, batch_id)
         self.own.add(staged.location)
         return staged
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
         """See :class:`.sink.PartsTable`."""
-        _, directories = self._directories()
-        doubtful = DoubtfulDirectories.of(self.columns, directories)
-        staged = self.staged.write_parts(parts, rest, batch_id, self.columns, doubtful)
+        staged = SparkTable.stage_parts(self, spark, parts, rest, batch_id)
         if staged is not None:
             self.own.add(staged.location)
         return staged
 
-    def judged(self, rows: DataFrame, reason: str) -> DataFrame:
-        """See :class:`.sink.JudgingTable`."""
-        stored, directories = self._directories()
-        return judged(rows, reason, stored, list(iceberg_directories(stored, directories)))
+    def apply(self, location: str, application: Application) -> int | None:
+        """See :meth:`.write_ahead.TargetTable.apply`."""
+        try:
+            return SparkTable.apply(self, location, application)
+        finally:
+            self.own.discard(location)
 
-    def _directories(self) -> tuple[StructType, Sequence[str]]:
-        """The table's columns, and the names of those whose values name directories.
+    def _as_stored(self, columns: StructType) -> StructType:
+        return _as_iceberg(columns)
 
-        Raises:
-            TableError: The table cannot be read.
-        """
+    def _ask(self) -> Asked:
         try:
             columns = self._columns()
             partitions = self.spark.table(f"{self.name}.partitions").schema
             described = self.spark.sql(f"DESCRIBE TABLE EXTENDED {self.name}")
             (location,) = described.where("col_name = 'Location'").collect()
         except SPARK_ERRORS as error:
-            raise self._unusable("cannot be read", error) from error
+            raise self.unusable("cannot be read", error) from error
         by = partitions["partition"].dataType if "partition" in partitions.names else StructType()
         if not isinstance(by, StructType) or is_object_store(location["data_type"]):
-            return columns, []
+            return Asked(columns)
         # The field of a transform is called otherwise than its column.
-        return columns, by.names
+        return Asked(columns, directories=by.names)
 
-    def apply(self, location: str, application: Application) -> int | None:
-        """See :meth:`.write_ahead.TargetTable.apply`."""
-        is_first = location in self.own
-        self.own.discard(location)
-        with among_others(f"table {self.name}") as others:
-            self._apply(location, application, others, is_first=is_first)
-        self.staged.remove(location)
-        return self.version()
+    def _directory_rules(self, stored: StructType, names: Sequence[str]) -> Iterator[Rule]:
+        return iceberg_directories(stored, names)
 
-    def _apply(self, location: str, application: Application, others: Others, *, is_first: bool) -> None:
-        while not self.staged.is_applied(application):
-            before = None
-            try:
-                columns = self._columns()
-                before = self._newest_snapshot()
-                if before is None:
-                    # A branch of a table without snapshots is not bound to anything.
-                    self._make_first_snapshot()
-                    continue
-                if not self._has(application):
-                    rows = self.staged.read(location, columns)
-                    if rows is None:
-                        if self.staged.is_applied(application):
-                            return
-                        raise gone(self.name, location, application)
-                    if is_first or not self._has_rows(rows, application):
-                        self._take(rows, before, application)
-            except SPARK_ERRORS as error:
-                if not _collided(error) and self.version() == before:
-                    raise self._unusable("cannot be written", error) from error
-                others.again(self._newest_commit())
-                continue
-            self.staged.mark_applied(application)
+    def _take(self, location: str, application: Application) -> None:
+        while (before := self._version()) is None:
+            # A branch of a table without snapshots is not bound to anything.
+            self.spark.table(self.name).where("false").writeTo(self.name).append()
+        if self._has(application):
             return
+        rows = self._rows(location, application)
+        if rows is not None and (location in self.own or not self._has_rows(rows, application)):
+            self._put(rows, before, application)
 
-    def version(self) -> int | None:
-        """The id of the table's newest snapshot."""
-        self._refresh()
-        return self._newest_snapshot()
-
-    def discard(self, location: str) -> None:
-        """See :meth:`.write_ahead.TargetTable.discard`."""
-        self.staged.remove(location)
-
-    def _take(self, rows: DataFrame, before: int, application: Application) -> None:
+    def _put(self, rows: DataFrame, before: int, application: Application) -> None:
         """Steps 2 to 4."""
         with self._branch(before, application) as branch:
             self._write(rows, f"{self.name}.{quoted(f'branch_{branch}')}", application)
@@ -296,47 +189,27 @@ class IcebergTable:
         stored = self.spark.table(self.name).where(F.col(BATCH_ID) == application.batch_id)
         return not stored.join(F.broadcast(rows.select(MESSAGE_ID).distinct()), MESSAGE_ID, "left_semi").isEmpty()
 
-    def _newest_snapshot(self) -> int | None:
+    def _version(self) -> int | None:
+        """The id of the table's newest snapshot."""
+        self._refresh()
         rows = self.spark.table(f"{self.name}.refs").where("name = 'main'").select("snapshot_id").collect()
         return rows[0]["snapshot_id"] if rows else None
 
     def _newest_commit(self) -> str:
-        """What is known of whoever committed last."""
         try:
-            snapshots = self.spark.table(f"{self.name}.snapshots").where(F.col("snapshot_id") == F.lit(self.version()))
+            snapshots = self.spark.table(f"{self.name}.snapshots").where(F.col("snapshot_id") == F.lit(self._version()))
             (newest,) = snapshots.select("operation", F.col("summary").getItem(_BATCH).alias("batch_id")).collect()
         except (*SPARK_ERRORS, ValueError):
             return "somebody else committed"
         return f"batch {newest['batch_id']}" if newest["batch_id"] else f"somebody's {newest['operation']}"
 
-    def _make_first_snapshot(self) -> None:
-        self.spark.table(self.name).where("false").writeTo(self.name).append()
-
-    def _refresh(self) -> None:
-        """Iceberg's catalogs remember tables for half a minute."""
-        self.spark.sql(f"REFRESH TABLE {self.name}").collect()
-
     def _columns(self) -> StructType:
         self._refresh()
         return self.spark.table(self.name).schema
 
-    def _columns_or_none(self) -> StructType | None:
-        try:
-            return self._columns()
-        except AnalysisException:
-            # It may be there and be unreadable; then it cannot be created either, and that error says why.
-            return None
-
-    def _unusable(self, what: str, error: Exception) -> TableError:
-        return TableError(
-            f"table {self.name} {what}: {first_line(error)}. Check that the session has Iceberg's jar and settings "
-            "(they are named in sqs_lease.spark.sinks.jars) and the table's catalog, and may write there"
-        )
-
-
-def _collided(error: Exception) -> bool:
-    """Whether somebody else wrote the table, or removed the rows because the table has them."""
-    return any(sign in str(error) for sign in ("CommitFailed", "Cannot fast-forward", "FILE_NOT_EXIST"))
+    def _refresh(self) -> None:
+        # Iceberg's catalogs remember tables for half a minute.
+        self.spark.sql(f"REFRESH TABLE {self.name}").collect()
 
 
 def _property(application: Application) -> str:
@@ -352,20 +225,11 @@ def _as_iceberg(columns: StructType) -> StructType:
     for name in columns.names:
         if name.lower() in ICEBERG_COLUMNS:
             raise SchemaError(f"column {name}: every Iceberg table has a column of its own there: rename it")
+    require_plain(columns, "an Iceberg table")
     return StructType(
-        [StructField(field.name, _kind(field.name, field.dataType), field.nullable) for field in columns.fields]
+        [StructField(field.name, relaxed(field.dataType, _wider), field.nullable) for field in columns.fields]
     )
 
 
-def _kind(path: str, kind: DataType) -> DataType:
-    if isinstance(kind, StructType):
-        fields = [StructField(field.name, _kind(f"{path}.{field.name}", field.dataType)) for field in kind.fields]
-        return StructType(fields)
-    if isinstance(kind, ArrayType):
-        return ArrayType(_kind(path, kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(_kind(path, kind.keyType), _kind(path, kind.valueType))
-    wider = _WIDER.get(type(kind), kind)
-    if not isinstance(wider, PLAIN_TYPES):
-        raise SchemaError(f"column {path}: an Iceberg table cannot store the type {kind.simpleString()}")
-    return wider
+def _wider(kind: DataType) -> DataType:
+    return IntegerType() if isinstance(kind, ByteType | ShortType) else kind

@@ -3,51 +3,33 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from deltalake import Schema
-from deltalake.exceptions import DeltaError
-from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.column_types import check_keys
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
-from sqs_lease.spark.sinks.delta.schema import delta_schema, differences
-from sqs_lease.spark.sinks.row_rules import (
-    DoubtfulDirectories,
-    Rule,
-    check_constraints,
-    delta_directories,
-    generated_values,
-    invariants,
-    is_object_store,
-    judged,
-)
-from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staged_rows import StagedRows, first_line, gone
-from sqs_lease.spark.sinks.table_sql import (
-    add_columns,
-    check_keys,
-    create_table,
-    quoted,
-    write,
-)
+from sqs_lease.spark.sinks.delta.schema import delta_schema
+from sqs_lease.spark.sinks.row_rules import Asked, Rule, delta_directories, is_object_store
+from sqs_lease.spark.sinks.spark_table import SparkTable
+from sqs_lease.spark.sinks.staged_rows import StagedRows
+from sqs_lease.spark.sinks.table_sql import quoted, write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
-from sqs_lease.spark.waits import Others, among_others
 
-logger = logging.getLogger(__name__)
-
+_CONSTRAINT: Final = "delta.constraints."
 _GENERATED: Final = "delta.generationExpression"
 _INVARIANT: Final = "delta.invariants"
 _IDENTITY: Final = "delta.identity."
+# How Spark keeps the length of a text in a column's metadata.
+_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +59,8 @@ class NativeDeltaSink:
         """See :meth:`.sink.Sink.open`."""
         ledger = self._ledger()
         check_keys(columns, self.upsert_by)
-        table = NativeDeltaTable(spark, self._name, tuple(self.upsert_by), StagedRows.beside(ledger, spark), columns)
-        table.prepare(self.partition_by, widen=widen)
-        return WriteAheadTable(table, ledger.open())
+        table = NativeDeltaTable(spark, self._name, tuple(self.upsert_by), StagedRows(spark, ledger.place), columns)
+        return WriteAheadTable(table.prepared(self.partition_by, widen=widen), ledger.open())
 
     @property
     def _path(self) -> str | None:
@@ -110,87 +91,30 @@ class NativeDeltaSink:
 
 
 @dataclass(frozen=True, slots=True)
-class NativeDeltaTable:
-    """See :class:`.write_ahead.TargetTable`.
+class NativeDeltaTable(SparkTable):
+    """See :class:`.spark_table.SparkTable`."""
 
-    Attributes:
-        spark: The session.
-        name: The table's name, quoted.
-        upsert_by: The key's columns; none to append.
-        staged: Where rows wait.
-        columns: What is written into it.
-    """
+    format_name: ClassVar[str] = "delta"
+    needs: ClassVar[str] = "Delta's jars and settings"
 
-    spark: SparkSession
-    name: str
-    upsert_by: tuple[str, ...]
-    staged: StagedRows
-    columns: StructType
-
-    def prepare(self, partition_by: Sequence[str], *, widen: bool) -> None:
-        """Create the table where there is none, compare its columns, and add those that it lacks.
-
-        Raises:
-            SchemaError: The table has other columns, or cannot have these.
-            TableError: The table cannot be used.
-        """
-        columns = self.columns
+    def _as_stored(self, columns: StructType) -> StructType:
         # It names the column that a Delta table cannot have.
         delta_schema(columns)
-        stored = self._columns_or_none()
-        if stored is None:
-            partitions = [quoted(name) for name in partition_by]
-            try:
-                self.spark.sql(create_table(self.name, columns, using="delta", partition_by=partitions)).collect()
-            except SPARK_ERRORS as error:
-                # Somebody else may be creating it at this moment.
-                stored = self._columns_or_none()
-                if stored is None:
-                    raise self._unusable("cannot be created", error) from error
-            stored = self._columns()
-        if differs := differences(_as_delta(stored), columns, widen=widen):
-            raise SchemaError(
-                f"the schema does not fit table {self.name}: {'; '.join(differs)}. Change the schema or the table, or "
-                "ingest into another one"
-            )
-        missing = [field for field in columns.fields if field.name not in stored.names]
-        if missing:
-            try:
-                self.spark.sql(add_columns(self.name, StructType(missing))).collect()
-            except SPARK_ERRORS as error:
-                if not set(columns.names) <= set(self._columns().names):
-                    raise self._unusable("cannot take more columns", error) from error
+        return columns
 
-    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
-        """See :meth:`.write_ahead.TargetTable.stage`."""
-        return self.staged.write(rows, batch_id)
-
-    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
-        """See :class:`.sink.PartsTable`. Where the table has rules of its own, Spark has to look at every row."""
-        _, rules, directories = self._rules()
-        if rules:
-            return None
-        doubtful = DoubtfulDirectories.of(self.columns, directories)
-        return self.staged.write_parts(parts, rest, batch_id, self.columns, doubtful)
-
-    def judged(self, rows: DataFrame, reason: str) -> DataFrame:
-        """See :class:`.sink.JudgingTable`."""
-        stored, rules, directories = self._rules()
-        return judged(rows, reason, stored, [*rules, *delta_directories(stored, directories)])
-
-    def _rules(self) -> tuple[StructType, Sequence[Rule], Sequence[str]]:
-        """The table's columns, the rules that it has for their values, and those that name directories.
-
-        Raises:
-            SchemaError: A column that is written is one that the table numbers.
-            TableError: The table cannot be read.
-        """
+    def _ask(self) -> Asked:
         try:
             (detail,) = self.spark.sql(f"DESCRIBE DETAIL {self.name}").collect()
             stored = self._columns()
             metadata = _metadata(self.spark, detail["location"])
         except SPARK_ERRORS as error:
-            raise self._unusable("cannot be read", error) from error
+            raise self.unusable("cannot be read", error) from error
+        properties = detail["properties"]
+        if self.upsert_by and properties.get("delta.appendOnly") == "true":
+            raise TableError(
+                f"table {self.name}: its rows must not be changed (delta.appendOnly), which upsert_by does. Leave it "
+                "out, or ingest into another table"
+            )
         if numbered := [
             name for name in self.columns.names if any(key.startswith(_IDENTITY) for key in metadata.get(name, ()))
         ]:
@@ -198,49 +122,39 @@ class NativeDeltaTable:
                 f"table {self.name} numbers the column {', '.join(numbered)} itself: leave it out of the schema, or "
                 "ingest into another table"
             )
-        rules = [
-            *check_constraints(detail["properties"]),
-            *generated_values({name: str(its[_GENERATED]) for name, its in metadata.items() if _GENERATED in its}),
-            *invariants({name: str(its[_INVARIANT]) for name, its in metadata.items() if _INVARIANT in its}),
-        ]
-        return stored, rules, [] if is_object_store(detail["location"]) else detail["partitionColumns"]
+        tests = {
+            f"CHECK constraint {name.removeprefix(_CONSTRAINT)}": expression
+            for name, expression in sorted(properties.items())
+            if name.startswith(_CONSTRAINT)
+        }
+        for name, its in sorted(metadata.items()):
+            if _GENERATED in its:
+                tests[f"generated column {name}"] = f"{quoted(name)} <=> ({its[_GENERATED]})"
+            if _INVARIANT in its:
+                invariant = json.loads(str(its[_INVARIANT]))
+                tests[f"invariant of column {name}"] = invariant["expression"]["expression"]
+        for column in stored.fields:
+            if limit := column.metadata.get(_LENGTH):
+                tests[f"{limit.upper()} of column {column.name}"] = self._length_test(column.name, limit)
+        return Asked(stored, tests, () if is_object_store(detail["location"]) else tuple(detail["partitionColumns"]))
 
-    def apply(self, location: str, application: Application) -> int | None:
-        """See :meth:`.write_ahead.TargetTable.apply`."""
-        with among_others(f"table {self.name}") as others:
-            self._apply(location, application, others)
-        self.staged.remove(location)
-        return self.version()
+    def _length_test(self, name: str, limit: str) -> str:
+        length = re.fullmatch(r"(?:var)?char\((\d+)\)", limit)
+        if length is None:
+            raise SchemaError(
+                f"table {self.name}: column {name} has texts of a limited length inside of it ({limit}), which are not "
+                "looked at: ingest into another table"
+            )
+        return f"{quoted(name)} IS NULL OR char_length({quoted(name)}) <= {length[1]}"
 
-    def _apply(self, location: str, application: Application, others: Others) -> None:
-        while not self.staged.is_applied(application):
-            try:
-                rows = self.staged.read(location, self._columns())
-                if rows is not None:
-                    self._take(rows, application)
-                elif not self.staged.is_applied(application):
-                    raise gone(self.name, location, application)
-            except SPARK_ERRORS as error:
-                if "Concurrent" in str(error) or "FILE_NOT_EXIST" in str(error):
-                    # Somebody else wrote the table meanwhile, perhaps this very batch.
-                    others.again(self._newest_commit())
-                    continue
-                raise self._unusable("cannot be written", error) from error
-            self.staged.mark_applied(application)
-            return
+    def _directory_rules(self, stored: StructType, names: Sequence[str]) -> Iterator[Rule]:
+        return delta_directories(stored, names)
 
-    def version(self) -> int | None:
-        """See :meth:`.write_ahead.TargetTable.version`."""
-        (newest,) = self.spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT 1").select("version").collect()
-        version: int = newest["version"]
-        return version
-
-    def discard(self, location: str) -> None:
-        """See :meth:`.write_ahead.TargetTable.discard`."""
-        self.staged.remove(location)
-
-    def _take(self, rows: DataFrame, application: Application) -> None:
+    def _take(self, location: str, application: Application) -> None:
         """One commit; none if the table has the application. If two try at once, Delta refuses the slower one."""
+        rows = self._rows(location, application)
+        if rows is None:
+            return
         settings = {
             "spark.databricks.delta.write.txnAppId": f"sqs-lease-{application.ledger_id}",
             "spark.databricks.delta.write.txnVersion": str(application.number),
@@ -248,30 +162,18 @@ class NativeDeltaTable:
         }
         write(self.spark, self.name, rows, self.upsert_by, settings)
 
+    def _version(self) -> int | None:
+        (newest,) = self.spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT 1").select("version").collect()
+        version: int = newest["version"]
+        return version
+
     def _newest_commit(self) -> str:
-        """What is known of whoever committed last."""
         try:
             history = self.spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT 1")
             (newest,) = history.select("version", "operation", "engineInfo").collect()
         except SPARK_ERRORS:
             return "somebody else committed"
         return f"{newest['operation']} by {newest['engineInfo'] or 'somebody else'} made version {newest['version']}"
-
-    def _columns(self) -> StructType:
-        return self.spark.table(self.name).schema
-
-    def _columns_or_none(self) -> StructType | None:
-        try:
-            return self._columns()
-        except AnalysisException:
-            # It may be there and be unreadable; then it cannot be created either, and that error says why.
-            return None
-
-    def _unusable(self, what: str, error: Exception) -> TableError:
-        return TableError(
-            f"table {self.name} {what}: {first_line(error)}. Check that the session has Delta's jars and settings "
-            "(they are named in sqs_lease.spark.sinks.jars), and may write there"
-        )
 
 
 def _metadata(spark: SparkSession, location: str) -> Mapping[str, Mapping[str, object]]:
@@ -282,10 +184,3 @@ def _metadata(spark: SparkSession, location: str) -> Mapping[str, Mapping[str, o
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session, location)
     schema = json.loads(log.unsafeVolatileSnapshot().metadata().schemaString())
     return {field["name"]: field["metadata"] for field in schema["fields"]}
-
-
-def _as_delta(stored: StructType) -> Schema:
-    try:
-        return Schema.from_json(stored.json())
-    except (DeltaError, ValueError) as error:
-        raise SchemaError(f"the table has a column that ingestion cannot compare: {error}") from error

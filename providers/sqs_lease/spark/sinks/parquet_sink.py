@@ -25,23 +25,17 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.fs as pafs  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    MapType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import StructField, StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.column_types import PLAIN_TYPES
+from sqs_lease.spark.column_types import require_plain
 from sqs_lease.spark.columns import PARQUET_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
+from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
 from sqs_lease.spark.sinks.sink import Rest, Staged
 from sqs_lease.spark.sinks.staging import StagedDirectories, Staging, Written, remove_directory
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
@@ -99,11 +93,11 @@ class ParquetTarget:
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> ParquetTable:
         """See :meth:`.write_ahead.Target.open`."""
-        for field in columns.fields:
-            _check(field.name, field.dataType)
-            if field.name.lower() == NUMBER_COLUMN:
-                raise SchemaError(f"the schema has a column {field.name!r}, which names the batches: rename it")
-        table = ParquetTable(Path(self.path).absolute(), arrow_schema(columns))
+        require_plain(columns, "a directory of Parquet files")
+        for name in columns.names:
+            if name.lower() == NUMBER_COLUMN:
+                raise SchemaError(f"the schema has a column {name!r}, which names the batches: rename it")
+        table = ParquetTable(Path(self.path).absolute(), columns)
         try:
             _Columns(table.root).require(columns, widen=widen)
         except OSError as error:
@@ -117,11 +111,21 @@ class ParquetTable:
 
     Attributes:
         root: Its path.
-        columns: What is written into it, as Arrow has it.
+        columns: What is written into it.
     """
 
     root: Path
-    columns: pa.Schema
+    columns: StructType
+
+    def require_fit(self) -> None:
+        """See :class:`.write_ahead.CheckedTarget`."""
+        try:
+            _, stored = _Columns(self.root).newest()
+        except OSError as error:
+            raise self.unusable("cannot be read", error) from error
+        if stored is None:
+            raise TableError(f"table {self.root} is gone: somebody removed it while it was used")
+        require_unchanged(str(self.root), misfits(stored, self.columns))
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.sink.Table.stage`."""
@@ -171,7 +175,7 @@ class ParquetTable:
     def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
         directories = StagedDirectories(self.root / _OURS / "staged")
         directory, message_ids = directories.write(
-            batch_id, lambda place, beside: write(Staging(place, beside, self.columns))
+            batch_id, lambda place, beside: write(Staging(place, beside, arrow_schema(self.columns)))
         )
         try:
             for file in directory.iterdir():
@@ -206,7 +210,7 @@ class _Columns:
     def require(self, columns: StructType, *, widen: bool) -> None:
         """Check columns against the table's; write them down where there is no table, or it is to be widened."""
         for _ in range(_WIDENING_TRIES):
-            number, stored = self._newest()
+            number, stored = self.newest()
             if stored is None:
                 self._require_empty()
                 wanted = columns
@@ -216,7 +220,8 @@ class _Columns:
                 return
         raise TableError(f"the columns of table {self.root} changed {_WIDENING_TRIES} times while it was opened")
 
-    def _newest(self) -> tuple[int, StructType | None]:
+    def newest(self) -> tuple[int, StructType | None]:
+        """The number of the last file and the columns in it; 0 and None where there is no table."""
         files = sorted((self.root / _OURS / "columns").glob("[0-9]*.json"))
         if not files:
             return 0, None
@@ -247,45 +252,9 @@ class _Columns:
             )
 
     def _widened(self, stored: StructType, columns: StructType, *, widen: bool) -> StructType:
-        known = {field.name: field for field in stored.fields}
-        wrong, added = [], []
-        for field in columns.fields:
-            there = known.get(field.name)
-            if there is None:
-                added.append(field)
-                if not widen:
-                    wrong.append(f"the table has no column {field.name} {field.dataType.simpleString()}")
-                elif not field.nullable:
-                    wrong.append(f"column {field.name} would be added to the table, and must be nullable for that")
-            elif there.dataType.simpleString() != field.dataType.simpleString():
-                wrong.append(
-                    f"column {field.name} is {there.dataType.simpleString()} in the table and "
-                    f"{field.dataType.simpleString()} in the schema"
-                )
-            elif field.nullable and not there.nullable:
-                wrong.append(f"column {field.name} is NOT NULL in the table, and may be null in the schema")
-        for name, there in known.items():
-            if name not in columns.names and not (widen and there.nullable):
-                wrong.append(f"the schema has no column {name} {there.dataType.simpleString()}")
-        if wrong:
-            raise SchemaError(
-                f"the schema does not fit table {self.root}: {'; '.join(sorted(wrong))}. Change the schema, or ingest "
-                "into another directory"
-            )
-        return StructType([*stored.fields, *(StructField(field.name, field.dataType) for field in added)])
-
-
-def _check(name: str, kind: DataType) -> None:
-    if isinstance(kind, StructType):
-        for field in kind.fields:
-            _check(f"{name}.{field.name}", field.dataType)
-    elif isinstance(kind, ArrayType):
-        _check(name, kind.elementType)
-    elif isinstance(kind, MapType):
-        _check(name, kind.keyType)
-        _check(name, kind.valueType)
-    elif not isinstance(kind, PLAIN_TYPES):
-        raise SchemaError(f"column {name}: the type {kind.simpleString()} is not written to Parquet files here")
+        require_fit(str(self.root), differences(stored, columns, widen=widen))
+        added = [StructField(field.name, field.dataType) for field in columns.fields if field.name not in stored.names]
+        return StructType([*stored.fields, *added])
 
 
 def _flush(path: Path) -> None:

@@ -6,9 +6,8 @@ and one that the table would refuse rejects its message.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Final
 
@@ -23,12 +22,26 @@ from sqs_lease.spark.sinks.table_sql import quoted
 Rule = tuple[str, Column]
 """What the reason calls it, and the test: a row for which it is false or null is refused."""
 
-_CONSTRAINT: Final = "delta.constraints."
 _NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 # Of a file's name, on nearly every file system.
 _NAME_BYTES: Final = 255
 # What Spark writes as % and two digits in the name of a partition's directory.
 _ESCAPED: Final = r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a table asks of its rows at one moment.
+
+    Attributes:
+        columns: Its columns.
+        tests: What a reason calls a rule -> the test as SQL has it.
+        directories: The columns whose values name directories.
+    """
+
+    columns: StructType = field(default_factory=StructType)
+    tests: Mapping[str, str] = field(default_factory=dict)
+    directories: Sequence[str] = ()
 
 
 def judged(rows: DataFrame, reason: str, stored: StructType, rules: Sequence[Rule]) -> DataFrame:
@@ -47,33 +60,6 @@ def judged(rows: DataFrame, reason: str, stored: StructType, rules: Sequence[Rul
     broken = [F.when(~F.coalesce(test, F.lit(False)), F.lit(f"refused by the table: {name}")) for name, test in rules]
     judged_rows = rows.withColumns(lacking) if lacking else rows
     return judged_rows.withColumn(reason, F.coalesce(F.col(reason), *broken)).select(*map(quoted, given))
-
-
-def check_constraints(properties: Mapping[str, str]) -> Iterator[Rule]:
-    """The CHECK constraints of a Delta table, by its properties."""
-    for name, expression in sorted(properties.items()):
-        if name.startswith(_CONSTRAINT):
-            yield f"CHECK constraint {name.removeprefix(_CONSTRAINT)}", F.expr(expression)
-
-
-def generated_values(expressions: Mapping[str, str]) -> Iterator[Rule]:
-    """That a value is the one which a Delta table would generate.
-
-    Args:
-        expressions: Column -> what generates it.
-    """
-    for name, expression in sorted(expressions.items()):
-        yield f"generated column {name}", F.col(quoted(name)).eqNullSafe(F.expr(expression))
-
-
-def invariants(given: Mapping[str, str]) -> Iterator[Rule]:
-    """The invariants of a Delta table's columns.
-
-    Args:
-        given: Column -> the JSON in which Delta writes its invariant.
-    """
-    for name, text in sorted(given.items()):
-        yield f"invariant of column {name}", F.expr(json.loads(text)["expression"]["expression"])
 
 
 def is_object_store(location: str) -> bool:

@@ -122,20 +122,6 @@ def write(
         spark.catalog.dropTempView(view)
 
 
-def check_keys(columns: StructType, upsert_by: Sequence[str]) -> None:
-    """Refuse keys that a message could lack.
-
-    Raises:
-        SchemaError: A key is no column, or may be null.
-    """
-    found = {field.name: field for field in columns.fields}
-    for name in upsert_by:
-        if name not in found:
-            raise SchemaError(f"upsert_by: the schema has no column {name}; it has {', '.join(found)}")
-        if found[name].nullable:
-            raise SchemaError(f"upsert_by: column {name} may be null, and a row needs its key: declare it NOT NULL")
-
-
 def partition(text: str, columns: StructType) -> str:
     """What stands in ``PARTITIONED BY`` for a column, or a transform of one such as ``days(_sent_at)``.
 

@@ -8,16 +8,8 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable
-from pyspark.sql.types import (
-    ArrayType,
-    DoubleType,
-    FloatType,
-    MapType,
-    StructType,
-)
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
-from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sinks.delta.files import read_rows
 from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.staging import StagedFile
@@ -26,28 +18,6 @@ _STAGED: Final = "staged"
 _STORED: Final = "stored"
 _ROW: Final = "_row"
 _BEFORE_ALL: Final = -(2**63)
-
-
-def check_keys(columns: StructType, keys: Sequence[str]) -> None:
-    """Refuse key columns by which rows cannot be told apart.
-
-    Raises:
-        SchemaError: One does not exist, may be null, or has a type without a plain equality.
-    """
-    found = {field.name: field for field in columns.fields}
-    for key in keys:
-        if key not in found:
-            raise SchemaError(f"upsert_by: the schema has no column {key}; it has {', '.join(found)}")
-        if found[key].nullable:
-            raise SchemaError(
-                f"upsert_by: column {key} may be null, and a row without a key has nothing to replace: make it "
-                f"NOT NULL in the schema, so that messages without it are rejected"
-            )
-        if isinstance(found[key].dataType, ArrayType | MapType | StructType | FloatType | DoubleType):
-            raise SchemaError(
-                f"upsert_by: column {key} is {found[key].dataType.simpleString()}, by which rows cannot be told "
-                "apart: take columns of numbers without fractions, texts, dates or times"
-            )
 
 
 def merge_newest(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,21 +19,22 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.column_types import check_keys
+from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
 from sqs_lease.spark.sinks.delta.maintenance import Optimized, optimize, vacuum
-from sqs_lease.spark.sinks.delta.merge import check_keys, merge_newest
+from sqs_lease.spark.sinks.delta.merge import merge_newest
 from sqs_lease.spark.sinks.delta.schema import (
     added_columns,
     check_partitions,
     delta_schema,
-    differences,
-    misfits,
+    spark_columns,
     unsupported,
 )
 from sqs_lease.spark.sinks.delta.storage import OURS, TableStorage
+from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import EmptyTexts, judged, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
 from sqs_lease.spark.sinks.staging import Staging, Written
@@ -195,11 +195,7 @@ class OpenDelta:
 
     def _add_columns(self, table: DeltaTable, columns: StructType, others: Others, *, widen: bool) -> None:
         while True:
-            if differs := differences(table.schema(), columns, widen=widen):
-                raise SchemaError(
-                    f"the schema does not fit table {self.storage.uri}: {'; '.join(differs)}. Change the schema or "
-                    "the table, or ingest into another one"
-                )
+            require_fit(self.storage.uri, differences(spark_columns(table.schema()), columns, widen=widen))
             added = added_columns(table.schema(), columns)
             if not added:
                 return
@@ -219,11 +215,7 @@ class OpenDelta:
             return
         table = self._existing()
         self._require_writable(table, self.partition_by, self.upsert_by)
-        if differs := misfits(table.schema(), self._given):
-            raise SchemaError(
-                f"table {self.storage.uri} was changed while a batch was on its way into it: {'; '.join(differs)}. "
-                "Nothing of the batch was committed: change the schema or the table, and run it again"
-            )
+        require_unchanged(self.storage.uri, misfits(spark_columns(table.schema()), self._given))
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`..sink.JudgingTable`."""
@@ -388,17 +380,15 @@ class OpenDelta:
     @property
     def _given(self) -> StructType:
         """The columns of what is written into it."""
-        return StructType.fromJson(json.loads(Schema.from_arrow(pa.schema(self.columns)).to_json()))
+        return spark_columns(Schema.from_arrow(pa.schema(self.columns)))
 
     def _require_fit_of(self, table: DeltaTable, listing: Listing) -> None:
         """Refuse files that the table cannot have as they are: somebody has changed it since they were admitted."""
         if listing.columns is None:
             return
         self._require_writable(table, listing.partition_by, listing.upsert_by)
-        if differs := misfits(table.schema(), StructType.fromJson(dict(listing.columns))):
-            raise TableError(
-                f"table {self.storage.uri} was changed before it took a batch: {'; '.join(differs)}. Change it back"
-            )
+        given = StructType.fromJson(dict(listing.columns))
+        require_taken(self.storage.uri, misfits(spark_columns(table.schema()), given))
 
     def _require_writable(self, table: DeltaTable, partition_by: Sequence[str], upsert_by: Sequence[str]) -> None:
         metadata = table.metadata()

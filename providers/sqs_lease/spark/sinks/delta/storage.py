@@ -75,7 +75,7 @@ class TableStorage:
         """A ``pyarrow.fs.FileSystem`` whose paths are relative to the table."""
         if self.is_local:
             return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
-        return pafs.PyFileSystem(_ObjectStore(self.uri, dict(self.options)))
+        return pafs.PyFileSystem(ObjectStore(self.uri, dict(self.options)))
 
     def entries(self, directory: str) -> list[Any]:
         """What is in a directory, as ``pyarrow.fs.FileInfo``; nothing where there is no such directory.
@@ -154,10 +154,11 @@ class TableStorage:
                 return
 
 
-class _ObjectStore(DeltaStorageHandler):
+class ObjectStore(DeltaStorageHandler):
     """The object store as delta-rs sees it: same options, same credentials, same errors."""
 
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> Any:
+        """A stream for one file, which takes what Arrow writes."""
         return pa.PythonFile(_ByteStream(self._handler.open_output_stream(path, metadata)), mode="w")
 
 

@@ -41,6 +41,7 @@ from sqs_lease.spark.sinks.postgres.catalog import (
     TableName,
     prepare,
     require_columns,
+    require_unchanged_columns,
 )
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained, parameters_of, place_of, reason_of
 from sqs_lease.spark.sinks.postgres.copy import (
@@ -337,6 +338,8 @@ class PostgresTable:
                 f"the rows staged for table {self._place} are gone: another try of the batch was committed, or this "
                 f"one took longer than {STAGING_KEPT.days} days. Run the batch again"
             )
+        # The server would convert values for a column that has become of another type.
+        require_unchanged_columns(cursor, self.name, self.columns)
         attempts, expected = found
         # Literals, not parameters: with those, a % in the name of a column or table would be taken for one of them.
         rows = sql.SQL("FROM {} WHERE {} = ANY ({}::bigint[])").format(

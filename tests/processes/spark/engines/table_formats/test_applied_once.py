@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import StructType
 
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.sinks.iceberg_sink import IcebergTable
@@ -49,8 +48,8 @@ class MeanwhileRows(StagedRows):
 
     meanwhile: Callable[[], object] = lambda: None
 
-    def read(self, location: str, columns: StructType) -> DataFrame | None:
-        rows = super().read(location, columns)
+    def read(self, location: str) -> DataFrame | None:
+        rows = super().read(location)
         self.meanwhile()
         return rows
 
@@ -61,7 +60,7 @@ class GatedRows(StagedRows):
 
     gate: Path = Path()
 
-    def read(self, location: str, columns: StructType) -> DataFrame | None:
+    def read(self, location: str) -> DataFrame | None:
         gate = self.gate
 
         def wait() -> bool:
@@ -73,7 +72,7 @@ class GatedRows(StagedRows):
             (gate / DOOR).read_text()
             return True
 
-        rows = super().read(location, columns)
+        rows = super().read(location)
         return None if rows is None else rows.where(F.udf(wait, "boolean").asNondeterministic()())
 
 
@@ -103,7 +102,7 @@ def test_a_slow_writer_of_iceberg_is_refused_where_another_completed_the_batch(
     application = Application(LEDGER, 1, "b")
     table, other = table_of(subject), table_of(subject, spark.newSession())
     # The rows stay, as if the other were killed before it could remove them, or say that it is done.
-    stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.directory))
+    stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.place))
     slow = _meanwhile(table, once(lambda: stuck.apply(location, application)))
     slow.apply(location, application)
     assert subject.ids() == [("m1", 1), ("m1", 2)]
@@ -133,8 +132,8 @@ def test_a_batch_that_was_completed_between_reading_and_writing_is_not_written_a
     location = staged(subject, "b", record("m1", 1))
     application = Application(LEDGER, 1, "b")
     table, other = table_of(subject), table_of(subject, spark.newSession())
-    stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.directory))
-    rows = MeanwhileRows(spark, table.staged.directory, once(lambda: stuck.apply(location, application)))
+    stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.place))
+    rows = MeanwhileRows(spark, table.staged.place, once(lambda: stuck.apply(location, application)))
     replace(table, staged=rows).apply(location, application)
     assert subject.ids() == [("m1", 1)]
     assert subject.leftovers() == []
@@ -180,12 +179,12 @@ def test_a_writer_that_another_overtakes_in_the_middle_of_its_job_is_refused(
     location = staged(subject, "b", record("m1", 1))
     application = Application(LEDGER, 1, "b")
     table, other = (table_of(subject, spark.newSession()) for _ in range(2))
-    stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.directory))
+    stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.place))
     gate = tmp_path / "gate"
     gate.mkdir()
     for name in (ARRIVED, DOOR):
         os.mkfifo(gate / name)
-    slow = replace(table, staged=GatedRows(table.staged.spark, table.staged.directory, gate))
+    slow = replace(table, staged=GatedRows(table.staged.spark, table.staged.place, gate))
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(slow.apply, location, application)
         (gate / ARRIVED).read_text()
@@ -236,7 +235,7 @@ def test_a_batch_is_known_after_the_snapshot_that_says_so_has_expired(spark: Spa
     subject = iceberg_subject(spark, tmp_path)
     location = staged(subject, "b", record("m1", 1), record("m1", 2))
     table = table_of(subject)
-    killed = replace(table, staged=_Forgetful(spark, table.staged.directory))
+    killed = replace(table, staged=_Forgetful(spark, table.staged.place))
     killed.apply(location, Application(LEDGER, 1, "b"))
     spark.table(table.name).where("false").writeTo(table.name).append()
     spark.sql(
@@ -263,5 +262,5 @@ class _Forgetful(StagedRows):
 
 def _meanwhile(table: IcebergTable, action: Callable[[], object]) -> MeanwhileTable:
     return MeanwhileTable(
-        table.spark, table.catalog, table.identifier, table.upsert_by, table.staged, table.columns, set(), action
+        table.spark, table.name, table.upsert_by, table.staged, table.columns, table.catalog, meanwhile=action
     )

@@ -62,6 +62,23 @@ def test_rules_of_a_native_delta_table_reject_messages_and_stop_no_batch(
     assert sorted(row["id"] for row in spark.table(name).collect()) == [1, 4, 5]
 
 
+@pytest.mark.parametrize("kind", ["VARCHAR", "CHAR"])
+def test_a_text_that_is_too_long_for_its_column_rejects_its_message(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "orders"
+    name = f"delta.`{path}`"
+    spark.sql(f"CREATE TABLE {name} (id BIGINT NOT NULL, name {kind}(3), {OURS}) USING delta")
+    sink = NativeDeltaSink(path)
+    values = ["abc", "abcd", None]
+
+    result = load(spark, tmp_path, sink, [message(f"m{n}", body(id=n, name=value)) for n, value in enumerate(values)])
+
+    assert result.rejected == {"m1": f"refused by the table: {kind}(3) of column name"}
+    assert load(spark, tmp_path, sink, [message("m7", body(id=7))]).ingested == 1
+    assert {row["id"]: row["name"] for row in spark.table(name).collect()} == {0: "abc", 2: None, 7: None}
+
+
 def test_partition_values_that_can_be_no_directory_reject_messages_of_native_delta(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -1,0 +1,121 @@
+"""How the columns of a table differ from those that are written into it, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from sqs_lease.spark.errors import SchemaError, TableError
+
+
+def differences(stored: StructType, columns: StructType, *, widen: bool = False) -> list[str]:
+    """Say how a table's columns differ from those that are to be written; nothing where they do not.
+
+    The order of the columns does not matter. A column that may hold nulls in the table takes one that
+    has none, but not the other way round.
+
+    Args:
+        stored: The table's.
+        columns: What is to be written.
+        widen: Whether one may have nullable columns that the other lacks.
+    """
+    found = {field.name: field for field in stored.fields}
+    given = {field.name: field for field in columns.fields}
+    lower = {name.lower(): name for name in found}
+    said = []
+    for name, field in given.items():
+        if name in found:
+            continue
+        if (other := lower.get(name.lower())) is not None:
+            said.append(f"column {name} is called {other} in the table")
+        elif not widen:
+            said.append(f"the table has no column {name} {field.dataType.simpleString()}")
+        elif not field.nullable:
+            said.append(
+                f"the table has no column {name} {field.dataType.simpleString()}, and it cannot be added because it "
+                "is NOT NULL and the table's rows have no value for it"
+            )
+    said += [
+        f"the schema has no column {name} {field.dataType.simpleString()}"
+        for name, field in found.items()
+        if name not in given and not (widen and field.nullable)
+    ]
+    for name in given.keys() & found.keys():
+        ours, theirs = given[name], found[name]
+        if ours.dataType.simpleString() != theirs.dataType.simpleString():
+            said.append(
+                f"column {name} is {theirs.dataType.simpleString()} in the table and "
+                f"{ours.dataType.simpleString()} in the schema"
+            )
+        elif not _takes(theirs.dataType, ours.dataType) or (ours.nullable and not theirs.nullable):
+            said.append(f"column {name} is NOT NULL in the table, and may be null in the schema")
+    return sorted(said)
+
+
+def misfits(stored: StructType, columns: StructType) -> list[str]:
+    """Say which rows of these columns a table does not take as they are; it may have more columns that are nullable."""
+    kept = [field for field in stored.fields if field.name in columns.names or not field.nullable]
+    return differences(StructType(kept), columns)
+
+
+def require_fit(table: str, differs: Sequence[str]) -> None:
+    """Refuse a schema for which a table is opened.
+
+    Args:
+        table: Which.
+        differs: How it differs from the table's.
+
+    Raises:
+        SchemaError: It does.
+    """
+    if differs:
+        raise SchemaError(
+            f"the schema does not fit table {table}: {'; '.join(differs)}. Change the schema or the table, or ingest "
+            "into another one"
+        )
+
+
+def require_unchanged(table: str, differs: Sequence[str]) -> None:
+    """Refuse to admit a batch into a table that it does not fit any more.
+
+    Args:
+        table: Which.
+        differs: How it differs from what the batch's rows were made for.
+
+    Raises:
+        SchemaError: It does.
+    """
+    if differs:
+        raise SchemaError(
+            f"table {table} was changed while a batch was on its way into it: {'; '.join(differs)}. Nothing of the "
+            "batch was committed: change the schema or the table, and run it again"
+        )
+
+
+def require_taken(table: str, differs: Sequence[str]) -> None:
+    """Refuse to bend rows that were admitted, where a table cannot have them as they are.
+
+    Args:
+        table: Which.
+        differs: How it differs from the rows.
+
+    Raises:
+        TableError: It does.
+    """
+    if differs:
+        raise TableError(f"table {table} was changed before it took a batch: {'; '.join(differs)}. Change it back")
+
+
+def _takes(table: DataType, given: DataType) -> bool:
+    """Whether a column of the table takes the nulls inside of values of the same shape."""
+    if isinstance(table, StructType) and isinstance(given, StructType):
+        return all(
+            (theirs.nullable or not ours.nullable) and _takes(theirs.dataType, ours.dataType)
+            for theirs, ours in zip(table.fields, given.fields, strict=True)
+        )
+    if isinstance(table, ArrayType) and isinstance(given, ArrayType):
+        return (table.containsNull or not given.containsNull) and _takes(table.elementType, given.elementType)
+    if isinstance(table, MapType) and isinstance(given, MapType):
+        return (table.valueContainsNull or not given.valueContainsNull) and _takes(table.valueType, given.valueType)
+    return True

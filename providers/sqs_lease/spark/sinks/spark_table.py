@@ -1,0 +1,241 @@
+"""A table that Spark itself writes, in whichever format: rows wait beside its ledger, and one statement takes them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final, Self
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import StructType
+
+from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.executors import SPARK_ERRORS
+from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
+from sqs_lease.spark.sinks.row_rules import Asked, DoubtfulDirectories, Rule, judged
+from sqs_lease.spark.sinks.sink import Rest, Staged
+from sqs_lease.spark.sinks.staged_rows import StagedRows
+from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition, quoted
+from sqs_lease.spark.sinks.write_ahead import Application
+from sqs_lease.spark.sources.arrow_types import nullable
+from sqs_lease.spark.waits import among_others
+
+_INTRODUCTION: Final = "An error occurred while calling "
+# What Delta and Iceberg say when somebody else wrote the table, and Spark when that was this very batch, whose rows
+# were then removed.
+_COLLISIONS: Final = ("Concurrent", "CommitFailed", "Cannot fast-forward", "FILE_NOT_EXIST")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTable(ABC):
+    """The open table: see :class:`.write_ahead.TargetTable`.
+
+    Attributes:
+        spark: The session.
+        name: The table's name, quoted.
+        upsert_by: The key's columns; none to append.
+        staged: Where rows wait.
+        columns: What is written into it.
+        asked: What it asked of its rows when it was opened.
+    """
+
+    spark: SparkSession
+    name: str
+    upsert_by: tuple[str, ...]
+    staged: StagedRows
+    columns: StructType
+    asked: Asked = field(default_factory=Asked, kw_only=True)
+
+    format_name: ClassVar[str]
+    """As ``USING`` has it."""
+
+    needs: ClassVar[str]
+    """What a session needs to write such a table, for people."""
+
+    def prepared(self, partition_by: Sequence[str], *, widen: bool) -> Self:
+        """Create the table where there is none, compare its columns, add those that it lacks, and see what it asks.
+
+        Raises:
+            SchemaError: The table has other columns, or cannot have these.
+            TableError: The table cannot be used.
+        """
+        wanted = self._as_stored(self.columns)
+        stored = self._columns_or_none()
+        if stored is None:
+            partitions = [partition(text, self.columns) for text in partition_by]
+            statement = create_table(self.name, wanted, using=self.format_name, partition_by=partitions)
+            try:
+                self.spark.sql(statement).collect()
+            except SPARK_ERRORS as error:
+                # Somebody else may be creating it at this moment.
+                if self._columns_or_none() is None:
+                    raise self.unusable("cannot be created", error) from error
+            stored = self._columns()
+        require_fit(self.name, differences(stored, wanted, widen=widen))
+        missing = [column for column in wanted.fields if column.name not in stored.names]
+        if missing:
+            try:
+                self.spark.sql(add_columns(self.name, StructType(missing))).collect()
+            except SPARK_ERRORS as error:
+                if not set(wanted.names) <= set(self._columns().names):
+                    raise self.unusable("cannot take more columns", error) from error
+        return replace(self, asked=self._ask())
+
+    def require_fit(self) -> None:
+        """See :class:`.write_ahead.CheckedTarget`."""
+        now = self._ask()
+        differs = misfits(now.columns, self._as_stored(self.columns))
+        require_unchanged(self.name, differs + [f"it has got {rule}" for rule in self._rules_beyond(now)])
+
+    def _rules_beyond(self, now: Asked) -> list[str]:
+        """The rules by which no row was judged."""
+        known = self.asked.tests
+        tests = [name for name, test in now.tests.items() if known.get(name) != test]
+        directories = [name for name in now.directories if name not in self.asked.directories]
+        return [*tests, *(f"partitions by {name}" for name in directories)]
+
+    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
+        """See :meth:`.write_ahead.TargetTable.stage`."""
+        return self.staged.write(rows, batch_id)
+
+    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
+        """See :class:`.sink.PartsTable`. Where the table has rules of its own, Spark has to look at every row."""
+        if self.asked.tests:
+            return None
+        doubtful = DoubtfulDirectories.of(self.columns, self.asked.directories)
+        return self.staged.write_parts(parts, rest, batch_id, self.columns, doubtful)
+
+    def judged(self, rows: DataFrame, reason: str) -> DataFrame:
+        """See :class:`.sink.JudgingTable`."""
+        tests = [(name, F.expr(test)) for name, test in self.asked.tests.items()]
+        stored = self.asked.columns
+        return judged(rows, reason, stored, [*tests, *self._directory_rules(stored, self.asked.directories)])
+
+    def apply(self, location: str, application: Application) -> int | None:
+        """See :meth:`.write_ahead.TargetTable.apply`."""
+        with among_others(f"table {self.name}") as others:
+            while not self.staged.is_applied(application):
+                before = None
+                try:
+                    before = self._version()
+                    self._take(location, application)
+                except SPARK_ERRORS as error:
+                    if not self._is_for_others(error, before):
+                        raise self.unusable("cannot be written", error) from error
+                    others.again(self._newest_commit())
+                else:
+                    self.staged.mark_applied(application)
+                    break
+        self.staged.remove(location)
+        return self.version()
+
+    def version(self) -> int | None:
+        """See :meth:`.write_ahead.TargetTable.version`."""
+        try:
+            return self._version()
+        except SPARK_ERRORS as error:
+            raise self.unusable("cannot be read", error) from error
+
+    def discard(self, location: str) -> None:
+        """See :meth:`.write_ahead.TargetTable.discard`."""
+        self.staged.remove(location)
+
+    def unusable(self, what: str, error: Exception) -> TableError:
+        """The error that says what is wrong with the table, and what to look at."""
+        return TableError(
+            f"table {self.name} {what}: {first_line(error)}. Check that the session has {self.needs} (they are named "
+            "in sqs_lease.spark.sinks.jars), and may write there"
+        )
+
+    @abstractmethod
+    def _as_stored(self, columns: StructType) -> StructType:
+        """Columns as the format has them.
+
+        Raises:
+            SchemaError: It cannot have one of them.
+        """
+
+    @abstractmethod
+    def _ask(self) -> Asked:
+        """What the table asks of its rows now.
+
+        Raises:
+            SchemaError: It does not take a column that is written.
+            TableError: It cannot be read, or not be written in this way.
+        """
+
+    @abstractmethod
+    def _directory_rules(self, stored: StructType, names: Sequence[str]) -> Iterator[Rule]:
+        """That texts can be names of directories.
+
+        Args:
+            stored: The table's columns.
+            names: Those whose values name directories.
+        """
+
+    @abstractmethod
+    def _take(self, location: str, application: Application) -> None:
+        """Take staged rows, if the table does not have them yet.
+
+        Raises:
+            SPARK_ERRORS: It did not. Somebody else may have written it meanwhile.
+        """
+
+    @abstractmethod
+    def _version(self) -> int | None:
+        """The table's version now."""
+
+    @abstractmethod
+    def _newest_commit(self) -> str:
+        """What is known of whoever committed last."""
+
+    def _rows(self, location: str, application: Application) -> DataFrame | None:
+        """Staged rows with all columns of the table; None where it has taken them meanwhile.
+
+        Raises:
+            TableError: They are gone, or the table was changed and would bend them.
+        """
+        rows = self.staged.read(location)
+        if rows is None:
+            if self.staged.is_applied(application):
+                return None
+            raise TableError(
+                f"table {self.name}: the rows of batch {application.batch_id}, which was admitted, have gone from "
+                f"{location.rpartition('#')[0]}. Nothing but ingestion may remove what is there: restore it, or start "
+                "a new table with a new ledger"
+            )
+        stored = self._columns()
+        # Parquet files do not say which columns have no nulls; the table itself looks for them.
+        require_taken(self.name, misfits(nullable(stored), self._as_stored(rows.schema)))
+        lacking = [F.lit(None).cast(one.dataType).alias(one.name) for one in stored if one.name not in rows.columns]
+        return rows.select(*map(quoted, rows.columns), *lacking)
+
+    def _is_for_others(self, error: Exception, before: int | None) -> bool:
+        """Whether the table was not written because somebody else wrote it."""
+        if any(sign in str(error) for sign in _COLLISIONS):
+            return True
+        try:
+            return self._version() != before
+        except SPARK_ERRORS:
+            return False
+
+    def _columns(self) -> StructType:
+        return self.spark.table(self.name).schema
+
+    def _columns_or_none(self) -> StructType | None:
+        try:
+            return self._columns()
+        except AnalysisException:
+            # It may be there and be unreadable; then it cannot be created either, and that error says why.
+            return None
+
+
+def first_line(error: Exception) -> str:
+    """What an error of Spark's says, without stack traces, plans, and rows, which follow in further lines."""
+    first, _, rest = str(error).strip().partition("\n")
+    # As Py4J introduces an exception of Java that PySpark does not know.
+    return rest.partition("\n")[0].removeprefix(": ") if first.startswith(_INTRODUCTION) and rest else first
