@@ -31,6 +31,9 @@ from typing import Any, Final, TypeAlias
 VERSION: Final = 1
 """The version of the format that is read."""
 
+S3: Final = "s3://"
+"""What a workspace begins with that is no directory."""
+
 _TEMPLATE: Final = "{{"
 _SECRET_NAME: Final = re.compile(r"secret|password|passwd|token|access[._-]?key$|account[._-]?key$", re.IGNORECASE)
 # In an address, or in libpq's other notation: "host=... password=...".
@@ -64,7 +67,7 @@ class IngestionSpec:
         source: What the messages are.
         sink: Where the records go.
         workspace: Directory for the files of batches under way, an absolute path by which the driver and all executors
-            reach it.
+            reach it; or a place on S3 where they share none, for what is handed to the driver and comes back from it.
         rejects: Where messages go that are not valid records; None leaves them to the queue.
         spark_conf: Settings of the session, by name.
     """
@@ -95,8 +98,10 @@ class IngestionSpec:
             if name not in spec:
                 raise SpecError(f"the spec has no {name!r}")
         workspace = spec["workspace"]
-        if not isinstance(workspace, str) or not workspace.startswith(("/", _TEMPLATE)):
-            raise SpecError(f"workspace must be the absolute path of a directory, not {workspace!r}")
+        if not isinstance(workspace, str) or not workspace.startswith(("/", S3, _TEMPLATE)):
+            raise SpecError(
+                f"workspace must be the absolute path of a directory, or s3://bucket/..., not {workspace!r}"
+            )
         conf = _mapping(spec.get("spark_conf", {}), "spark_conf")
         for name, value in conf.items():
             _settings_value(value, f"spark_conf[{name!r}]", name)

@@ -60,7 +60,7 @@ def ingest(
     *,
     source: Source[Any],
     sink: Sink,
-    workspace: str | Path,
+    workspace: str | Path | None,
     batch_id: str | None = None,
     rejects: Sink | None = None,
     still_held: StillHeld | None = None,

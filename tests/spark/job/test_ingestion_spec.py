@@ -29,6 +29,7 @@ def test_a_spec_becomes_its_parts() -> None:
     assert (spec.workspace, spec.spark_conf) == ("/data/batches", {})
 
 
+    assert IngestionSpec.parse(with_(workspace="s3://bucket/batches")).workspace == "s3://bucket/batches"
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
@@ -37,7 +38,7 @@ def test_a_spec_becomes_its_parts() -> None:
         ({"version": 1}, "no 'source'"),
         (with_(sinks={}), "the spec does not take 'sinks'; did you mean 'sink'?"),
         (with_(workspace=""), "workspace must be the absolute path of a directory"),
-        (with_(workspace="s3://bucket/batches"), "workspace must be the absolute path of a directory"),
+        (with_(workspace="gs://bucket/batches"), "workspace must be the absolute path of a directory"),
         (with_(source={"kind": "jsn", "schema": "id INT"}), "source must have a 'kind' of json, .*did you mean 'json'"),
         (with_(source={"schema": "id INT"}), "source must have a 'kind' of json"),
         (with_(source="json"), "source must be a mapping with strings as its keys, not a str"),

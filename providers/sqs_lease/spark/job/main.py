@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException, PythonException
 
 from sqs_lease.batch_files.manifest import ManifestError, read_manifest
 from sqs_lease.core.messages import Message
-from sqs_lease.ingestion.spec import IngestionSpec, SpecError, with_environment
+from sqs_lease.ingestion.spec import S3, IngestionSpec, SpecError, with_environment
 from sqs_lease.spark.errors import IngestionError
 from sqs_lease.spark.ingestion import ingest
 from sqs_lease.spark.job.driver_session import driver_session
@@ -121,7 +121,8 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
                 manifests[0] if len(manifests) == 1 else _messages(manifests),
                 source=source,
                 sink=sink,
-                workspace=spec.workspace,
+                # The executors cannot read from there what the driver writes.
+                workspace=None if spec.workspace.startswith(S3) else spec.workspace,
                 rejects=rejects,
                 still_held=lambda: not termination.asked,
             )
