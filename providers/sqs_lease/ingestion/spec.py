@@ -227,6 +227,14 @@ def _function(value: Any, place: str) -> None:
         raise SpecError(f"{place} must name a function as 'package.module:function', not {value!r}")
 
 
+def _clean_source(value: Any, place: str) -> None:
+    if _is_reference(value) or not isinstance(value, Mapping):
+        _one_of("off", "delete")(value, place)
+        return
+    for name, tag in _mapping(value, place).items():
+        _text(tag, f"{place}[{name!r}]")
+
+
 def _source(value: Any, place: str) -> None:
     _part(value, SOURCES, place)
 
@@ -247,7 +255,13 @@ SOURCES: Final[Mapping[str, Kind]] = {
     "variant": Kind(optional={"column": _text}),
     "s3-events": Kind(
         required={"format": _one_of("jsonl", "json", "xml", "csv", "parquet", "orc", "avro"), "schema": _text},
-        optional={"path_columns": _text, "read": _settings, "region": _text, "endpoint_url": _url},
+        optional={
+            "path_columns": _text,
+            "read": _settings,
+            "clean_source": _clean_source,
+            "region": _text,
+            "endpoint_url": _url,
+        },
     ),
     "extended-client": Kind(
         required={"schema": _text}, optional={"read": _settings, "region": _text, "endpoint_url": _url}

@@ -16,6 +16,8 @@ SPEC: dict[str, Any] = {
     "workspace": "/data/batches",
 }
 
+OBJECTS = {"kind": "s3-events", "format": "csv", "schema": "id INT"}
+
 
 def with_(**changes: Any) -> dict[str, Any]:
     return {**SPEC, **changes}
@@ -27,9 +29,9 @@ def test_a_spec_becomes_its_parts() -> None:
     assert spec.sink == Part("delta", {"path": "/data/orders"})
     assert spec.rejects == Part("parquet", {"path": "/data/rejected"})
     assert (spec.workspace, spec.spark_conf) == ("/data/batches", {})
-
-
     assert IngestionSpec.parse(with_(workspace="s3://bucket/batches")).workspace == "s3://bucket/batches"
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
@@ -54,6 +56,11 @@ def test_a_spec_becomes_its_parts() -> None:
         (with_(source={"kind": "sns", "source": {"kind": "text", "colum": "a"}}), r"source \(text\) .*mean 'column'"),
         (with_(source={"kind": "parser", "function": "parse", "schema": "a INT"}), "'package.module:function'"),
         (with_(source={"kind": "s3-events", "format": "csv"}), r"source \(s3-events\) needs 'schema'"),
+        (
+            with_(source={**OBJECTS, "clean_source": "move"}),
+            "source.clean_source must be one of off, delete, not 'move'",
+        ),
+        (with_(source={**OBJECTS, "clean_source": {"stored": 1}}), r"source.clean_source\['stored'\] must be a string"),
         (with_(sink={"kind": "delta"}), r"sink \(delta\) needs 'path'"),
         (with_(sink={"kind": "delta", "path": "/a", "partition": ["a"]}), "mean 'partition_by'"),
         (
