@@ -142,14 +142,17 @@ def ingest(
             table = sink.open(spark, table_columns(record), widen=source.widens)
             store_rejects = None if rejects is None else _rejects_store(spark, batch, batch_id, rejects)
             by_tasks = source.arrow_parser(record) if isinstance(source, ArrowSource) else None
-            loaded = Loading(table, batch_id, batch.looked_up, message_ids, Keys.of_batch(batch.messages)).load(
+            cleaner = source.cleaner if isinstance(source, CleaningSource) else None
+            keys = Keys.of_batch(batch.messages)
+            loading = Loading(table, batch_id, batch.looked_up, message_ids, keys, asks_of_rejects=cleaner is not None)
+            loaded = loading.load(
                 MessageParser(spark, batch, lambda messages: source.parse(messages, record), by_tasks),
                 store_rejects=store_rejects,
                 before_commit=watch.require_held,
                 begin_step=watch.begin_step,
             )
             result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None, waited_seconds=waits.seconds)
-            if isinstance(source, CleaningSource) and (cleaner := source.cleaner) is not None:
+            if cleaner is not None:
                 watch.begin_step("cleaning up what the messages were read from")
                 result = replace(result, objects=_clean_up(cleaner, spark, batch, loaded, name, watch.look))
     _report(result)

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +14,8 @@ import boto3
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sqs_lease.ingestion.result import CleanUp
 from sqs_lease.spark import (
@@ -25,6 +27,7 @@ from sqs_lease.spark import (
     SnsEnvelope,
     listed_objects,
 )
+from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.spark.sources.source import CleanerOf, CleaningSource, Source
@@ -192,6 +195,46 @@ def test_a_batch_that_was_cut_off_after_its_commit_is_cleaned_up_when_it_comes_a
     assert (again.ingested, again.duplicates, again.rows, again.objects) == (0, 1, 0, CleanUp(1, 0, 0, None))
     assert bucket.contents() == []
     assert len(rows(place.table)) == 1
+
+
+@dataclass(frozen=True)
+class OvertakenTable(WriteAheadTable):
+    """A Delta table into which somebody else brings something when it was first asked."""
+
+    others: list[Callable[[], object]]
+
+    def look_up(self, messages: pa.Table) -> WriteAheadLookUp:
+        looked_up = super().look_up(messages)
+        if self.others:
+            self.others.pop()()
+        return looked_up
+
+
+@dataclass(frozen=True)
+class OvertakenSink:
+    path: Path
+    others: list[Callable[[], object]]
+
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> OvertakenTable:
+        table = DeltaSink(self.path).open(spark, columns, widen=widen)
+        return OvertakenTable(table.target, table.ledger, self.others)
+
+
+def test_a_message_whose_object_another_batch_stored_and_deleted_meanwhile_is_a_repeat(
+    place: Place, bucket: Bucket
+) -> None:
+    told = bucket.put("a", line(1))
+    source, rejects = objects(clean_source="delete"), DeltaSink(place.root / "rejects")
+
+    def overtake() -> None:
+        assert place.ingest([message("m1", direct(told))], source=source).objects == CleanUp(1, 0, 0, None)
+
+    result = place.ingest(
+        [message("m2", direct(told))], source=source, sink=OvertakenSink(place.table, [overtake]), rejects=rejects
+    )
+
+    assert (result.duplicates, result.rejected, result.objects) == (1, {}, CleanUp(1, 0, 0, None))
+    assert [row["_message_id"] for row in rows(place.table)] == ["m1"]
 
 
 def test_a_message_that_was_rejected_before_keeps_its_object(place: Place, bucket: Bucket) -> None:

@@ -19,20 +19,18 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    TimestampType,
 )
 
 from sqs_lease.batch_files.json_syntax import NotJsonError
-from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.arrow_types import arrow_schema, nullable
+from sqs_lease.spark.sources.arrow_types import arrow_schema
 from sqs_lease.spark.sources.json import NO_VALUE, flaw, json_rows
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
 from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines, XmlRows
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
-from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows
+from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, OF_ROWS, VERSION_ID, ObjectRows
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.spark.sources.s3_events.path_columns import PathColumns
 from sqs_lease.spark.sources.s3_events.reading import S3Read
@@ -122,8 +120,7 @@ class S3EventsSource:
     def __post_init__(self) -> None:
         if self.format not in _FORMATS:
             raise ValueError(f"format must be one of {', '.join(_FORMATS)}, not {self.format!r}")
-        if not isinstance(self.read, S3Read):
-            object.__setattr__(self, "read", S3Read(**self.read))
+        object.__setattr__(self, "read", S3Read.of(self.read))
         if self.clean_source not in ("off", "delete") and not (
             isinstance(self.clean_source, Mapping) and self.clean_source
         ):
@@ -186,25 +183,10 @@ class S3EventsSource:
         path = self._path()
         record = StructType(columns.fields[: -len(_OBJECT_COLUMNS) - len(path.fields)])
         read = self._reading
-        reader = ObjectRows(
-            self._store(),
-            self._format(record),
-            read.threads,
-            PathColumns.of(path),
-        )
-        content = StructType([StructField(LINE, StringType())]) if self.format in _AS_TEXT else record
-        own = [
-            *nullable(path).fields,
-            *(StructField(name, StringType()) for name in (BUCKET, KEY, VERSION_ID, MESSAGE_ID)),
-            StructField(SENT_AT, TimestampType()),
-            StructField(REASON, StringType()),
-        ]
-        rows = (
-            messages.select(batch_file.MESSAGE_ID, batch_file.SENT_AT, batch_file.BODY)
-            .repartition(read.tasks, batch_file.MESSAGE_ID)
-            .mapInArrow(reader, nullable(StructType([*content.fields, *own])))
-        )
-        carried = [quoted(one.name) if one.name in path.names else one.name for one in own]
+        reader = ObjectRows(self._store(), self._format(record), read.threads, PathColumns.of(path))
+        content = [StructField(LINE, StringType())] if self.format in _AS_TEXT else record.fields
+        rows = reader.plan(messages, StructType([*content, *path.fields]), read.tasks)
+        carried = [*(quoted(name) for name in path.names), *OF_ROWS]
         if self.format == "xml":
             return _xml_rows(rows, LINE, record, carried)
         if self.format in _AS_TEXT:
@@ -218,8 +200,7 @@ class S3EventsSource:
 
     @property
     def _reading(self) -> S3Read:
-        assert isinstance(self.read, S3Read)  # noqa: S101 - for the types: __post_init__ saw to it
-        return self.read
+        return S3Read.of(self.read)
 
     def _store(self) -> ObjectStore:
         return ObjectStore(self._reading.threads, self.endpoint_url, self.region)
