@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,6 @@ class S3Read:
             raise ValueError("threads and tasks must be at least 1")
 
     @classmethod
-    def of(cls, given: Self | Mapping[str, Any]) -> Self:
+    def of(cls, given: S3Read | Mapping[str, Any]) -> S3Read:
         """The same, which may be given as a mapping of some attributes."""
-        return given if isinstance(given, cls) else cls(**given)
+        return given if isinstance(given, S3Read) else cls(**given)
