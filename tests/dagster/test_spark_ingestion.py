@@ -1,5 +1,6 @@
 """Ingestion by a job from an asset: what the job is given, and what is made of the end of either; without Spark."""
 
+import json
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ SPEC: Mapping[str, Any] = {
 QUEUE = SqsQueueResource(queue="orders")
 OPEN = "import dagster_pipes; pipes = dagster_pipes.open_dagster_pipes()"
 REPORT = f"pipes.report_custom_message(RESULT); pipes.close(); {LEAVE_RESULT}"
+OBJECTS = {"cleaned": 3, "left": 2, "failed": 1, "error": "s3://data/a: AccessDenied"}
 REJECTED = RESULT.batchItemFailures[0]["itemIdentifier"]
 
 
@@ -91,6 +93,14 @@ def test_what_the_job_rejects_comes_back_and_the_rest_is_deleted(orders: LeasedQ
     assert {name: numbers[f"ingestion/{name}"] for name in expected} == expected
     assert numbers["sqs/deleted"] == 2
     assert [one.ingested for one in results] == [2]
+
+
+def test_the_numbers_of_objects_are_told_where_the_source_cleans_up() -> None:
+    cleaned = StoredResult.decode(json.dumps({**json.loads(RESULT.encode()), "objects": OBJECTS}))
+    numbers = {name: value.value for name, value in spark.ingestion_metadata(cleaned).items()}
+    told = {name.removeprefix("ingestion/objects_"): value for name, value in numbers.items() if "objects" in name}
+    assert told == {name: value for name, value in OBJECTS.items() if name != "error"}
+    assert not any("objects" in name for name in spark.ingestion_metadata(RESULT))
 
 
 def test_the_job_gets_messages_and_spec_and_no_file_is_left(orders: LeasedQueue, program: JobProgram) -> None:

@@ -151,7 +151,8 @@ def ingestion_metadata(result: StoredResult) -> dict[str, dg.MetadataValue]:
     Returns:
         By key: ``ingestion/received``, ``ingestion/ingested``, ``ingestion/empty``, ``ingestion/duplicates`` and
         ``ingestion/rejected``, in messages; ``ingestion/rows``, which the batch brought; and
-        ``ingestion/table_version``, where the table has versions. See
+        ``ingestion/table_version``, where the table has versions; and ``ingestion/objects_cleaned``,
+        ``ingestion/objects_left`` and ``ingestion/objects_failed``, where the source cleans up. See
         :class:`StoredResult <sqs_lease.ingestion.result.StoredResult>`.
     """
     numbers = {
@@ -164,6 +165,12 @@ def ingestion_metadata(result: StoredResult) -> dict[str, dg.MetadataValue]:
     }
     if result.table_version is not None:
         numbers["table_version"] = result.table_version
+    if (objects := result.objects) is not None:
+        numbers |= {
+            "objects_cleaned": objects.cleaned,
+            "objects_left": objects.left,
+            "objects_failed": objects.failed,
+        }
     return {f"{PREFIX}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()}
 
 

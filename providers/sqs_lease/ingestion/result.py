@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Self
 
 FORMAT: Final = "sqs-lease-ingestion-result"
@@ -18,6 +18,24 @@ VERSION: Final = 1
 
 class ResultError(ValueError):
     """The text is not the result of an ingestion."""
+
+
+@dataclass(frozen=True, slots=True)
+class CleanUp:
+    """What became of the objects that a batch was read from, where the source cleans up: each was tried once.
+
+    Attributes:
+        cleaned: How many are deleted or tagged now.
+        left: How many were left alone: written anew since, nowhere to be tagged, or nothing tells which writing of
+            them was meant.
+        failed: How many could not be deleted or tagged.
+        error: Why, of one of them; or why nothing of it could be done. None where nothing failed.
+    """
+
+    cleaned: int
+    left: int
+    failed: int
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +53,7 @@ class StoredResult:
         table_version: The version of the table that has them, where it has versions.
         rejects_stored: Whether the rejected messages are in the rejects table, and so are done too.
         batchItemFailures: The messages that are not done: ``{"itemIdentifier": message id, "reason": text}``.
+        objects: What became of the objects that it was read from; None where the source leaves them.
     """
 
     batch_id: str
@@ -47,6 +66,7 @@ class StoredResult:
     table_version: int | None
     rejects_stored: bool
     batchItemFailures: Sequence[Mapping[str, str]]  # noqa: N815 - as AWS spells it
+    objects: CleanUp | None = None
 
     def failures(self) -> dict[str, str]:
         """The messages that are not done, and why."""
@@ -71,7 +91,14 @@ class StoredResult:
             raise ResultError("it is not the result of an ingestion")
         if plain.get("version") != VERSION:
             raise ResultError(f"it is a result of version {plain.get('version')!r}, and this release reads {VERSION}")
+        # An earlier release knew nothing of objects.
+        plain = {"objects": None, **plain}
         try:
-            return cls(**{each.name: plain[each.name] for each in fields(cls)})
+            result = cls(**{each.name: plain[each.name] for each in fields(cls)})
+            if plain["objects"] is None:
+                return result
+            return replace(
+                result, objects=CleanUp(**{each.name: plain["objects"][each.name] for each in fields(CleanUp)})
+            )
         except KeyError as error:
             raise ResultError(f"it has no {error}") from None

@@ -31,6 +31,9 @@ from typing import Any, Final, TypeAlias
 VERSION: Final = 1
 """The version of the format that is read."""
 
+S3: Final = "s3://"
+"""What a workspace begins with that is no directory."""
+
 _TEMPLATE: Final = "{{"
 _SECRET_NAME: Final = re.compile(r"secret|password|passwd|token|access[._-]?key$|account[._-]?key$", re.IGNORECASE)
 # In an address, or in libpq's other notation: "host=... password=...".
@@ -64,7 +67,7 @@ class IngestionSpec:
         source: What the messages are.
         sink: Where the records go.
         workspace: Directory for the files of batches under way, an absolute path by which the driver and all executors
-            reach it.
+            reach it; or a place on S3 where they share none, for what is handed to the driver and comes back from it.
         rejects: Where messages go that are not valid records; None leaves them to the queue.
         spark_conf: Settings of the session, by name.
     """
@@ -95,8 +98,10 @@ class IngestionSpec:
             if name not in spec:
                 raise SpecError(f"the spec has no {name!r}")
         workspace = spec["workspace"]
-        if not isinstance(workspace, str) or not workspace.startswith(("/", _TEMPLATE)):
-            raise SpecError(f"workspace must be the absolute path of a directory, not {workspace!r}")
+        if not isinstance(workspace, str) or not workspace.startswith(("/", S3, _TEMPLATE)):
+            raise SpecError(
+                f"workspace must be the absolute path of a directory, or s3://bucket/..., not {workspace!r}"
+            )
         conf = _mapping(spec.get("spark_conf", {}), "spark_conf")
         for name, value in conf.items():
             _settings_value(value, f"spark_conf[{name!r}]", name)
@@ -222,6 +227,14 @@ def _function(value: Any, place: str) -> None:
         raise SpecError(f"{place} must name a function as 'package.module:function', not {value!r}")
 
 
+def _clean_source(value: Any, place: str) -> None:
+    if _is_reference(value) or not isinstance(value, Mapping):
+        _one_of("off", "delete")(value, place)
+        return
+    for name, tag in _mapping(value, place).items():
+        _text(tag, f"{place}[{name!r}]")
+
+
 def _source(value: Any, place: str) -> None:
     _part(value, SOURCES, place)
 
@@ -242,7 +255,13 @@ SOURCES: Final[Mapping[str, Kind]] = {
     "variant": Kind(optional={"column": _text}),
     "s3-events": Kind(
         required={"format": _one_of("jsonl", "json", "xml", "csv", "parquet", "orc", "avro"), "schema": _text},
-        optional={"path_columns": _text, "read": _settings, "region": _text, "endpoint_url": _url},
+        optional={
+            "path_columns": _text,
+            "read": _settings,
+            "clean_source": _clean_source,
+            "region": _text,
+            "endpoint_url": _url,
+        },
     ),
     "extended-client": Kind(
         required={"schema": _text}, optional={"read": _settings, "region": _text, "endpoint_url": _url}

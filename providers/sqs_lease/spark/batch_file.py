@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -31,6 +31,7 @@ from sqs_lease.spark.message_groups import DEAD_LETTER_SOURCE, MESSAGES, Group, 
 from sqs_lease.spark.paths import read_path
 from sqs_lease.spark.repeats import with_keys
 from sqs_lease.spark.sinks.sink import LOOKED_UP
+from sqs_lease.spark.sources.schemas import struct_type
 from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
 
@@ -83,12 +84,14 @@ class BatchFile:
             message, the one received last. Without the time where that does not tell one message from another.
         received: How many were handed over, repetitions included.
         marked: The column of the file that is not null for the messages that were rejected; None where it has none.
+        is_shared: Whether the executors reach the file. If not, the driver sends them what is in it.
     """
 
     path: Path
     messages: pa.Table
     received: int
     marked: str | None
+    is_shared: bool = True
 
     @property
     def repeated(self) -> int:
@@ -111,10 +114,10 @@ class BatchFile:
         """The messages that Spark is to parse, as rows of the columns of this module."""
         rejected = self.rejected["message_id"]
         if not len(rejected):
-            return _read(spark, self.path, _SPARK_SCHEMA)
+            return self._read(spark, self.path, _SPARK_SCHEMA)
         if self.marked is None:
-            return self.without(_read(spark, self.path, _SPARK_SCHEMA), rejected)
-        marked = _read(spark, self.path, f"{_SPARK_SCHEMA}, {self.marked} STRING")
+            return self.without(self._read(spark, self.path, _SPARK_SCHEMA), rejected)
+        marked = self._read(spark, self.path, f"{_SPARK_SCHEMA}, {self.marked} STRING")
         return marked.where(F.col(self.marked).isNull()).drop(self.marked)
 
     def without(self, messages: DataFrame, message_ids: pa.ChunkedArray) -> DataFrame:
@@ -139,7 +142,7 @@ class BatchFile:
         )
 
     def _compared(self, messages: DataFrame, message_ids: pa.ChunkedArray, how: str) -> DataFrame:
-        others = _read(messages.sparkSession, self._written_ids(message_ids), f"{MESSAGE_ID} STRING")
+        others = self._read(messages.sparkSession, self._written_ids(message_ids), f"{MESSAGE_ID} STRING")
         return messages.join(F.broadcast(others), MESSAGE_ID, how)
 
     def _written_ids(self, message_ids: pa.ChunkedArray) -> Path:
@@ -168,20 +171,33 @@ class BatchFile:
                 )
                 if table.num_rows:
                     writer.write_table(table)
-        return _read(
+        return self._read(
             spark, path, f"body STRING, reason STRING, {columns.MESSAGE_ID} STRING, {columns.SENT_AT} TIMESTAMP"
+        )
+
+    def _read(self, spark: SparkSession, path: Path, schema: str) -> DataFrame:
+        if not self.is_shared:
+            columns = struct_type(schema)
+            return spark.createDataFrame(pq.read_table(path, columns=columns.names), columns)
+        return (
+            spark.read.schema(schema)
+            # The session may tolerate both, but a message left out here would be lost.
+            .option("ignoreMissingFiles", "false")
+            .option("ignoreCorruptFiles", "false")
+            .parquet(read_path(path))
         )
 
 
 @contextmanager
 def written_batch(
-    messages: Messages, *, workspace: str | Path, checker: Checker, keys_of: KeysOf | None = None
+    messages: Messages, *, workspace: str | Path | None, checker: Checker, keys_of: KeysOf | None = None
 ) -> Iterator[BatchFile | None]:
     """Write a batch to a file, which is removed at the end of the block.
 
     Args:
         messages: The batch.
-        workspace: Directory of such files, which the driver and all executors reach by this path.
+        workspace: Directory of such files, which the driver and all executors reach by this path; None where there is
+            none, so that the file is the driver's own.
         checker: Looks at all bodies on the way.
         keys_of: Names what bodies say; None, the default, where message ids tell them apart.
 
@@ -200,7 +216,8 @@ def written_batch(
             path = directory / "messages.parquet"
             with _writing(directory):
                 _bring(messages, manifest, path)
-            yield _from_manifest(path, checker, keys_of, name=messages)
+            batch = _from_manifest(path, checker, keys_of, name=messages)
+            yield None if batch is None else replace(batch, is_shared=workspace is not None)
         return
     groups = groups_of(messages)
     # Nothing is written for a batch that is empty, or whose first message is none.
@@ -211,7 +228,7 @@ def written_batch(
     with scratch_directory(workspace) as directory:
         with _writing(directory):
             batch = _from_groups(directory / "messages.parquet", chain([first], groups), checker, keys_of)
-        yield batch
+        yield replace(batch, is_shared=workspace is not None)
 
 
 def _from_groups(path: Path, groups: Iterable[Group], checker: Checker, keys_of: KeysOf | None) -> BatchFile:
@@ -340,13 +357,3 @@ def _filtered(path: Path, keep: pa.Array) -> Path:
             start += table.num_rows
     path.unlink()
     return chosen
-
-
-def _read(spark: SparkSession, path: Path, schema: str) -> DataFrame:
-    return (
-        spark.read.schema(schema)
-        # The session may tolerate both, but a message left out here would be lost.
-        .option("ignoreMissingFiles", "false")
-        .option("ignoreCorruptFiles", "false")
-        .parquet(read_path(path))
-    )

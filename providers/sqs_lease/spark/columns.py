@@ -20,6 +20,9 @@ BATCH_ID: Final = "_batch_id"
 REASON: Final = "_rejected"
 """Why a parsed row is no record of the table; null for a good one. Never stored."""
 
+STRANGE_TIME: Final = "a time beyond the years 1 to 9999"
+"""How the reason starts for a time or a date that neither Python nor every table can hold."""
+
 NOTHING_TO_STORE: Final = "(nothing to store)"
 """Instead of a reason: the message was understood, gives no record and is done."""
 

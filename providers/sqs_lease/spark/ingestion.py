@@ -11,6 +11,8 @@
    then the steps from there are repeated, and only messages that came in meanwhile are parsed out.
 7. If the table refuses rows, or they cannot be written, steps 2 to 6 are done with parts of the batch, until it is
    known which messages these rows are of. These are rejected, all others are in the table.
+8. Only then, where the source is told to, what the messages were read from is cleaned up. If this is cut off, it is
+   done when the batch comes again, whose messages the table knows by then.
 
 So a batch can be killed at any point and handed over again, to this process or another, and several
 processes can ingest into one table. A message may be deleted from its queue when ``ingest`` returned
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,8 +31,11 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
+from sqs_lease.ingestion.result import CleanUp
 from sqs_lease.spark.batch import default_id
 from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
@@ -43,7 +49,7 @@ from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.settings import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
-from sqs_lease.spark.sources.source import ArrowSource, KeyedSource, Source
+from sqs_lease.spark.sources.source import IS_STORED, ArrowSource, CleanerOf, CleaningSource, KeyedSource, Source
 from sqs_lease.spark.waits import LIMIT_SECONDS, Waits, waiting_at_most
 
 logger = logging.getLogger(__name__)
@@ -60,7 +66,7 @@ def ingest(
     *,
     source: Source[Any],
     sink: Sink,
-    workspace: str | Path,
+    workspace: str | Path | None,
     batch_id: str | None = None,
     rejects: Sink | None = None,
     still_held: StillHeld | None = None,
@@ -77,7 +83,9 @@ def ingest(
         source: What the messages are, for example ``JsonSource("id BIGINT NOT NULL, name STRING")``.
         sink: Where the records go, for example ``DeltaSink("/data/orders")``.
         workspace: Directory for the file of the batch, which the driver and all executors reach by this path. The
-            file is removed at the end; what a killed process leaves there, the next one removes.
+            file is removed at the end; what a killed process leaves there, the next one removes. None where they share
+            no directory: the file is one of the driver's own, which sends the messages to the executors. That takes
+            the memory of the whole batch in the driver, and Spark then parses all messages itself.
         batch_id: The batch's name. None, the default, names it after its messages, their receive counts
             and the source, so that a repeated try is known as such. With a name of your own, the same
             name must always stand for the same messages.
@@ -134,15 +142,53 @@ def ingest(
             table = sink.open(spark, table_columns(record), widen=source.widens)
             store_rejects = None if rejects is None else _rejects_store(spark, batch, batch_id, rejects)
             by_tasks = source.arrow_parser(record) if isinstance(source, ArrowSource) else None
-            loaded = Loading(table, batch_id, batch.looked_up, message_ids, Keys.of_batch(batch.messages)).load(
+            cleaner = source.cleaner if isinstance(source, CleaningSource) else None
+            keys = Keys.of_batch(batch.messages)
+            loading = Loading(table, batch_id, batch.looked_up, message_ids, keys, asks_of_rejects=cleaner is not None)
+            loaded = loading.load(
                 MessageParser(spark, batch, lambda messages: source.parse(messages, record), by_tasks),
                 store_rejects=store_rejects,
                 before_commit=watch.require_held,
                 begin_step=watch.begin_step,
             )
-    result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None, waited_seconds=waits.seconds)
+            result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None, waited_seconds=waits.seconds)
+            if cleaner is not None:
+                watch.begin_step("cleaning up what the messages were read from")
+                result = replace(result, objects=_clean_up(cleaner, spark, batch, loaded, name, watch.look))
     _report(result)
     return result
+
+
+def _clean_up(
+    cleaner: CleanerOf,
+    spark: SparkSession,
+    batch: BatchFile,
+    loaded: Loaded,
+    name: str,
+    is_held: Callable[[], bool],
+) -> CleanUp:
+    """Clean up after the commit. The messages are done by now, whatever happens here."""
+    earlier = loaded.known.filter(pc.equal(loaded.known["outcome"], REJECTED))
+    rejected = pa.chunked_array([*loaded.rejected["message_id"].chunks, *earlier["message_id"].chunks], pa.string())
+    try:
+        if not is_held():
+            return CleanUp(0, 0, 0, "its messages are held no longer: whoever receives them does it")
+        messages = batch.accepted(spark)
+        if len(rejected):
+            left = batch.only(messages, rejected).withColumn(IS_STORED, F.lit(False))
+            stored = batch.without(messages, rejected).withColumn(IS_STORED, F.lit(True)).union(left)
+        else:
+            stored = messages.withColumn(IS_STORED, F.lit(True))
+        cleaned = cleaner(stored)
+    except Exception as error:  # noqa: BLE001 - it is of many kinds, and the batch is in the table
+        condition = error.getCondition() if isinstance(error, PySparkException) else None
+        cleaned = CleanUp(0, 0, 0, condition or type(error).__name__)
+    logger.info("%s: of its objects %d are cleaned up, %d were left", name, cleaned.cleaned, cleaned.left)
+    if cleaned.error is not None:
+        logger.warning(
+            "%s is stored, and %s objects could not be cleaned up: %s", name, cleaned.failed or "its", cleaned.error
+        )
+    return cleaned
 
 
 def _all_rejected(

@@ -57,6 +57,8 @@ class Loading:
         messages: The whole batch, as :data:`.sink.LOOKED_UP`.
         expected: The ids of those of its messages that belong into this table.
         keys: By which the table knows them; None, the default, for their ids.
+        asks_of_rejects: Whether the table is asked once more of messages that were rejected: what they were to be read
+            from may be gone because another batch has them. False, the default, where nobody cleans up.
     """
 
     table: Table[Any]
@@ -64,6 +66,7 @@ class Loading:
     messages: pa.Table
     expected: pa.ChunkedArray
     keys: Keys | None = None
+    asks_of_rejects: bool = False
 
     def load(
         self,
@@ -172,6 +175,7 @@ class Loading:
         others = NO_IDS if is_all else self.expected.filter(pc.invert(is_among(self.expected, part)))
         parsed: Parsed | None = None
         committed = False
+        asked_of_rejects = False
         ours_before = 0
         try:
             while True:
@@ -190,7 +194,11 @@ class Loading:
                 if parsed is None:
                     begin_step("parsing and writing rows")
                     parsed = parse(self.table, left_out, self.batch_id)
+                    asked_of_rejects = not self.asks_of_rejects
                 rejected = parsed.rejected.filter(pc.invert(is_among(parsed.rejected["message_id"], left_out)))
+                if rejected.num_rows and not asked_of_rejects:
+                    asked_of_rejects = True
+                    continue
                 empty = parsed.empty.filter(pc.invert(is_among(parsed.empty, known_ids)))
                 fates = Fates(known_ids, parsed.ingested, empty, rejected["message_id"])
                 fates.require_each_once(part, self.batch_id)

@@ -139,8 +139,8 @@ class MessageParser:
     def _stage_parts(
         self, table: Table[Any], plan: Callable[[DataFrame], DataFrame], without: pa.ChunkedArray, batch_id: str
     ) -> Staged | None:
-        """Let tasks read most messages themselves, where both the source and the table can do that."""
-        if self.by_tasks is None or not isinstance(table, PartsTable):
+        """Let tasks read most messages themselves, where they reach the file, and source and table can do that."""
+        if self.by_tasks is None or not self.batch.is_shared or not isinstance(table, PartsTable):
             return None
 
         def rest(left: pa.ChunkedArray) -> DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sqs_lease.ingestion.result import StoredResult
+from sqs_lease.ingestion.result import CleanUp, StoredResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class IngestResult:
             added nothing, the newest that was looked at. None for an empty batch, which looks at no table, and for
             a table without versions.
         rejects_stored: Whether the rejected messages are in a table of rejects, and so are done.
+        objects: What became of the objects that the batch was read from, where the source cleans up after the commit;
+            None where it leaves them.
         waited_seconds: How long this call was held up by others who wrote the same tables. It counts as no difference
             between two results.
     """
@@ -40,6 +42,7 @@ class IngestResult:
     rows: int
     table_version: int | None
     rejects_stored: bool
+    objects: CleanUp | None = None
     waited_seconds: float = field(default=0.0, compare=False)
 
     def failures(self) -> dict[str, str]:
@@ -70,4 +73,5 @@ class IngestResult:
             table_version=self.table_version,
             rejects_stored=self.rejects_stored,
             batchItemFailures=self.partial_batch_response()["batchItemFailures"],
+            objects=self.objects,
         )

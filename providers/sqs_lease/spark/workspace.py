@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,17 +19,19 @@ logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "try-"
 _LOCK: Final = "lock"
+_OWN: Final = "sqs-lease-batches-"
 
 
 @contextmanager
-def scratch_directory(workspace: str | Path) -> Iterator[Path]:
+def scratch_directory(workspace: str | Path | None) -> Iterator[Path]:
     """Make a directory of one's own, and remove it at the end of the block.
 
     Its process holds a lock on it. What other processes left there when they were killed has no lock any more, and is
     removed on the way.
 
     Args:
-        workspace: The directory to make it in; it is created where it does not exist.
+        workspace: The directory to make it in; it is created where it does not exist. None for one below this machine's
+            directory for temporary files.
 
     Raises:
         WorkspaceError: It cannot be made there, or the workspace is no directory but an address.
@@ -36,9 +39,10 @@ def scratch_directory(workspace: str | Path) -> Iterator[Path]:
     if "://" in str(workspace):
         raise WorkspaceError(
             f"{workspace} is an address: make workspace= a directory that this process and all executors reach by the "
-            "same path, for example on NFS; for a local session, any directory will do. Tables may lie on S3"
+            "same path, for example on NFS, or None where they share none; for a local session, any directory will do. "
+            "Tables may lie on S3"
         )
-    root = Path(workspace).absolute()
+    root = Path(tempfile.gettempdir(), f"{_OWN}{os.getuid()}") if workspace is None else Path(workspace).absolute()
     try:
         root.mkdir(parents=True, exist_ok=True)
         _sweep(root)

@@ -141,6 +141,20 @@ def test_a_job_that_is_to_end_cancels_its_spark_jobs_and_stores_nothing(
     worker.wait(60)
 
 
+def test_what_a_parser_says_of_a_body_is_not_repeated(place: Place) -> None:
+    write_manifest(place.manifest, batch_id="b", queue_url="orders", messages=[message("m1", "a secret")])
+    source = {"kind": "parser", "function": "tests.spark.job.careless_parser:quote", "schema": "id BIGINT"}
+    # What Spark itself logs has the whole text.
+    process = place.start(*place.arguments(source=source, spark_conf={"spark.log.level": "OFF"}))
+    _, said = process.communicate(timeout=START_SECONDS)
+    assert process.returncode == 1, said
+    raised = "ValueError at careless_parser.py:9, in quote (raised in a Python worker of Spark)"
+    assert said.splitlines()[-1] == f"error: {raised}"
+    assert "ERROR the job failed: PythonException at" in said
+    assert "in ingest" in said
+    assert "a secret" not in said
+
+
 def test_an_error_is_one_line_and_comes_before_spark_is_started(place: Place) -> None:
     place.manifest.write_bytes(b"no manifest")
     process = place.start(*place.arguments(sink={"kind": "delta", "path": {"env": "NOT_SET"}}))

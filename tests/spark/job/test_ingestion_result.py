@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from sqs_lease.ingestion.result import ResultError, StoredResult
+from sqs_lease.ingestion.result import CleanUp, ResultError, StoredResult
 
 RESULT = StoredResult(
     batch_id="b",
@@ -23,7 +24,14 @@ RESULT = StoredResult(
 
 
 def test_it_comes_back_as_it_was() -> None:
-    assert StoredResult.decode(RESULT.encode()) == RESULT
+    cleaned = replace(RESULT, objects=CleanUp(3, 1, 1, "s3://data/a: AccessDenied"))
+    assert [StoredResult.decode(each.encode()) for each in (RESULT, cleaned)] == [RESULT, cleaned]
+
+
+def test_one_of_a_release_that_cleaned_nothing_up_is_read() -> None:
+    earlier = json.loads(RESULT.encode())
+    del earlier["objects"]
+    assert StoredResult.decode(json.dumps(earlier)) == RESULT
 
 
 def test_keys_of_a_later_release_are_ignored() -> None:

@@ -16,6 +16,8 @@ SPEC: dict[str, Any] = {
     "workspace": "/data/batches",
 }
 
+OBJECTS = {"kind": "s3-events", "format": "csv", "schema": "id INT"}
+
 
 def with_(**changes: Any) -> dict[str, Any]:
     return {**SPEC, **changes}
@@ -27,6 +29,7 @@ def test_a_spec_becomes_its_parts() -> None:
     assert spec.sink == Part("delta", {"path": "/data/orders"})
     assert spec.rejects == Part("parquet", {"path": "/data/rejected"})
     assert (spec.workspace, spec.spark_conf) == ("/data/batches", {})
+    assert IngestionSpec.parse(with_(workspace="s3://bucket/batches")).workspace == "s3://bucket/batches"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +40,7 @@ def test_a_spec_becomes_its_parts() -> None:
         ({"version": 1}, "no 'source'"),
         (with_(sinks={}), "the spec does not take 'sinks'; did you mean 'sink'?"),
         (with_(workspace=""), "workspace must be the absolute path of a directory"),
-        (with_(workspace="s3://bucket/batches"), "workspace must be the absolute path of a directory"),
+        (with_(workspace="gs://bucket/batches"), "workspace must be the absolute path of a directory"),
         (with_(source={"kind": "jsn", "schema": "id INT"}), "source must have a 'kind' of json, .*did you mean 'json'"),
         (with_(source={"schema": "id INT"}), "source must have a 'kind' of json"),
         (with_(source="json"), "source must be a mapping with strings as its keys, not a str"),
@@ -53,6 +56,11 @@ def test_a_spec_becomes_its_parts() -> None:
         (with_(source={"kind": "sns", "source": {"kind": "text", "colum": "a"}}), r"source \(text\) .*mean 'column'"),
         (with_(source={"kind": "parser", "function": "parse", "schema": "a INT"}), "'package.module:function'"),
         (with_(source={"kind": "s3-events", "format": "csv"}), r"source \(s3-events\) needs 'schema'"),
+        (
+            with_(source={**OBJECTS, "clean_source": "move"}),
+            "source.clean_source must be one of off, delete, not 'move'",
+        ),
+        (with_(source={**OBJECTS, "clean_source": {"stored": 1}}), r"source.clean_source\['stored'\] must be a string"),
         (with_(sink={"kind": "delta"}), r"sink \(delta\) needs 'path'"),
         (with_(sink={"kind": "delta", "path": "/a", "partition": ["a"]}), "mean 'partition_by'"),
         (

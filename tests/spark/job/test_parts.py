@@ -57,6 +57,10 @@ def test_a_sink_takes_what_its_class_takes(kind: str) -> None:
             S3EventsSource("csv", "id INT", read={"delimiter": ";"}),
         ),
         (
+            Part("s3-events", {"format": "csv", "schema": "id INT", "clean_source": {"stored": {"env": "PIN"}}}),
+            S3EventsSource("csv", "id INT", clean_source={"stored": "/data/schema.json"}),
+        ),
+        (
             Part("parser", {"function": "tests.spark.job.waiting_parser:wait_for_ever", "schema": "id INT"}),
             ParserSource(wait_for_ever, "id INT"),
         ),

@@ -14,7 +14,6 @@ from typing import Any
 
 import dagster_pipes
 import pytest
-from pyspark.errors import PythonException
 
 from sqs_lease.ingestion.result import StoredResult
 from sqs_lease.spark.job import main as job
@@ -155,33 +154,3 @@ def test_the_parameters_of_pipes_may_come_as_arguments(
     error = "the spec has version None, and this release reads 1"
     assert ("log", {"message": error, "level": "ERROR"}) in written(messages)
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {error}"
-
-
-RAISED = """An exception was thrown from the Python worker:
-Traceback (most recent call last):
-  File "parser.py", line 3, in parse
-    int("x")
-ValueError: invalid literal
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "parser.py", line 5, in parse
-    raise UnknownOrderError(
-orders.UnknownOrderError: order 7 has
-no customer
-
-JVM stacktrace:
-org.apache.spark.SparkException
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (RAISED, "orders.UnknownOrderError: order 7 has (raised in a Python worker of Spark)"),
-        ("no traceback here", "PythonException no traceback here"),
-    ],
-)
-def test_what_a_python_worker_raised_is_the_error_of_the_job(text: str, said: str) -> None:
-    assert job._one_line(PythonException(text)) == said

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark.sources.json import JsonSource
-from sqs_lease.spark.sources.source import Source
+from sqs_lease.spark.sources.source import CleaningSource, Source
 from tests.docs.test_examples import ROOT, blocks
 from tests.spark.sources.parsing import Parsed, parsed
 from tests.spark.sources.s3_messages import in_sns
@@ -32,7 +32,7 @@ def sources(directory: Path) -> list[Source[Any]]:
 def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSession, tmp_path: Path) -> None:
     found_sources = sources(tmp_path)
     json_, rescued, repeats, inferred, given_in_part, elements, attributes, text, variant, sns = found_sources[:10]
-    s3, s3_by_path, s3_with_options, large, parser, words = found_sources[10:]
+    s3, s3_with_options, s3_by_path, s3_that_cleans, large, parser, words = found_sources[10:]
     order = '{"order_id": 1, "customer": "Ada", "total": 9.5}'
 
     def outcome(source: Source[Any], **bodies: str) -> Parsed:
@@ -61,9 +61,12 @@ def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSes
     assert outcome(variant, m1="[1]").records["m1"][0]["event"].toPython() == [1]
     assert outcome(sns, m1=in_sns(order), m2=order).records == {"m1": [{"order_id": 1, "total": 9.5}]}
 
-    for source in (s3, s3_by_path, s3_with_options):
+    for source in (s3, s3_with_options, s3_by_path, s3_that_cleans):
         taken, refused = source.checker().reasons(['{"Event": "s3:TestEvent"}', order])
         assert (taken, "not an S3 notification" in str(refused)) == (None, True)
+
+    assert isinstance(s3_that_cleans, CleaningSource)
+    assert s3_that_cleans.cleaner is not None
 
     assert large.checker().reasons([order, "x"])[0] is None
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark.sources.s3_events import contents
-from sqs_lease.spark.sources.s3_events.columnar import Avro, Orc, Parquet
+from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines, XmlRows
 from tests.spark.sources.object_files import avro_file, orc_file
 
@@ -214,7 +214,7 @@ class TestParquet:
             }
         )
 
-        assert rows(Parquet(schema, ["id"]), parquet_file(table)) == [
+        assert rows(Columnar(schema, ["id"], parquet), parquet_file(table)) == [
             {"name": "a", "id": 1, "ratio": 1.0, "at": noon, "tags": ["x"], "trip": {"miles": 3}, "absent": None},
             {"name": "b", "id": None, "ratio": 2.0, "at": noon, "tags": None, "trip": None, "absent": None},
         ]
@@ -223,7 +223,7 @@ class TestParquet:
         noon = datetime(2013, 1, 31, 12, tzinfo=UTC)
         content = parquet_file(pa.table({"at": pa.array([noon])}), use_deprecated_int96_timestamps=True)
 
-        how = Parquet(pa.schema([("at", pa.timestamp("us", tz="UTC"))]), [])
+        how = Columnar(pa.schema([("at", pa.timestamp("us", tz="UTC"))]), [], parquet)
         assert rows(how, content) == [{"at": noon}]
 
     @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ class TestParquet:
         ],
     )
     def test_a_value_that_would_change_is_refused(self, values: pa.Array, says: str) -> None:
-        assert fault(Parquet(ID_NAME, []), parquet_file(pa.table({"id": values}))) == says
+        assert fault(Columnar(ID_NAME, [], parquet), parquet_file(pa.table({"id": values}))) == says
 
     @pytest.mark.parametrize(
         ("table", "says"),
@@ -246,17 +246,19 @@ class TestParquet:
         ],
     )
     def test_a_file_of_other_columns_is_refused(self, table: pa.Table, says: str) -> None:
-        assert fault(Parquet(ID_NAME, ["id"]), parquet_file(table)) == says
+        assert fault(Columnar(ID_NAME, ["id"], parquet), parquet_file(table)) == says
 
     def test_a_file_that_is_none_or_damaged_is_refused(self) -> None:
         whole = parquet_file(pa.table({"id": list(range(1000))}), compression="snappy", use_dictionary=False)
 
-        assert fault(Parquet(ID_NAME, []), b"secret") == "not Parquet, or damaged"
-        assert fault(Parquet(ID_NAME, []), whole[:-20]) == "not Parquet, or damaged"
-        assert fault(Parquet(ID_NAME, []), whole[:40] + b"\xff" * 200 + whole[240:]) == "not Parquet, or damaged"
+        assert fault(Columnar(ID_NAME, [], parquet), b"secret") == "not Parquet, or damaged"
+        assert fault(Columnar(ID_NAME, [], parquet), whole[:-20]) == "not Parquet, or damaged"
+        assert (
+            fault(Columnar(ID_NAME, [], parquet), whole[:40] + b"\xff" * 200 + whole[240:]) == "not Parquet, or damaged"
+        )
 
     def test_a_file_without_rows_has_no_record(self) -> None:
-        assert rows(Parquet(ID_NAME, []), parquet_file(ID_NAME.empty_table())) == []
+        assert rows(Columnar(ID_NAME, [], parquet), parquet_file(ID_NAME.empty_table())) == []
 
 
 def test_a_disk_that_is_full_is_no_fault_of_the_object() -> None:
@@ -363,10 +365,10 @@ def record_file(fields: dict[str, Any], *records: dict[str, Any], codec: str = "
 
 
 TYPED = [
-    pytest.param(Orc, orc_file(pa.table({"name": ["a", None], "id": pa.array([1, 2], pa.int32())})), id="orc"),
+    pytest.param(orc, orc_file(pa.table({"name": ["a", None], "id": pa.array([1, 2], pa.int32())})), id="orc"),
     *(
         pytest.param(
-            Avro,
+            avro,
             record_file(
                 {"name": ["null", "string"], "id": "int"}, {"name": "a", "id": 1}, {"name": None, "id": 2}, codec=codec
             ),
@@ -378,29 +380,35 @@ TYPED = [
 
 
 class TestOrcAndAvro:
-    @pytest.mark.parametrize(("kind", "content"), TYPED)
-    def test_columns_are_matched_by_name_and_converted(self, kind: Callable[..., Format], content: bytes) -> None:
+    @pytest.mark.parametrize(("opened", "content"), TYPED)
+    def test_columns_are_matched_by_name_and_converted(self, opened: Callable[..., Any], content: bytes) -> None:
         schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("more", pa.float64())])
 
-        found = rows(kind(schema, ["id"]), content)
+        found = rows(Columnar(schema, ["id"], opened), content)
 
         assert found == [{"id": 1, "name": "a", "more": None}, {"id": 2, "name": None, "more": None}]
 
-    @pytest.mark.parametrize(("kind", "content"), TYPED)
-    def test_what_would_be_lost_is_refused(self, kind: Callable[..., Format], content: bytes) -> None:
-        assert "column name is string, and must be int64" in fault(kind(pa.schema([("name", pa.int64())]), []), content)
-        assert "no column other" in fault(kind(pa.schema([*ID_NAME, ("other", pa.int64())]), ["other"]), content)
-        assert "none of the schema's columns" in fault(kind(pa.schema([("other", pa.int64())]), []), content)
+    @pytest.mark.parametrize(("opened", "content"), TYPED)
+    def test_what_would_be_lost_is_refused(self, opened: Callable[..., Any], content: bytes) -> None:
+        assert "column name is string, and must be int64" in fault(
+            Columnar(pa.schema([("name", pa.int64())]), [], opened), content
+        )
+        assert "no column other" in fault(
+            Columnar(pa.schema([*ID_NAME, ("other", pa.int64())]), ["other"], opened), content
+        )
+        assert "none of the schema's columns" in fault(
+            Columnar(pa.schema([("other", pa.int64())]), [], opened), content
+        )
 
-    @pytest.mark.parametrize(("kind", "content"), TYPED)
-    def test_a_damaged_file(self, kind: Callable[..., Format], content: bytes) -> None:
+    @pytest.mark.parametrize(("opened", "content"), TYPED)
+    def test_a_damaged_file(self, opened: Callable[..., Any], content: bytes) -> None:
         for damaged in (b"secret", content[: len(content) // 2], content[:-3], content[:40] + b"\xff" * 60):
-            assert "secret" not in fault(kind(ID_NAME, []), damaged)
+            assert "secret" not in fault(Columnar(ID_NAME, [], opened), damaged)
 
     def test_orc_times_are_in_utc_where_they_have_no_zone(self) -> None:
         content = orc_file(pa.table({"at": pa.array(["2026-01-02T03:00:00"]).cast(pa.timestamp("ns"))}))
 
-        found = rows(Orc(pa.schema([("at", pa.timestamp("us", tz="UTC"))]), []), content)
+        found = rows(Columnar(pa.schema([("at", pa.timestamp("us", tz="UTC"))]), [], orc), content)
 
         assert found == [{"at": datetime(2026, 1, 2, 3, tzinfo=UTC)}]
 
@@ -448,7 +456,7 @@ class TestOrcAndAvro:
             ]
         )
 
-        (found,) = rows(Avro(schema, []), content)
+        (found,) = rows(Columnar(schema, [], avro), content)
 
         assert found == {
             "price": Decimal("1.100"),
@@ -466,10 +474,12 @@ class TestOrcAndAvro:
     def test_avro_types_that_spark_has_not_are_refused_where_they_are_wanted(self) -> None:
         content = record_file({"id": "int", "either": ["int", "string"]}, {"id": 1, "either": "a"})
 
-        assert rows(Avro(pa.schema([("id", pa.int64())]), []), content) == [{"id": 1}]
+        assert rows(Columnar(pa.schema([("id", pa.int64())]), [], avro), content) == [{"id": 1}]
         assert "column either is of a type that Spark does not have" in fault(
-            Avro(pa.schema([("either", pa.string())]), []), content
+            Columnar(pa.schema([("either", pa.string())]), [], avro), content
         )
 
     def test_values_of_avro_are_no_records(self) -> None:
-        assert fault(Avro(ID_NAME, []), avro_file("string", "secret")) == "the values of the file are no records"
+        assert (
+            fault(Columnar(ID_NAME, [], avro), avro_file("string", "secret")) == "the values of the file are no records"
+        )

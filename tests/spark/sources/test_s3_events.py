@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import Any
 from urllib.parse import quote_plus
@@ -265,14 +265,8 @@ class TestStore:
 
 
 @pytest.fixture
-def store_options(spark: SparkSession, server: SqsServer) -> Iterator[dict[str, Any]]:
-    # What Spark's Python workers have in their environment, besides that of the session's process at its start.
-    environment = spark.sparkContext.environment
-    before = dict(environment)
-    environment.update(server.environment)
-    yield {"endpoint_url": server.endpoint_url, "region": "us-east-1", "read": {"threads": 2, "tasks": 2}}
-    environment.clear()
-    environment.update(before)
+def store_options(on_s3: None, server: SqsServer) -> dict[str, Any]:
+    return {"endpoint_url": server.endpoint_url, "region": "us-east-1", "read": {"threads": 2, "tasks": 2}}
 
 
 class TestOnSpark:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,9 +12,7 @@ import boto3
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyspark.errors import PythonException
-from pyspark.sql import SparkSession
 
-from demo.sqs_server import SqsServer
 from sqs_lease.spark import DeltaSink, JsonSource
 from sqs_lease.spark.columns import NOTHING_TO_STORE
 from sqs_lease.spark.ingestion import NOTHING_TO_INFER
@@ -30,18 +27,10 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def bucket(spark: SparkSession, server: SqsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+def bucket(on_s3: None) -> str:
     name = f"bucket-{uuid4().hex[:12]}"
     boto3.client("s3").create_bucket(Bucket=name)
-    # What Spark's Python workers have in their environment, besides that of the session's process at its start.
-    environment = spark.sparkContext.environment
-    before = dict(environment)
-    environment.update(server.environment)
-    yield name
-    environment.clear()
-    environment.update(before)
+    return name
 
 
 def test_an_object_that_was_notified_twice_is_stored_once(place: Place, bucket: str) -> None:

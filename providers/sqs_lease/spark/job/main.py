@@ -15,16 +15,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
 
-from pyspark.errors import PySparkException, PythonException
-
-from sqs_lease.batch_files.manifest import ManifestError, read_manifest
+from sqs_lease.batch_files.manifest import read_manifest
 from sqs_lease.core.messages import Message
-from sqs_lease.ingestion.spec import IngestionSpec, SpecError, with_environment
-from sqs_lease.spark.errors import IngestionError
+from sqs_lease.ingestion.spec import S3, IngestionSpec, with_environment
 from sqs_lease.spark.ingestion import ingest
 from sqs_lease.spark.job.driver_session import driver_session
+from sqs_lease.spark.job.error_text import EXPECTED, one_line, trace
 from sqs_lease.spark.job.parts import make_sink, make_source
 from sqs_lease.spark.job.reporting import CONTEXT, MESSAGES, Report, reporting
 from sqs_lease.spark.job.storage import local_copy, write_text
@@ -32,12 +29,6 @@ from sqs_lease.spark.job.termination import EXIT_CODE, Termination, end_with_sta
 from sqs_lease.spark.progress import cancel_everything
 
 logger = logging.getLogger(__name__)
-
-_EXPECTED: Final = (IngestionError, ManifestError, SpecError)
-_SHOWN_CHARACTERS: Final = 2_000
-
-
-_TRACEBACK: Final = "Traceback (most recent call last):"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,14 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.end_with_stdin:
         end_with_standard_input()
     try:
-        with reporting(pipes, lambda error: None if termination.asked else _one_line(error)) as report:
+        with reporting(pipes, lambda error: None if termination.asked else one_line(error)) as report:
             _run(options, termination, report)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told
         if termination.asked:
             return EXIT_CODE
-        if not isinstance(error, _EXPECTED):
-            logger.exception("the job failed")
-        print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever reads the last line
+        if not isinstance(error, EXPECTED):
+            logger.error("the job failed: %s", trace(error))  # noqa: TRY400 - the error's own text may quote a body
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever reads the last line
         return 1
     return 0
 
@@ -121,7 +112,8 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
                 manifests[0] if len(manifests) == 1 else _messages(manifests),
                 source=source,
                 sink=sink,
-                workspace=spec.workspace,
+                # The executors cannot read from there what the driver writes.
+                workspace=None if spec.workspace.startswith(S3) else spec.workspace,
                 rejects=rejects,
                 still_held=lambda: not termination.asked,
             )
@@ -139,23 +131,3 @@ def _spec(given: str, directory: Path) -> IngestionSpec:
 def _messages(manifests: Sequence[Path]) -> Iterator[Message]:
     for manifest in manifests:
         yield from read_manifest(manifest).messages
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, _EXPECTED):
-        text = str(error)
-    elif isinstance(error, PythonException) and (raised := _raised_in_worker(str(error))):
-        text = f"{raised} (raised in a Python worker of Spark)"
-    else:
-        # Spark's texts go on for pages with stack traces and plans.
-        condition = error.getCondition() if isinstance(error, PySparkException) else None
-        text = f"{type(error).__name__} {condition or ''} {str(error).strip().partition(chr(10))[0]}"
-    return " ".join(text.split())[:_SHOWN_CHARACTERS]
-
-
-def _raised_in_worker(text: str) -> str | None:
-    """The exception at the end of the last traceback in a text, without further lines of its message."""
-    _, found, frames = text.rpartition(_TRACEBACK)
-    return (
-        next((line for line in frames.splitlines() if line.strip() and not line[0].isspace()), None) if found else None
-    )

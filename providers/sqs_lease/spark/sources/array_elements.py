@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
-from sqs_lease.spark.sources.source import CheckerT, Source
+from sqs_lease.spark.sources.source import AroundSource, CheckerT
 
 
 class ElementsChecker(Generic[CheckerT]):
@@ -44,7 +44,7 @@ class ElementsChecker(Generic[CheckerT]):
 
 
 @dataclass(frozen=True)
-class ArrayElements(Generic[CheckerT]):
+class ArrayElements(AroundSource[CheckerT]):
     """JSON arrays, whose elements are messages of another source: what a producer sends together to save requests.
 
     The records of one message are stored together or not at all: if one element is no record, its message is rejected,
@@ -56,17 +56,14 @@ class ArrayElements(Generic[CheckerT]):
             effect: messages are told apart by their ids.
     """
 
-    source: Source[CheckerT]
-
     @property
     def identity(self) -> str:
         """That of the other source, and that there are arrays."""
         return f"elements; {self.source.identity}"
 
-    @property
-    def widens(self) -> bool:
-        """Whether the other source does."""
-        return self.source.widens
+    def prepared(self, messages: DataFrame) -> DataFrame:
+        """See :class:`.source.AroundSource`: a row for each element."""
+        return messages.mapInArrow(_one_row_each, messages.schema)
 
     def checker(self) -> ElementsChecker[CheckerT]:
         """See :class:`.source.Source`."""
@@ -74,11 +71,11 @@ class ArrayElements(Generic[CheckerT]):
 
     def columns(self, messages: DataFrame, checker: ElementsChecker[CheckerT]) -> StructType:
         """See :class:`.source.Source`."""
-        return self.source.columns(_taken_apart(messages), checker.element)
+        return self.source.columns(self.prepared(messages), checker.element)
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
-        records = self.source.parse(_taken_apart(messages), columns)
+        records = self.source.parse(self.prepared(messages), columns)
         nothing = messages.where(F.json_array_length(batch_file.BODY) == 0).select(
             *(F.lit(None).cast(field.dataType).alias(field.name) for field in columns.fields),
             F.col(batch_file.MESSAGE_ID).alias(MESSAGE_ID),
@@ -91,10 +88,6 @@ class ArrayElements(Generic[CheckerT]):
 def elements(text: str) -> list[str]:
     """The elements of a JSON array, each as its text stands there, so that numbers keep all of their digits."""
     return [bytes(element).decode() for element in msgspec.json.decode(text, type=list[msgspec.Raw])]
-
-
-def _taken_apart(messages: DataFrame) -> DataFrame:
-    return messages.mapInArrow(_one_row_each, messages.schema)
 
 
 def _one_row_each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Generic
+from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType, TimestampType, VariantType
 
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.sources.json import beyond
 from sqs_lease.spark.sources.schemas import notation, quoted, struct_type
-from sqs_lease.spark.sources.source import CheckerT, KeyedSource, KeysOf, Source
+from sqs_lease.spark.sources.source import AroundSource, CheckerT, KeyedSource, KeysOf
 
 SYSTEM_ATTRIBUTES: Final = frozenset(
     {
@@ -39,7 +40,7 @@ _PREFIX: Final = "_sqs_lease_attribute_"
 
 
 @dataclass(frozen=True)
-class AttributeColumns(Generic[CheckerT]):
+class AttributeColumns(AroundSource[CheckerT]):
     """Messages of another source, whose attributes become columns as well.
 
     A column has the name of the attribute: one of those of SQS itself (``SenderId``, ``SentTimestamp``,
@@ -56,18 +57,12 @@ class AttributeColumns(Generic[CheckerT]):
             ``StructType``.
     """
 
-    source: Source[CheckerT]
     attributes: str | StructType
 
     @property
     def identity(self) -> str:
         """That of the other source, and the columns."""
         return f"attributes; {notation(self.attributes)}; {self.source.identity}"
-
-    @property
-    def widens(self) -> bool:
-        """Whether the other source does."""
-        return self.source.widens
 
     @property
     def keys(self) -> KeysOf | None:
@@ -138,6 +133,8 @@ def _flaw(field: StructField, text: Column) -> Column:
         text.isNotNull() & _value(field, text).isNull(),
         F.lit(f"the attribute {field.name} is not of the type in the schema"),
     )
+    if (strange := beyond(_value(field, text), field)) is not None:
+        unfit = F.coalesce(unfit, F.when(strange, F.lit(f"{STRANGE_TIME}: the attribute {field.name}")))
     if field.nullable:
         return unfit
     return F.coalesce(unfit, F.when(text.isNull(), F.lit(f"it has no attribute {field.name}, which is required")))

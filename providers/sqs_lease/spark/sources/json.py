@@ -19,11 +19,22 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyspark
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, is_taken
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
@@ -230,11 +241,16 @@ NO_VALUE: Final = "none of the schema's fields has a value"
 """The reason for an object that is another kind of message, such as an envelope, where no column is required."""
 
 
-STRANGE_TIME: Final = "a time beyond the years 1 to 9999; numbers are seconds since 1970, or timestamp_units: "
-"""How the reason starts for milliseconds in a TIMESTAMP column, which Spark takes for a year such as 55840."""
+# Mostly these are milliseconds in a TIMESTAMP column, which Spark takes for a year such as 55840.
+_OF_JSON: Final = "; numbers are seconds since 1970, or timestamp_units"
 
 _YEAR_1: Final = -62_135_596_800_000_000
 _YEAR_9999: Final = 253_402_300_799_999_999  # microseconds since 1970
+_LIMITS: Final[Mapping[type[DataType], tuple[str, str]]] = {
+    DateType: ("0001-01-01", "9999-12-31"),
+    TimestampNTZType: ("0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"),
+    TimestampType: ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"),
+}
 
 _Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
 
@@ -472,13 +488,21 @@ def _readable(record: Column, field: StructField, units: Mapping[str, TimestampU
     return F.when(~F.coalesce(reduce(or_, strange), F.lit(False)), value) if strange else value
 
 
-def missing(columns: StructType) -> Column:
-    """Say which required places of a row's columns are null; null where none is.
+def flaw(columns: StructType) -> Column:
+    """Say which required places of a row's columns are null, or which times are :data:`STRANGE_TIME`; null for none.
 
     Spark itself treats every field as nullable when it parses.
     """
-    gaps = [gap for field in columns.fields for gap in _gaps(F.col(quoted(field.name)), field, field.name)]
-    return _missing(gaps)
+    fields = [(F.col(quoted(field.name)), field) for field in columns.fields]
+    gaps = [gap for value, field in fields for gap in _gaps(value, field, field.name)]
+    times = [time for value, field in fields for time in _places(value, field, field.name, beyond)]
+    return F.coalesce(_missing(gaps), _named(f"{STRANGE_TIME}: ", times))
+
+
+def beyond(value: Column, of: StructField) -> Column | None:
+    """Whether a time or a date lies beyond the years that others read; None for values of other types."""
+    limits = _LIMITS.get(type(of.dataType))
+    return None if limits is None else ~value.between(*(F.lit(limit).cast(of.dataType) for limit in limits))
 
 
 def _reason(
@@ -494,7 +518,7 @@ def _reason(
         F.when(record.isNull(), F.lit("no record could be parsed"))
         .when(record.getField(_CORRUPT).isNotNull(), _type_reason(record, columns))
         .when(_is_without_value(record, columns), F.lit(NO_VALUE))
-        .otherwise(F.coalesce(_missing(gaps), _named(STRANGE_TIME, times)))
+        .otherwise(F.coalesce(_missing(gaps), _named(f"{STRANGE_TIME}{_OF_JSON}: ", times)))
     )
     if not closed:
         return reason
@@ -549,12 +573,6 @@ def _strange_times(
         within = record.getField(field.name).between(-(-_YEAR_1 // microseconds), _YEAR_9999 // microseconds)
         yield field.name, ~within
         return
-
-    def beyond(found: Column, of: StructField) -> Column | None:
-        if not isinstance(of.dataType, TimestampType):
-            return None
-        return ~F.unix_micros(found).between(_YEAR_1, _YEAR_9999)
-
     yield from _places(record.getField(field.name), field, field.name, beyond)
 
 

@@ -16,7 +16,7 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import IngestionError, SchemaError
 from sqs_lease.spark.sources.arrow_types import arrow_schema, nullable, record_batch
-from sqs_lease.spark.sources.json import missing
+from sqs_lease.spark.sources.json import flaw
 from sqs_lease.spark.sources.schemas import notation, quoted, struct_type
 from sqs_lease.spark.sources.text_source import TextChecker
 
@@ -109,7 +109,7 @@ class ParserSource:
             *(quoted(name) for name in columns.names),
             MESSAGE_ID,
             SENT_AT,
-            F.coalesce(F.col(REASON), missing(columns)).alias(REASON),
+            F.coalesce(F.col(REASON), flaw(columns)).alias(REASON),
         )
 
 

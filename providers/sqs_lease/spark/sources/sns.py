@@ -14,7 +14,7 @@ from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.sources.json import JSON_OPTIONS
 from sqs_lease.spark.sources.sns_envelope import MESSAGE, NotANotificationError, unwrap
-from sqs_lease.spark.sources.source import CheckerT, KeyedSource, KeysOf, Names, Source
+from sqs_lease.spark.sources.source import AroundSource, CheckerT, KeyedSource, KeysOf, Names
 
 _ENVELOPE: Final = "_sqs_lease_envelope"
 _SCHEMA: Final = f"{MESSAGE} STRING, MessageAttributes MAP<STRING, STRUCT<Type: STRING, Value: STRING>>"
@@ -47,7 +47,7 @@ class EnvelopeChecker(Generic[CheckerT]):
 
 
 @dataclass(frozen=True)
-class SnsEnvelope(Generic[CheckerT]):
+class SnsEnvelope(AroundSource[CheckerT]):
     """SNS notifications, as a topic sends them to a queue without raw message delivery.
 
     The published text is handed to another source, with the attributes that were published with it. A body that is no
@@ -58,17 +58,10 @@ class SnsEnvelope(Generic[CheckerT]):
         source: What was published, for example ``JsonSource("id BIGINT NOT NULL")``.
     """
 
-    source: Source[CheckerT]
-
     @property
     def identity(self) -> str:
         """That of the other source, and that there is an envelope."""
         return f"sns; {self.source.identity}"
-
-    @property
-    def widens(self) -> bool:
-        """Whether the other source does."""
-        return self.source.widens
 
     @property
     def keys(self) -> KeysOf | None:
@@ -76,17 +69,40 @@ class SnsEnvelope(Generic[CheckerT]):
         keys_of = self.source.keys if isinstance(self.source, KeyedSource) else None
         return None if keys_of is None else lambda bodies: [_published_key(body, keys_of) for body in bodies]
 
+    def prepared(self, messages: DataFrame) -> DataFrame:
+        """See :class:`.source.AroundSource`: with the published text as their body, and what was published with it."""
+        envelope = F.col(_ENVELOPE)
+        binary = F.lit("Binary")
+        # In the shape of the SQS API.
+        attributes = F.transform_values(
+            envelope.getField("MessageAttributes"),
+            lambda _, its: F.struct(
+                its.getField("Type").alias("DataType"),
+                F.when(its.getField("Type") != binary, its.getField("Value")).alias("StringValue"),
+                F.when(its.getField("Type") == binary, F.struct(its.getField("Value").alias("base64"))).alias(
+                    "BinaryValue"
+                ),
+            ),
+        )
+        return (
+            messages.withColumn(_ENVELOPE, F.from_json(batch_file.BODY, _SCHEMA, JSON_OPTIONS))
+            .withColumns(
+                {batch_file.BODY: envelope.getField(MESSAGE), batch_file.MESSAGE_ATTRIBUTES: F.to_json(attributes)}
+            )
+            .drop(_ENVELOPE)
+        )
+
     def checker(self) -> EnvelopeChecker[CheckerT]:
         """See :class:`.source.Source`."""
         return EnvelopeChecker(self.source.checker())
 
     def columns(self, messages: DataFrame, checker: EnvelopeChecker[CheckerT]) -> StructType:
         """See :class:`.source.Source`."""
-        return self.source.columns(_published(messages), checker.published)
+        return self.source.columns(self.prepared(messages), checker.published)
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
-        return self.source.parse(_published(messages), columns)
+        return self.source.parse(self.prepared(messages), columns)
 
 
 def _published_key(body: str, keys_of: KeysOf) -> str | Names | None:
@@ -95,26 +111,3 @@ def _published_key(body: str, keys_of: KeysOf) -> str | Names | None:
     except (NotJsonError, NotANotificationError):
         return None
     return key
-
-
-def _published(messages: DataFrame) -> DataFrame:
-    """The messages with the published text as their body, and its attributes in the shape of the SQS API."""
-    envelope = F.col(_ENVELOPE)
-    binary = F.lit("Binary")
-    attributes = F.transform_values(
-        envelope.getField("MessageAttributes"),
-        lambda _, its: F.struct(
-            its.getField("Type").alias("DataType"),
-            F.when(its.getField("Type") != binary, its.getField("Value")).alias("StringValue"),
-            F.when(its.getField("Type") == binary, F.struct(its.getField("Value").alias("base64"))).alias(
-                "BinaryValue"
-            ),
-        ),
-    )
-    return (
-        messages.withColumn(_ENVELOPE, F.from_json(batch_file.BODY, _SCHEMA, JSON_OPTIONS))
-        .withColumns(
-            {batch_file.BODY: envelope.getField(MESSAGE), batch_file.MESSAGE_ATTRIBUTES: F.to_json(attributes)}
-        )
-        .drop(_ENVELOPE)
-    )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
+
+from sqs_lease.ingestion.result import CleanUp
 
 
 class Checker(Protocol):
@@ -80,6 +82,23 @@ class KeyedSource(Protocol):
         """What names bodies, called in the driver; None where the message ids are to tell messages apart."""
 
 
+IS_STORED: Final = "_sqs_lease_is_stored"
+"""Of a message that is to be cleaned up: whether the table has its records, or it has nothing to store."""
+
+CleanerOf: TypeAlias = Callable[[DataFrame], CleanUp]
+"""Cleans up what messages were read from. It gets the columns of :mod:`sqs_lease.spark.batch_file` and
+:data:`IS_STORED`, and leaves alone whatever a message tells of that is not stored. It can be called again."""
+
+
+@runtime_checkable
+class CleaningSource(Protocol):
+    """A source that can clean up what its messages were read from, such as objects, once their records are stored."""
+
+    @property
+    def cleaner(self) -> CleanerOf | None:
+        """What cleans up after a batch, called in the driver after its commit; None where everything is left."""
+
+
 class Source(Protocol[CheckerT]):
     """Reads one kind of message. Ingestion calls the methods in the order they stand here."""
 
@@ -137,3 +156,29 @@ class ArrowSource(Protocol):
         Returns:
             The parser; None where only Spark can read these columns.
         """
+
+
+@dataclass(frozen=True)
+class AroundSource(Generic[CheckerT]):
+    """What sources have in common that prepare messages for another one.
+
+    Attributes:
+        source: The other one.
+    """
+
+    source: Source[CheckerT]
+
+    @property
+    def widens(self) -> bool:
+        """Whether the other source does."""
+        return self.source.widens
+
+    @property
+    def cleaner(self) -> CleanerOf | None:
+        """See :class:`CleaningSource`: that of the other source."""
+        clean_up = self.source.cleaner if isinstance(self.source, CleaningSource) else None
+        return None if clean_up is None else lambda messages: clean_up(self.prepared(messages))
+
+    def prepared(self, messages: DataFrame) -> DataFrame:
+        """The messages as the other source gets them; further columns stay."""
+        return messages

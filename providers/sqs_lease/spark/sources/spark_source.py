@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.json import missing
+from sqs_lease.spark.sources.json import flaw
 from sqs_lease.spark.sources.parser_source import ANSWERED_ID, ANSWERED_REASON, GIVEN, NO_ANSWER
 from sqs_lease.spark.sources.schemas import notation, quoted, struct_type
 from sqs_lease.spark.sources.text_source import TextChecker
@@ -89,9 +89,7 @@ class SparkSource:
             *(quoted(name) for name in columns.names),
             F.coalesce(F.col(_GIVEN_ID), self._unknown()).alias(MESSAGE_ID),
             F.col(batch_file.SENT_AT).alias(SENT_AT),
-            F.coalesce(F.when(F.col(_ANSWERED).isNull(), F.lit(NO_ANSWER)), F.col(REASON), missing(columns)).alias(
-                REASON
-            ),
+            F.coalesce(F.when(F.col(_ANSWERED).isNull(), F.lit(NO_ANSWER)), F.col(REASON), flaw(columns)).alias(REASON),
         )
 
     def _unknown(self) -> Column:

@@ -2,102 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeAlias
 from uuid import UUID
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from sqs_lease.spark.columns import STRANGE_TIME
 from sqs_lease.spark.sources.s3_events.contents import BATCH_ROWS, BadContentError, check_columns, faults_named
 
+Batches: TypeAlias = Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+"""Reads some columns of a file."""
+
 
 @dataclass(frozen=True)
-class Parquet:
-    """Parquet files. They are matched by the names of their columns, and converted where nothing is lost.
+class Columnar:
+    """Files that are matched by the names of their columns, and converted where nothing is lost.
 
     Attributes:
         schema: The columns; further ones of the file are ignored, and those that it has not are null.
         required: Those that the file must have.
+        opened: Opens a file: the names of its columns, and what reads them.
     """
 
     schema: pa.Schema
     required: Sequence[str]
+    opened: Callable[[IO[bytes]], tuple[Sequence[str], Batches]]
 
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`.contents.Format`."""
-        with faults_named("Parquet"):
-            content = pq.ParquetFile(pa.PythonFile(file, mode="r"), coerce_int96_timestamp_unit="us", pre_buffer=False)
-            found = content.schema_arrow.names
+        found, batches = self.opened(file)
         check_columns(found, self.schema, self.required, "file")
-        wanted = [name for name in self.schema.names if name in found]
+        for batch in batches([name for name in self.schema.names if name in found]):
+            yield _converted(batch, self.schema)
+
+
+def parquet(file: IO[bytes]) -> tuple[Sequence[str], Batches]:
+    """Open a Parquet file."""
+    with faults_named("Parquet"):
+        content = pq.ParquetFile(pa.PythonFile(file, mode="r"), coerce_int96_timestamp_unit="us", pre_buffer=False)
+        found = content.schema_arrow.names
+
+    def batches(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with faults_named("Parquet"):
-            for batch in content.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
-                yield _converted(batch, self.schema)
+            yield from content.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False)
+
+    return found, batches
 
 
-@dataclass(frozen=True)
-class Orc:
-    """ORC files, as :class:`Parquet`. A stripe is in memory as a whole.
+def orc(file: IO[bytes]) -> tuple[Sequence[str], Batches]:
+    """Open an ORC file. A stripe is in memory as a whole."""
+    # Not a part of every build of pyarrow.
+    from pyarrow.orc import ORCFile  # type: ignore[import-untyped]
 
-    Attributes:
-        schema: The columns; further ones of the file are ignored, and those that it has not are null.
-        required: Those that the file must have.
-    """
+    with faults_named("ORC"):
+        content = ORCFile(pa.PythonFile(file, mode="r"))
+        found = content.schema.names
 
-    schema: pa.Schema
-    required: Sequence[str]
-
-    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
-        """See :class:`.contents.Format`."""
-        # Not a part of every build of pyarrow.
-        from pyarrow import orc
-
-        with faults_named("ORC"):
-            content = orc.ORCFile(pa.PythonFile(file, mode="r"))
-            found = content.schema.names
-        check_columns(found, self.schema, self.required, "file")
-        wanted = [name for name in self.schema.names if name in found]
+    def batches(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for number in range(content.nstripes):
-            with faults_named("ORC"):
+            with faults_named("ORC"), _far_times_named():
                 stripe = content.read_stripe(number, columns=wanted)
             for start in range(0, stripe.num_rows, BATCH_ROWS):
-                yield _converted(stripe.slice(start, BATCH_ROWS), self.schema)
+                yield stripe.slice(start, BATCH_ROWS)
+
+    return found, batches
 
 
-@dataclass(frozen=True)
-class Avro:
-    """Avro files, as :class:`Parquet`; of the logical types, those that Spark has.
+def avro(file: IO[bytes]) -> tuple[Sequence[str], Batches]:
+    """Open an Avro file; of the logical types, those that Spark has are read."""
+    # Whoever has no Avro need not have the package.
+    import fastavro
 
-    Attributes:
-        schema: The columns; further ones of the file are ignored, and those that it has not are null.
-        required: Those that the file must have.
-    """
+    file.seek(0)
+    with _avro_faults():
+        content = fastavro.reader(file)
+        written: Any = content.writer_schema
+    if not isinstance(written, Mapping) or written.get("type") != "record":
+        raise BadContentError("the values of the file are no records")
+    found = {its["name"]: its["type"] for its in written["fields"]}
 
-    schema: pa.Schema
-    required: Sequence[str]
-
-    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
-        """See :class:`.contents.Format`."""
-        # Whoever has no Avro need not have the package.
-        import fastavro
-
-        file.seek(0)
-        with _avro_faults():
-            content = fastavro.reader(file)
-            written: Any = content.writer_schema
-        if not isinstance(written, Mapping) or written.get("type") != "record":
-            raise BadContentError("the values of the file are no records")
-        found = {its["name"]: its["type"] for its in written["fields"]}
-        check_columns(list(found), self.schema, self.required, "file")
+    def batches(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         named: dict[str, Any] = {}
         with _avro_faults():
             # All of them, in their order: a type is described where it is used first.
             types = {name: _avro_type(kind, named) for name, kind in found.items()}
-        wanted = [name for name in self.schema.names if name in types]
         for name in wanted:
             if types[name] is None:
                 raise BadContentError(f"column {name} is of a type that Spark does not have")
@@ -108,7 +102,9 @@ class Avro:
                 columns = [pa.array([_avro_value(row[its.name]) for row in records], its.type) for its in schema]
             if not records:
                 return
-            yield _converted(pa.RecordBatch.from_arrays(columns, schema=schema), self.schema)
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return list(found), batches
 
 
 def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -161,6 +157,7 @@ def _kind(kind: pa.DataType) -> str:
     return next((name for name, test in sorts.items() if test(kind)), str(kind))
 
 
+_PYTHONS_YEARS: Final = re.compile(r"year -?\d+ is out of range|ordinal must be")
 _FITTING: Final = {"fraction": {"fraction", "integer"}, "decimal": {"decimal", "integer"}}
 
 _AVRO: Final = {
@@ -233,11 +230,27 @@ def _avro_value(value: Any) -> Any:
 
 
 @contextmanager
+def _far_times_named() -> Iterator[None]:
+    """Tell a time that pyarrow cannot read from damage: it reads those of ORC in nanoseconds."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        if "nanosecond" not in str(error):
+            raise
+        raise BadContentError("a time beyond the years 1677 to 2262, which is as far as ORC is read") from None
+
+
+@contextmanager
 def _avro_faults() -> Iterator[None]:
     try:
         yield
     except (OSError, ImportError, MemoryError):
         # Of the machine, and not of the file.
         raise
+    except (OverflowError, ValueError) as error:
+        # Python's own, of times and of dates.
+        if isinstance(error, OverflowError) or _PYTHONS_YEARS.search(str(error)):
+            raise BadContentError(STRANGE_TIME) from None
+        raise BadContentError("not Avro, or damaged") from None
     except Exception:  # noqa: BLE001 - each codec's package has exceptions of its own
         raise BadContentError("not Avro, or damaged") from None

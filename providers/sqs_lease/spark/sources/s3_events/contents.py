@@ -11,7 +11,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final, Protocol
@@ -82,26 +82,20 @@ class JsonLines:
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
         with decompressed(file, name) as lines:
-            texts: list[bytes] = []
-            size = number = 0
-            while line := lines.readline(LONGEST_LINE_BYTES + 1):
-                number += 1
-                if len(line) > LONGEST_LINE_BYTES:
-                    raise BadContentError(f"line {number} is longer than {LONGEST_LINE_BYTES} bytes")
-                text = line.strip(b" \t\r\n")
-                if not text:
-                    continue
+            yield from _together(self._objects(lines), self.schema)
+
+    def _objects(self, lines: IO[bytes]) -> Iterator[bytes]:
+        number = 0
+        while line := lines.readline(LONGEST_LINE_BYTES + 1):
+            number += 1
+            if len(line) > LONGEST_LINE_BYTES:
+                raise BadContentError(f"line {number} is longer than {LONGEST_LINE_BYTES} bytes")
+            if text := line.strip(b" \t\r\n"):
                 try:
                     decode_object(text)
                 except NotJsonError as error:
                     raise BadContentError(f"line {number}: {error}") from None
-                texts.append(text)
-                size += len(text)
-                if size >= _BLOCK_BYTES or len(texts) >= BATCH_ROWS:
-                    yield texts_batch(self.schema, texts)
-                    texts, size = [], 0
-            if texts:
-                yield texts_batch(self.schema, texts)
+                yield text
 
 
 @dataclass(frozen=True)
@@ -202,8 +196,7 @@ class JsonDocument:
                 decode_object(record)
             except NotJsonError as error:
                 raise BadContentError(f"record {number}: {error}") from None
-        for start in range(0, len(records), BATCH_ROWS):
-            yield texts_batch(self.schema, records[start : start + BATCH_ROWS])
+        yield from _together(records, self.schema)
 
 
 @dataclass(frozen=True)
@@ -226,16 +219,7 @@ class XmlRows:
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
         with decompressed(file, name) as content:
-            texts: list[bytes] = []
-            size = 0
-            for text in self._elements(content):
-                texts.append(text)
-                size += len(text)
-                if size >= _BLOCK_BYTES or len(texts) >= BATCH_ROWS:
-                    yield texts_batch(self.schema, texts)
-                    texts, size = [], 0
-            if texts:
-                yield texts_batch(self.schema, texts)
+            yield from _together(self._elements(content), self.schema)
 
     def _elements(self, content: IO[bytes]) -> Iterator[bytes]:
         if not content.read(1):
@@ -276,9 +260,22 @@ class XmlRows:
                 raise BadContentError(f"a record has {name} twice, and the column holds one value")
 
 
-def texts_batch(schema: pa.Schema, texts: Sequence[bytes]) -> pa.RecordBatch:
-    """Make rows of one column of texts, which were checked as UTF-8 with their syntax."""
-    return pa.RecordBatch.from_arrays([pa.array(texts, pa.binary()).cast(pa.string())], schema=schema)
+def _together(texts: Iterable[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Make rows of texts, which were checked as UTF-8 with their syntax, as many together as are handed on at once."""
+
+    def batch() -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([pa.array(waiting, pa.binary()).cast(pa.string())], schema=schema)
+
+    waiting: list[bytes] = []
+    size = 0
+    for text in texts:
+        waiting.append(text)
+        size += len(text)
+        if size >= _BLOCK_BYTES or len(waiting) >= BATCH_ROWS:
+            yield batch()
+            waiting, size = [], 0
+    if waiting:
+        yield batch()
 
 
 class _Raw(io.RawIOBase):

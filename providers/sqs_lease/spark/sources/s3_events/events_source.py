@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from importlib.util import find_spec
+from operator import and_
 from typing import Any, Final, Literal, get_args
 
-import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import (
@@ -18,26 +19,24 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    TimestampType,
 )
 
 from sqs_lease.batch_files.json_syntax import NotJsonError
-from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.arrow_types import arrow_schema, nullable
-from sqs_lease.spark.sources.json import json_rows, missing
-from sqs_lease.spark.sources.s3_events.columnar import Avro, Orc, Parquet
+from sqs_lease.spark.sources.arrow_types import arrow_schema
+from sqs_lease.spark.sources.json import NO_VALUE, flaw, json_rows
+from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
+from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines, XmlRows
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
-from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows
+from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, OF_ROWS, VERSION_ID, ObjectRows
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.spark.sources.s3_events.path_columns import PathColumns
 from sqs_lease.spark.sources.s3_events.reading import S3Read
 from sqs_lease.spark.sources.schemas import json_schema, notation, quoted, struct_type
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError
-from sqs_lease.spark.sources.source import KeysOf
-from sqs_lease.spark.sources.xml import xml_rows
+from sqs_lease.spark.sources.source import CleanerOf, KeysOf
 
 ObjectFormat = Literal["jsonl", "json", "xml", "csv", "parquet", "orc", "avro"]
 """What the objects are."""
@@ -51,10 +50,16 @@ _OBJECT_COLUMNS: Final = (
 _AS_TEXT: Final = ("jsonl", "json", "xml")
 """The formats whose records are texts, which Spark parses."""
 
-_TYPED: Final[Mapping[str, Callable[[pa.Schema, Sequence[str]], Format]]] = {
-    "parquet": Parquet,
-    "orc": Orc,
-    "avro": Avro,
+_COLUMNAR: Final = {"parquet": parquet, "orc": orc, "avro": avro}
+_CORRUPT: Final = "_sqs_lease_corrupt"
+_RECORD: Final = "_sqs_lease_record"
+
+_XML_OPTIONS: Final = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": _CORRUPT,
+    "ignoreNamespace": "true",
+    # A timestamp without a zone means the same whichever session parses it.
+    "timeZone": "UTC",
 }
 _PACKAGES: Final = {"avro": "fastavro", "xml": "defusedxml"}
 _NOT_IN_TEXT: Final = (ArrayType, BinaryType, MapType, StructType)
@@ -98,6 +103,10 @@ class S3EventsSource:
         read: How objects are read, as :class:`S3Read` or a mapping of some of its attributes.
         region: The region of S3; None, the default, for what the executors' environment says.
         endpoint_url: Another server that speaks S3; None, the default, for what the executors' environment says.
+        clean_source: What becomes of an object when its records are committed: ``"off"``, the default, leaves it;
+            ``"delete"`` deletes it, or the version of which the notification tells; a mapping of texts is tags that it
+            gets, besides those that it has. Never done for an object of which a rejected message of the batch tells,
+            nor for one that was written anew since. Errors of it are in the result, and fail nothing.
     """
 
     format: ObjectFormat
@@ -106,12 +115,18 @@ class S3EventsSource:
     read: S3Read | Mapping[str, Any] = field(default_factory=S3Read)
     region: str | None = None
     endpoint_url: str | None = None
+    clean_source: Literal["off", "delete"] | Mapping[str, str] = "off"
 
     def __post_init__(self) -> None:
         if self.format not in _FORMATS:
             raise ValueError(f"format must be one of {', '.join(_FORMATS)}, not {self.format!r}")
-        if not isinstance(self.read, S3Read):
-            object.__setattr__(self, "read", S3Read(**self.read))
+        object.__setattr__(self, "read", S3Read.of(self.read))
+        if self.clean_source not in ("off", "delete") and not (
+            isinstance(self.clean_source, Mapping) and self.clean_source
+        ):
+            raise ValueError(
+                f"clean_source must be 'off', 'delete' or a mapping of tags to their values, not {self.clean_source!r}"
+            )
 
     @property
     def identity(self) -> str:
@@ -129,6 +144,15 @@ class S3EventsSource:
     def keys(self) -> KeysOf:
         """See :class:`.source.KeyedSource`: objects."""
         return lambda bodies: [key_of(body) for body in bodies]
+
+    @property
+    def cleaner(self) -> CleanerOf | None:
+        """See :class:`.source.CleaningSource`."""
+        if self.clean_source == "off":
+            return None
+        tags = self.clean_source if isinstance(self.clean_source, Mapping) else None
+        read = self._reading
+        return partial(clean_up, cleaner=ObjectCleaner(self._store(), read.threads, tags), tasks=read.tasks)
 
     def checker(self) -> NotificationChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
@@ -159,40 +183,27 @@ class S3EventsSource:
         path = self._path()
         record = StructType(columns.fields[: -len(_OBJECT_COLUMNS) - len(path.fields)])
         read = self._reading
-        reader = ObjectRows(
-            ObjectStore(read.threads, self.endpoint_url, self.region),
-            self._format(record),
-            read.threads,
-            PathColumns.of(path),
-        )
-        content = StructType([StructField(LINE, StringType())]) if self.format in _AS_TEXT else record
-        own = [
-            *nullable(path).fields,
-            *(StructField(name, StringType()) for name in (BUCKET, KEY, VERSION_ID, MESSAGE_ID)),
-            StructField(SENT_AT, TimestampType()),
-            StructField(REASON, StringType()),
-        ]
-        rows = (
-            messages.select(batch_file.MESSAGE_ID, batch_file.SENT_AT, batch_file.BODY)
-            .repartition(read.tasks, batch_file.MESSAGE_ID)
-            .mapInArrow(reader, nullable(StructType([*content.fields, *own])))
-        )
-        carried = [quoted(one.name) if one.name in path.names else one.name for one in own]
+        reader = ObjectRows(self._store(), self._format(record), read.threads, PathColumns.of(path))
+        content = [StructField(LINE, StringType())] if self.format in _AS_TEXT else record.fields
+        rows = reader.plan(messages, StructType([*content, *path.fields]), read.tasks)
+        carried = [*(quoted(name) for name in path.names), *OF_ROWS]
         if self.format == "xml":
-            return xml_rows(rows, LINE, record, carried)
+            return _xml_rows(rows, LINE, record, carried)
         if self.format in _AS_TEXT:
             return json_rows(rows, LINE, record, carried)
         return rows.select(
             *(quoted(name) for name in columns.names),
             MESSAGE_ID,
             SENT_AT,
-            F.coalesce(F.col(REASON), missing(record)).alias(REASON),
+            F.coalesce(F.col(REASON), flaw(record)).alias(REASON),
         )
 
     @property
     def _reading(self) -> S3Read:
-        assert isinstance(self.read, S3Read)  # noqa: S101 - for the types: __post_init__ saw to it
-        return self.read
+        return S3Read.of(self.read)
+
+    def _store(self) -> ObjectStore:
+        return ObjectStore(self._reading.threads, self.endpoint_url, self.region)
 
     def _record(self) -> StructType:
         return json_schema(self.schema) if self.format in ("jsonl", "json") else struct_type(self.schema)
@@ -210,12 +221,35 @@ class S3EventsSource:
                 single = (its.name for its in record.fields if not isinstance(its.dataType, ArrayType))
                 return XmlRows(self._reading.row_tag, frozenset(single))
         required = [its.name for its in record.fields if not its.nullable]
-        if typed := _TYPED.get(self.format):
-            return typed(arrow_schema(record), required)
+        if opened := _COLUMNAR.get(self.format):
+            return Columnar(arrow_schema(record), required, opened)
         for its in record.fields:
             if isinstance(its.dataType, _NOT_IN_TEXT):
                 raise SchemaError(f"column {its.name}: CSV cannot hold the type {_name(its.dataType)}")
         return Csv(arrow_schema(record), required, self._reading.delimiter)
+
+
+def _xml_rows(frame: DataFrame, text: str, columns: StructType, carried: Sequence[str]) -> DataFrame:
+    """Parse a column of XML elements by Spark's own parser, as :func:`.json.json_rows` does.
+
+    Attributes of the element are columns whose names begin with ``_``.
+    """
+    schema = StructType([*columns.fields, StructField(_CORRUPT, StringType())])
+    record = F.col(_RECORD)
+    parsed = frame.select(*carried, F.from_xml(text, schema, _XML_OPTIONS).alias(_RECORD)).select(
+        *(record.getField(name).alias(name) for name in columns.names),
+        *carried,
+        record.getField(_CORRUPT).isNotNull().alias(_CORRUPT),
+    )
+    reason = F.coalesce(
+        F.col(REASON),
+        F.when(F.col(_CORRUPT), F.lit("a value is not of the type in the schema")),
+        flaw(columns),
+        F.when(reduce(and_, (F.col(quoted(name)).isNull() for name in columns.names)), F.lit(NO_VALUE)),
+    )
+    return parsed.withColumn(REASON, reason).select(
+        *(quoted(name) for name in columns.names), *(name for name in carried if name != REASON), REASON
+    )
 
 
 def _name(kind: DataType) -> str:

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode
-from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.sources.json import json_rows
 from sqs_lease.spark.sources.s3_events.contents import LINE, JsonDocument
 from sqs_lease.spark.sources.s3_events.notification import S3Object
-from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, Content, ObjectRows
+from sqs_lease.spark.sources.s3_events.object_rows import Content, ObjectRows
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.spark.sources.s3_events.reading import S3Read
 from sqs_lease.spark.sources.schemas import json_schema, notation
@@ -58,8 +57,7 @@ class ExtendedClientSource:
     endpoint_url: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.read, S3Read):
-            object.__setattr__(self, "read", S3Read(**self.read))
+        object.__setattr__(self, "read", S3Read.of(self.read))
 
     @property
     def identity(self) -> str:
@@ -82,24 +80,10 @@ class ExtendedClientSource:
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
-        read = self.read
-        assert isinstance(read, S3Read)  # noqa: S101 - for the types: __post_init__ saw to it
+        read = S3Read.of(self.read)
         store = ObjectStore(read.threads, self.endpoint_url, self.region)
         reader = ObjectRows(store, JsonDocument(), read.threads, locate=pointed_at)
-        rows = (
-            messages.select(batch_file.MESSAGE_ID, batch_file.SENT_AT, batch_file.BODY)
-            .repartition(read.tasks, batch_file.MESSAGE_ID)
-            .mapInArrow(
-                reader,
-                StructType(
-                    [
-                        *(StructField(name, StringType()) for name in (LINE, BUCKET, KEY, VERSION_ID, MESSAGE_ID)),
-                        StructField(SENT_AT, TimestampType()),
-                        StructField(REASON, StringType()),
-                    ]
-                ),
-            )
-        )
+        rows = reader.plan(messages, StructType([StructField(LINE, StringType())]), read.tasks)
         return json_rows(rows, LINE, columns, [MESSAGE_ID, SENT_AT, REASON])
 
 

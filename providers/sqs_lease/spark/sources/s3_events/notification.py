@@ -91,13 +91,13 @@ def key_of(body: str) -> str | Names | None:
         objects = created_objects(body)
     except (NotJsonError, NotANotificationError):
         return None
-    if len(objects) == 1 and not _version(its := objects[0]) and its.tag:
+    if len(objects) == 1 and not version_of(its := objects[0]) and its.tag:
         listed, told = (_hashed(kind, [[its.bucket, its.key, its.tag]]) for kind in ("s3-listed", "s3-told"))
         if its.is_listed:
             return Names(listed, repeats=told, also=told)
         if its.sequencer:
             return Names(_hashed("s3", [[its.bucket, its.key, its.sequencer]]), repeats=listed, also=told)
-    versions = [_version(its) or its.sequencer for its in objects]
+    versions = [version_of(its) or its.sequencer for its in objects]
     if not objects or None in versions:
         return None
     return _hashed("s3", [[its.bucket, its.key, version] for its, version in zip(objects, versions, strict=True)])
@@ -126,7 +126,8 @@ def listed_body(bucket: str, key: str, *, version_id: str | None, tag: str, size
     return json.dumps({"Records": [record]}, separators=(",", ":"))
 
 
-def _version(its: S3Object) -> str | None:
+def version_of(its: S3Object) -> str | None:
+    """The version that is this writing of the key and no other; None where it has none."""
     # Objects that were written while a bucket's versions were suspended all have the version "null".
     return None if its.version_id == "null" else its.version_id
 

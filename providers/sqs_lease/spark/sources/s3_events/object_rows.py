@@ -17,11 +17,13 @@ from datetime import datetime
 from typing import IO, Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
-from sqs_lease.spark.sources.arrow_types import record_batch
+from sqs_lease.spark.sources.arrow_types import nullable, record_batch
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Format
 from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectUnavailableError
@@ -31,6 +33,9 @@ from sqs_lease.spark.sources.sns_envelope import NotANotificationError
 BUCKET: Final = "_s3_bucket"
 KEY: Final = "_s3_key"
 VERSION_ID: Final = "_s3_version_id"
+
+OF_ROWS: Final = (BUCKET, KEY, VERSION_ID, MESSAGE_ID, SENT_AT, REASON)
+"""What each row says besides its contents."""
 
 _IN_MEMORY_BYTES = 2 * 1024 * 1024
 # Small objects are handed on together.
@@ -70,6 +75,25 @@ class ObjectRows:
                 pa.field(SENT_AT, pa.timestamp("us", tz="UTC")),
                 pa.field(REASON, pa.string()),
             ]
+        )
+
+    def plan(self, messages: DataFrame, content: StructType, tasks: int) -> DataFrame:
+        """Have Spark's tasks read the objects of messages.
+
+        Args:
+            messages: As for :meth:`..source.Source.parse`.
+            content: The format's columns, and those of the key.
+            tasks: How many tasks: messages are small, and would otherwise all be one task's.
+
+        Returns:
+            ``content``, then :data:`OF_ROWS`. All may be null.
+        """
+        kinds = {SENT_AT: TimestampType()}
+        own = [StructField(name, kinds.get(name, StringType())) for name in OF_ROWS]
+        return (
+            messages.select(batch_file.MESSAGE_ID, batch_file.SENT_AT, batch_file.BODY)
+            .repartition(tasks, batch_file.MESSAGE_ID)
+            .mapInArrow(self, nullable(StructType([*content.fields, *own])))
         )
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

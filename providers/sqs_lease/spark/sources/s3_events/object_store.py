@@ -112,10 +112,9 @@ class ObjectStore:
         try:
             return self.client.get_object(Bucket=wanted.bucket, Key=wanted.key, **version)["Body"]
         except ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "")
-            if _is_of_the_object(code, error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")):
-                raise ObjectUnavailableError(code) from None
-            raise self._failure(wanted, code) from error
+            if is_of_the_object(error):
+                raise ObjectUnavailableError(code_of(error)) from None
+            raise self._failure(wanted, code_of(error)) from error
         except ParamValidationError:
             raise ObjectUnavailableError("no bucket can have this name, or no object this key") from None
         except BotoCoreError as error:
@@ -128,7 +127,15 @@ class ObjectStore:
         )
 
 
-def _is_of_the_object(code: str, status: int | None) -> bool:
+def code_of(error: ClientError) -> str:
+    """What S3 calls an error."""
+    code: str = error.response.get("Error", {}).get("Code", "")
+    return code
+
+
+def is_of_the_object(error: ClientError) -> bool:
+    """Whether S3 refuses this object, rather than every request."""
+    code, status = code_of(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if code in _OF_EVERY_REQUEST or code.startswith(f"{_OF_ITS_KEY}Throttling"):
         return False
     return code in _OF_THE_OBJECT or code.startswith(_OF_ITS_KEY) or status in _REFUSALS

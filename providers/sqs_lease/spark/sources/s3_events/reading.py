@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -28,3 +30,8 @@ class S3Read:
             raise ValueError("row_tag is empty: name the elements that are records")
         if min(self.threads, self.tasks) < 1:
             raise ValueError("threads and tasks must be at least 1")
+
+    @classmethod
+    def of(cls, given: S3Read | Mapping[str, Any]) -> S3Read:
+        """The same, which may be given as a mapping of some attributes."""
+        return given if isinstance(given, S3Read) else cls(**given)

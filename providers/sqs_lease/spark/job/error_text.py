@@ -1,0 +1,111 @@
+"""What a job says of an error: where it comes from and what kind it is, and nothing that a message's body may say.
+
+Spark hands on what a function of the user's raised, with its whole text, and its own texts quote values of rows. Of
+both only the kind and the place are told. Texts are told of this package's own errors, which quote no body, and of
+errors that are raised before there are any rows.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Final
+
+from pyspark.errors import AnalysisException, PySparkException, PythonException
+
+from sqs_lease.batch_files.manifest import ManifestError
+from sqs_lease.ingestion.spec import SpecError
+from sqs_lease.spark.errors import IngestionError
+from sqs_lease.spark.executors import SPARK_ERRORS
+
+EXPECTED: Final = (IngestionError, ManifestError, SpecError)
+"""Errors whose text is enough."""
+
+_SHOWN_CHARACTERS: Final = 2_000
+_SHOWN_ERRORS: Final = 5
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_FRAME: Final = re.compile(r'^\s+File "([^"]+)", line (\d+), in (.+)$')
+_NOT_THE_USERS: Final = re.compile(r"/(pyspark|sqs_lease|site-packages|dist-packages)[/.]")
+_KIND: Final = re.compile(r"^[\w.]+(?=:|$)")
+# Whose text names no more than a module: executors without this package are the likeliest mistake.
+_TEXT_IS_TOLD: Final = re.compile(r"^(sqs_lease\.[\w.]+|ModuleNotFoundError): ")
+_OF_JAVA: Final = re.compile(r"\b(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)\b")
+_OF_THE_MACHINE: Final = ("Python worker exited unexpectedly", "No space left on device")
+
+
+def one_line(error: Exception) -> str:
+    """Say in one line what went wrong, for whoever started the job."""
+    if isinstance(error, EXPECTED):
+        text = str(error)
+    elif isinstance(error, PythonException) and (raised := _raised_in_worker(str(error))):
+        text = f"{raised} (raised in a Python worker of Spark)"
+    elif isinstance(error, SPARK_ERRORS) and not isinstance(error, AnalysisException):
+        text = " ".join([type(error).__name__, *_kinds(error)])
+    else:
+        # Spark's texts go on for pages with plans.
+        condition = error.getCondition() if isinstance(error, PySparkException) else None
+        text = f"{type(error).__name__} {condition or ''} {str(error).strip().partition(chr(10))[0]}"
+    return " ".join(text.split())[:_SHOWN_CHARACTERS]
+
+
+def trace(error: BaseException) -> str:
+    """Say where an error was raised, and what it was raised for, in the lines of tracebacks without their texts."""
+    lines: list[str] = []
+    told: BaseException | None = error
+    while told is not None:
+        lines += [f"{type(told).__name__} at\n", *traceback.format_tb(told.__traceback__)]
+        if isinstance(told, PythonException):
+            lines += [f"{line}\n" for line in _frames_in_worker(str(told))]
+        told = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
+    return "".join(lines).rstrip()
+
+
+def _raised_in_worker(text: str) -> str | None:
+    """The exception at the end of the last traceback in a text: its kind and its place."""
+    _, found, rest = text.rpartition(_TRACEBACK)
+    if not found:
+        return None
+    frames: list[tuple[str, str, str]] = []
+    for line in rest.splitlines():
+        if match := _FRAME.match(line):
+            frames.append((match[1], match[2], match[3]))
+        elif line.strip() and not line[0].isspace():
+            if _TEXT_IS_TOLD.match(line):
+                return line
+            kind = _KIND.match(line)
+            return f"{kind[0] if kind else 'an exception'}{_place(frames)}"
+    return None
+
+
+def _place(frames: list[tuple[str, str, str]]) -> str:
+    of_the_user = [frame for frame in frames if not _NOT_THE_USERS.search(frame[0])]
+    if not frames:
+        return ""
+    file, line, function = (of_the_user or frames)[-1]
+    return f" at {PurePosixPath(file).name}:{line}, in {function}"
+
+
+def _frames_in_worker(text: str) -> Iterator[str]:
+    within = False
+    for line in text.splitlines():
+        if line == _TRACEBACK:
+            within = True
+            yield line
+        elif within and line.strip() and not line[0].isspace():
+            within = False
+            kind = _KIND.match(line)
+            yield kind[0] if kind else "an exception"
+        elif within:
+            yield line
+
+
+def _kinds(error: Exception) -> Iterator[str]:
+    """Spark's name for an error, and the Java errors and the faults of the machine that its text names."""
+    if isinstance(error, PySparkException) and (condition := error.getCondition()):
+        yield condition
+    text = str(error)
+    names = dict.fromkeys(_OF_JAVA.findall(text))
+    yield from list(names)[:_SHOWN_ERRORS]
+    yield from (f"({sign})" for sign in _OF_THE_MACHINE if sign in text)

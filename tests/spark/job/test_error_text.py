@@ -1,0 +1,112 @@
+"""What a job says of an error has its kind and its place, and nothing that a body may say."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.errors import AnalysisException, PythonException, SparkRuntimeException
+
+from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.job.error_text import one_line, trace
+
+SECRET = "4711"
+
+
+def in_worker(*lines: str) -> str:
+    """What Spark says when a Python worker raised something."""
+    return "\n".join(
+        [
+            "[PYTHON_EXCEPTION] An exception was thrown from the Python worker:",
+            "Traceback (most recent call last):",
+            '  File "/opt/spark/python/lib/pyspark.zip/pyspark/worker.py", line 1, in main',
+            '  File "/opt/site-packages/sqs_lease/spark/sources/parser_source.py", line 2, in _answer',
+            '  File "/app/orders.py", line 3, in parse',
+            "    number = int(body)",
+            "             ^^^^^^^^^",
+            '  File "/opt/site-packages/library/numbers.py", line 4, in int',
+            *lines,
+            "",
+            "JVM stacktrace:",
+            f"org.apache.spark.SparkException: {SECRET}",
+        ]
+    )
+
+
+RAISED_AGAIN = [
+    f"ValueError: invalid literal: {SECRET}",
+    "",
+    "During handling of the above exception, another exception occurred:",
+    "",
+    "Traceback (most recent call last):",
+    '  File "/app/orders.py", line 5, in parse',
+    "orders.UnknownOrderError: order 4711 has",
+    f"no customer {SECRET}",
+]
+OF_A_PACKAGE = f"sqs_lease.spark.sources.parser_source.ParserError: the parser gave no column {SECRET}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([f"ValueError: invalid literal: '{SECRET}'"], "ValueError at orders.py:3, in parse"),
+        (["KeyError"], "KeyError at orders.py:3, in parse"),
+        (RAISED_AGAIN, "orders.UnknownOrderError at orders.py:5, in parse"),
+        ([f"<{SECRET}>"], "an exception at orders.py:3, in parse"),
+        ([OF_A_PACKAGE], OF_A_PACKAGE),
+        (["ModuleNotFoundError: No module named 'orders'"], "ModuleNotFoundError: No module named 'orders'"),
+    ],
+    ids=["text", "no text", "raised again", "no name", "our own", "no module"],
+)
+def test_what_a_python_worker_raised_is_the_error_of_the_job_without_its_text(lines: list[str], said: str) -> None:
+    assert one_line(PythonException(in_worker(*lines))) == f"{said} (raised in a Python worker of Spark)"
+
+
+def test_an_exception_of_which_no_code_of_the_user_is_told_has_the_last_place() -> None:
+    text = 'Traceback (most recent call last):\n  File "/opt/pyspark/worker.py", line 9, in main\nEOFError\n'
+    assert one_line(PythonException(text)) == "EOFError at worker.py:9, in main (raised in a Python worker of Spark)"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TableError("the table is gone"), "the table is gone"),
+        (AnalysisException("there is no table orders\n'Project [*]"), "AnalysisException there is no table orders"),
+        (OSError(28, "No space left on device"), "OSError [Errno 28] No space left on device"),
+        (PythonException(f"nothing is known: {SECRET}"), "PythonException"),
+        (
+            SparkRuntimeException(f"Lost task 1: java.lang.NumberFormatException: For input string: {SECRET}"),
+            "SparkRuntimeException java.lang.NumberFormatException",
+        ),
+        (
+            SparkRuntimeException("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"),
+            "SparkRuntimeException org.apache.spark.SparkException (Python worker exited unexpectedly)",
+        ),
+    ],
+    ids=["our own", "of a plan", "of the driver", "no traceback", "of Java", "of the machine"],
+)
+def test_other_errors(error: Exception, said: str) -> None:
+    assert one_line(error) == said
+
+
+def test_the_trace_has_the_frames_of_driver_and_worker_and_no_text() -> None:
+    def ingest() -> None:
+        try:
+            int(f"the secret {SECRET}")
+        except ValueError as error:
+            raise PythonException(in_worker(*RAISED_AGAIN)) from error
+
+    with pytest.raises(PythonException) as raised:
+        ingest()
+
+    said = trace(raised.value)
+
+    assert SECRET not in said
+    assert [line for line in said.splitlines() if not line.startswith(" ")] == [
+        "PythonException at",
+        "Traceback (most recent call last):",
+        "ValueError",
+        "Traceback (most recent call last):",
+        "orders.UnknownOrderError",
+        "ValueError at",
+    ]
+    assert "in ingest" in said
+    assert '  File "/app/orders.py", line 5, in parse' in said.splitlines()
