@@ -86,6 +86,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
 
     operator_extra_links = (SqsQueueLink(),)
     ui_color = "#d6eaf8"
+    # Derived classes have it too, so that the page of leases finds their tasks.
+    custom_operator_name = "SqsLeaseKeeperOperator"
 
     def __init__(
         self,
