@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, setup, task, task_group, teardown
+from airflow.sdk import DAG, XComArg, setup, task, task_group, teardown
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.serialization.serialized_objects import DagSerialization
 
@@ -46,10 +46,10 @@ def step(value: Any = None) -> Any:
     return value
 
 
-def work_of(dag: DAG) -> list[WorkTask]:
-    keeper = dag.task_dict["orders_keeper"]
+def work_of(dag: DAG, keeper_id: str = "orders_keeper") -> list[WorkTask]:
+    keeper = dag.task_dict[keeper_id]
     assert isinstance(keeper, SqsLeaseKeeperOperator)
-    return work_tasks(dag, keeper.work_task_ids, keeper.receive_task_id)
+    return work_tasks(dag, keeper.work_task_ids, keeper.receive_task_id, keeper.task_id)
 
 
 def test_a_sensor_and_a_keeper_are_put_around_the_work(dag: DAG) -> None:
@@ -401,6 +401,19 @@ def test_a_task_named_like_an_instance_of_a_mapped_one_is_an_error(dag: DAG) -> 
 
     with pytest.raises(ValueError, match="'check_1' is named like an instance of the mapped task 'check'"):
         define()
+
+
+@pytest.mark.parametrize("names", [("check_1", "orders_keeper"), ("orders", "check_1")])
+def test_a_sensor_or_keeper_named_like_an_instance_of_a_mapped_task_is_an_error(
+    dag: DAG, names: tuple[str, str]
+) -> None:
+    sensor_id, keeper_id = names
+    sensor = SqsLeaseSensor(task_id=sensor_id, queue_url=QUEUE)
+    check.expand(message=XComArg(sensor))
+    keeper = SqsLeaseKeeperOperator(task_id=keeper_id, receive_task_id=sensor_id, work_task_ids=["check"])
+    keeper.as_teardown(setups=sensor)
+    with pytest.raises(ValueError, match="'check_1' is named like an instance of the mapped task 'check'"):
+        work_of(dag, keeper_id)
 
 
 def test_more_messages_than_airflow_can_map_over_are_an_error(dag: DAG) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from sqs_lease.airflow.batches.protocol import Stage
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
-from sqs_lease.testing import AuditKind, Fault, MessageState, TransportCall, no_faults
-from tests.airflow.virtual_triggerer import KEEP, LOAD
+from sqs_lease.core.policies import Growing
+from sqs_lease.testing import AuditKind, Fault, MemoryTransport, MessageState, TransportCall, no_faults
+from tests.airflow.virtual_triggerer import KEEP, LOAD, RECEIVE, RUN_ID
 from tests.airflow.watched_queue import OTHER_RUN, RUN, VISIBILITY_SECONDS, WatchedQueue, bodies_of
 
 IN_FLIGHT, VISIBLE = MessageState.IN_FLIGHT, MessageState.VISIBLE
@@ -212,6 +213,39 @@ def test_a_batch_whose_keeper_never_comes_is_released_and_not_received_again_for
         await watcher.cancel()
 
     queue.run(scenario)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_keeper_that_begins_after_its_batch_was_given_back_touches_nobody_elses_lease(
+    queue: WatchedQueue, batches: int
+) -> None:
+    async def scenario() -> None:
+        triggerer = queue.triggerer()
+        policy = Growing(visibility=180.0)
+        watcher = queue.watch(
+            triggerer, max_messages=1, max_unsettled_batches=batches, handoff_timeout=300, policy=policy
+        )
+        queue.send(*"ab"[:batches])
+        taken = await queue.claim(await queue.fired(watcher, batches))
+        queue.states.update({RECEIVE.task_id: "success", KEEP.task_id: "queued"})
+        await asyncio.sleep(310)
+        assert queue.message_states() == [VISIBLE] * batches
+        other = MemoryTransport(queue.sqs, name="other")
+        received = await other.receive(queue.url, max_messages=10, wait_seconds=0, visibility_seconds=900)
+        assert len(received) == batches
+        begun_at = queue.clock.now()
+        keeper = queue.keep(triggerer, taken)
+        await asyncio.sleep(60)
+        queue.states[LOAD.task_id] = "success"
+        await keeper.ended()
+        assert queue.message_states() == [IN_FLIGHT] * batches
+        touched = [entry for entry in queue.sqs.trail().entries() if entry.at >= begun_at and entry.caller != "other"]
+        assert touched == []
+        await watcher.cancel()
+
+    queue.run(scenario)
+    report = queue.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, "lease_report"]
+    assert (report["lost"], report["deleted"]) == (batches, 0)
 
 
 def test_pauses_are_short_again_after_a_keeper_took_a_batch(queue: WatchedQueue) -> None:

@@ -7,8 +7,8 @@ import importlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow import SqsLeaseSensor, SqsLeaseTrigger
-from sqs_lease.airflow.receiving import collector
-from sqs_lease.airflow.receiving.collector import FILTER_SECONDS
+from sqs_lease.airflow.receiving.collector import FILTER_SECONDS, Collector
 from sqs_lease.airflow.receiving.filters import MessageFilter, UnmatchedRule, decode_unmatched, encode_unmatched
 from sqs_lease.airflow.triggers.receive import FAILED_FOR_GOOD, TIMED_OUT
 from sqs_lease.core.failure_rules import backoff, dead_letter, discard, expire, release
@@ -305,14 +304,16 @@ def test_messages_are_held_while_a_slow_filter_looks_at_them(
 ) -> None:
     world = LeasedMessages(supervisor, fifo=fifo)
 
-    async def slowly(threads: Executor, function: Callable[[], Any]) -> Any:
+    in_time = Collector._answers
+
+    async def slowly(*arguments: Any) -> Any:
         await asyncio.sleep(200)  # seven times the visibility timeout
-        return function()
+        return await in_time(*arguments)
 
     async def scenario() -> None:
         triggerer = world.triggerer()
         with monkeypatch.context() as patch:
-            patch.setattr(collector, "in_thread", slowly)
+            patch.setattr(Collector, "_answers", slowly)
             await world.receive(triggerer, filter=only("b", "c"))
         keeping = world.keep(triggerer)
         await asyncio.sleep(100)
@@ -328,11 +329,11 @@ def test_messages_are_held_while_a_slow_filter_looks_at_them(
 def test_messages_on_which_a_filter_gives_no_answer_come_back_and_end_no_wait(
     world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never(threads: Executor, function: Callable[[], Any]) -> Any:
+    async def never(*arguments: Any) -> Any:
         await asyncio.Event().wait()
 
     async def scenario() -> None:
-        monkeypatch.setattr(collector, "in_thread", never)
+        monkeypatch.setattr(Collector, "_answers", never)
         running = await world.receive(world.triggerer(), filter=only("a"), timeout_seconds=60.0)
         assert running.events[0].payload["status"] == TIMED_OUT
         await asyncio.sleep(60)

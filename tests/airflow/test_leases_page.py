@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import httpx
 import pytest
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
 
+from sqs_lease.airflow import SqsLeaseKeeperOperator
 from sqs_lease.airflow.page.site import FILES, NAVIGATION_VIEW, RUN_VIEW, URL_PREFIX, LeasesSite
 from sqs_lease.airflow.plugin import SqsLeasePlugin
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
@@ -122,6 +126,20 @@ def test_the_page_reads_what_the_keeper_writes() -> None:
     assert f'const REPORT = "{REPORT_KEY}";' in text
     assert 'const KEEPER = "SqsLeaseKeeperOperator";' in text
     assert "/lease/" not in text, "the XCom `lease` has the sealed receipt handles"
+
+
+class OwnKeeper(SqsLeaseKeeperOperator):
+    """A keeper of a class of the user's own."""
+
+
+def test_keepers_of_classes_that_users_derive_are_among_those_that_the_page_asks_for() -> None:
+    with DAG("shop", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)) as dag:
+        for keeper in (SqsLeaseKeeperOperator, OwnKeeper):
+            keeper(task_id=keeper.__name__, receive_task_id="orders", work_task_ids=["load"])
+    stored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    # The scheduler writes this name to the column in which `operator_name_pattern` looks.
+    assert {task.operator_name for task in stored.tasks} == {"SqsLeaseKeeperOperator"}
+    assert "operator_name_pattern: KEEPER" in (FILES / "airflow.js").read_text()
 
 
 def test_the_plugin_goes_on_reporting_failures() -> None:

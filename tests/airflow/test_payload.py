@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -287,6 +289,45 @@ def test_an_object_store_is_reached_by_the_connection_in_the_path(
     world.run(scenario)
     assert world.report()["deleted"] == 3
     assert bucket.find("/bucket") == []
+
+
+class HangingFileSystem(MemoryFileSystem):  # type: ignore[misc]
+    """A file system whose server does not answer until the test ends."""
+
+    gate = threading.Event()
+    on_asked: Callable[[], Any]
+    answered = False
+
+    def _open(self, *arguments: Any, **options: Any) -> Any:
+        self.on_asked()
+        self.gate.wait(2)
+        self.answered = True
+        return super()._open(*arguments, **options)
+
+
+def test_a_file_system_that_hangs_holds_up_no_client(world: LeasedMessages) -> None:
+    file_system = HangingFileSystem()
+    store.attach("s3", "lake", fs=file_system)
+
+    async def scenario() -> None:
+        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        file_system.on_asked = lambda: loop.call_soon_threadsafe(asked.set)
+        running = world.triggerer().start(
+            receive_trigger("orders", world.clock, payload="s3://lake@bucket/leases"), RECEIVE
+        )
+        await asked.wait()
+        # As a client does that looks up an address.
+        assert not await asyncio.to_thread(lambda: file_system.answered)
+        file_system.gate.set()
+        await running.ended()
+
+    try:
+        world.run(scenario)
+    finally:
+        file_system.gate.set()
+        del store._STORE_CACHE["s3-lake"]
+        file_system.store.clear()
 
 
 # What work tasks are given

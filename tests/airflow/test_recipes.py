@@ -79,7 +79,7 @@ def test_the_watcher_of_one_run_per_message_receives_the_next_one_when_the_last_
 @pytest.mark.parametrize(("ended", "left"), [("success", {}), ("failed", MessageState.VISIBLE)])
 def test_messages_are_held_while_their_jobs_are_deferred(supervisor: ScriptedComms, ended: str, left: Any) -> None:
     videos = run_recipe("deferrable_jobs")["videos_on_batch"]()
-    (work,) = work_tasks(videos, ["transcode"], "videos")
+    (work,) = work_tasks(videos, ["transcode"], "videos", "videos_keeper")
     assert (work.mapped, work.per_message) == (True, True)
     world = LeasedMessages(supervisor)
 

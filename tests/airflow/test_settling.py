@@ -189,7 +189,8 @@ def test_an_instance_for_one_message_is_concerned_with_that_one_only() -> None:
 
 def test_a_task_named_like_an_instance_of_a_mapped_one_is_found() -> None:
     assert ambiguous_names([CHECK, WorkTask("check_1")]) == ("check", "check_1")
-    assert ambiguous_names([LOAD, WorkTask("load_1")]) is None
+    assert ambiguous_names([CHECK], ["check_1"]) == ("check", "check_1")
+    assert ambiguous_names([LOAD, WorkTask("load_1")], ["load_2"]) is None
     assert ambiguous_names([CHECK, WorkTask("check_all"), WorkTask("checks_1")]) is None
 
 

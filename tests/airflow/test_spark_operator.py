@@ -98,7 +98,7 @@ def test_it_stands_behind_the_sensor_and_its_keeper_reads_what_it_returns(load: 
     assert load.upstream_task_ids == {"orders"}
     keeper = load.dag.task_dict["orders_keeper"]
     assert isinstance(keeper, SqsLeaseKeeperOperator)
-    (work,) = work_tasks(load.dag, keeper.work_task_ids, "orders")
+    (work,) = work_tasks(load.dag, keeper.work_task_ids, "orders", keeper.task_id)
     assert (work.task_id, work.returns, work.per_message) == ("load", True, False)
 
 

@@ -59,7 +59,7 @@ def dag() -> DAG:
 
 def per_message(dag: DAG) -> dict[str, bool]:
     """Which of the work tasks concern one message with each instance."""
-    work = work_tasks(dag, ["check", "chain.first"], "orders")
+    work = work_tasks(dag, ["check", "chain.first"], "orders", "orders_keeper")
     assert all(one.mapped for one in work)
     return {one.task_id: one.per_message for one in work}
 

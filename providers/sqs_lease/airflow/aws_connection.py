@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from botocore.exceptions import NoRegionError
 
+from sqs_lease.airflow.threads import CLIENTS
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.client import client_config
@@ -113,7 +114,7 @@ async def open_transport(connection: AwsConnection) -> RedriveTransport:
     """
     async with asyncio.timeout(CONNECT_SECONDS):
         # Importing the hook, reading the connection and loading the service's model all block.
-        return await asyncio.to_thread(make_transport, connection)
+        return await CLIENTS.run(make_transport, connection)
 
 
 @contextmanager

@@ -212,12 +212,13 @@ def sqs_lease(
         raise ValueError(
             f"the body of sqs_lease({name!r}) in DAG {dag.dag_id!r} has no tasks: its messages would never be settled"
         )
-    _check_work(dag, work_task_ids, sensor)
+    keeper_task_id = f"{name}_keeper"
+    _check_work(dag, work_task_ids, sensor, keeper_task_id)
     of_keeper: dict[str, Any] = {argument: given[argument] for argument in _OF_BOTH_TASKS if argument in given}
     of_keeper |= _NOT_TO_WAIT
     of_keeper |= cast("dict[str, Any]", keeper_arguments or {})
     SqsLeaseKeeperOperator(
-        task_id=f"{name}_keeper",
+        task_id=keeper_task_id,
         receive_task_id=sensor.task_id,
         work_task_ids=work_task_ids,
         on_failure=on_failure,
@@ -235,8 +236,11 @@ def _set_behind(sensor: SqsLeaseSensor | SqsLeaseFromEventOperator, body: list[A
             sensor.set_downstream(task)
 
 
-def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor | SqsLeaseFromEventOperator) -> None:
-    per_message = [task.task_id for task in work_tasks(dag, work_task_ids, sensor.task_id) if task.per_message]
+def _check_work(
+    dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor | SqsLeaseFromEventOperator, keeper_task_id: str
+) -> None:
+    work = work_tasks(dag, work_task_ids, sensor.task_id, keeper_task_id)
+    per_message = [task.task_id for task in work if task.per_message]
     if sensor.payload is not None and (mapped := next(sensor.iter_mapped_dependants(), None)) is not None:
         raise ValueError(f"{mapped.node_id!r} is mapped over {sensor.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
     longest = conf.getint("core", "max_map_length", fallback=1024)

@@ -86,6 +86,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
 
     operator_extra_links = (SqsQueueLink(),)
     ui_color = "#d6eaf8"
+    # Derived classes have it too, so that the page of leases finds their tasks.
+    custom_operator_name = "SqsLeaseKeeperOperator"
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
                 f"task {self.receive_task_id!r} left no lease for {self.task_id!r}: receive_task_id must name an "
                 "SqsLeaseSensor that succeeded in the same run. Clear it with its downstream tasks to receive again"
             )
-        work = work_tasks(self.dag, self.work_task_ids, self.receive_task_id)
+        work = work_tasks(self.dag, self.work_task_ids, self.receive_task_id, self.task_id)
         if not triggers_are_supported():
             on_failure = decode_failure_rule(self.on_failure)
             report = settle_locally(run_of(task_instance), lease["batch_id"], work, on_failure, ordered=self.ordered)

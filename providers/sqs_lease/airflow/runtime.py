@@ -22,6 +22,7 @@ from sqs_lease.airflow.airflow_api.polling import StatePoller
 from sqs_lease.airflow.airflow_api.requests import request_limiter
 from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
 from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
+from sqs_lease.airflow.threads import CLIENTS
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
@@ -223,7 +224,7 @@ def triggerer_keepers() -> TriggererKeepers:
 
 
 async def _load_client_code() -> None:
-    await asyncio.to_thread(load_client_code)
+    await CLIENTS.run(load_client_code)
 
 
 def install(keepers: TriggererKeepers) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from sqs_lease.daemon_threads import DaemonThreads
 from sqs_lease.sqs.client_transport import ClientTransport
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class AiobotocoreTransport(ClientTransport):
         if hasattr(self._given, "meta"):
             return self._given
         is_manager = hasattr(self._given, "__aenter__")
-        making = self._given if is_manager else await asyncio.to_thread(self._given)
+        making = self._given if is_manager else await DaemonThreads(1, "sqs-lease client").run(self._given)
         client = await making.__aenter__()
         self._entered = making
         return client

@@ -118,7 +118,7 @@ class FakeAirflow:
             value = self.xcoms.get((found[1], found[2]))
             return (404, {"detail": "none"}) if value is None else (200, {"value": value, "timestamp": when(-5)})
         assert re.fullmatch(r"/api/v2/dags/[^/]+/dagRuns/[^/]+/taskInstances", path), path
-        assert parameters["operator"] == ["SqsLeaseKeeperOperator"]
+        assert parameters["operator_name_pattern"] == ["SqsLeaseKeeperOperator"]
         wanted = parameters.get("state")
         tasks = [task for task in self.keepers if wanted is None or task["state"] in wanted]
         limit = int(parameters["limit"][0])

@@ -40,7 +40,6 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +53,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.xcom import XCom
+
+from sqs_lease.airflow.threads import AIRFLOW, XCOM_BACKEND
 
 try:
     # In the process that runs triggers, Airflow sets up this one and not the SDK's.
@@ -241,7 +242,7 @@ async def publish(
         serialised = BaseXCom.serialize_value(value, key=key, **place)
     else:
         # A backend of the user's own may write to another service, and blocks while it does.
-        serialised = await asyncio.to_thread(XCom.serialize_value, value, key=key, **place)
+        serialised = await XCOM_BACKEND.run(partial(XCom.serialize_value, value, key=key, **place))
     stored = {**place, "key": key, "value": serialised}
     if mapped_length is not None:
         stored["_mapped_length"] = mapped_length
@@ -404,7 +405,7 @@ async def _deserialised_by_backend(stored: Any) -> Any:
     """The value that a custom XCom backend makes of a stored one; it may read it from another service."""
     try:
         async with asyncio.timeout(BACKEND_SECONDS):
-            return await asyncio.to_thread(XCom.deserialize_value, stored)
+            return await XCOM_BACKEND.run(XCom.deserialize_value, stored)
     except Exception as error:
         # A backend may raise anything; for the trigger it is a missing answer.
         raise CommsError(f"the XCom backend {XCom.__name__} cannot read {stored.key!r}: {error!r}") from error
@@ -435,13 +436,9 @@ async def ask(what: str, method: Callable[..., _T], /, *, for_all_triggers: bool
         raise CommsError(f"asking Airflow about {what} failed: {error!r}") from error
 
 
-_threads: Final = ThreadPoolExecutor(16, thread_name_prefix="sqs-lease asking Airflow")
-"""Used without greenback only: more threads than there are questions at once, each taken until its answer comes."""
-
-
 async def _without_blocking(method: Callable[..., _T], **arguments: Any) -> _T:
     if greenback is None:
-        return await asyncio.get_running_loop().run_in_executor(_threads, partial(method, **arguments))
+        return await AIRFLOW.run(partial(method, **arguments))
     return await greenback.with_portal_run_sync(method, **arguments)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
-from sqs_lease.airflow.batches.protocol import BatchEvent, BatchRegistry, Claim, Claimant, Stage
+from sqs_lease.airflow.batches.protocol import REGISTERED_AT, BatchEvent, BatchRegistry, Claim, Claimant, Stage
 from sqs_lease.airflow.transfer.payload import BatchValue
 from sqs_lease.clock import Clock
 
@@ -122,4 +122,4 @@ class Claiming:
         if messages is None or lease is None:
             logger.warning("Leaving out batch %s: it was given back just now", batch_id)
             return
-        self._taken[batch_id] = ClaimedBatch(messages, lease)
+        self._taken[batch_id] = ClaimedBatch(messages, {**lease, REGISTERED_AT: asdict(self._place)})

@@ -150,7 +150,6 @@ class _OpenBatch:
     reminder: Reminder
     handoff: asyncio.Task[None] | None = None
     given_up: bool = False
-    given_back: bool = False
     inline_bytes: int = 0  # what its messages add to the value of the run that takes it; 0 in files
     stored_messages: int = 0
     stored_deadline: float = 0.0
@@ -381,7 +380,7 @@ class OpenBatches:
         if self._waiting() and (claim := Claim.decode(await self._state.get(self.place.claim))) is not None:
             await self._give_away(claim)
         await self._end_what_nobody_claimed()
-        await self._end_handoffs()
+        self._end_handoffs()
         if now - self._work_looked_at >= WORK_LOOK_SECONDS:
             self._work_looked_at = now
             await self._end_what_was_settled()
@@ -418,8 +417,19 @@ class OpenBatches:
         await self._show()
 
     def _hand_off(self, batch: _OpenBatch, shared: SharedBatch, claimant: Claimant) -> None:
+        async def releasing() -> None:
+            self._open.pop(batch.entry.batch_id, None)
+            self._unused(f"{claimant} claimed batch {batch.entry.batch_id}, but its keeper never came")
+            try:
+                # Gone from the registry before it is released: a keeper that begins all the same knows by that.
+                if await self.is_served():
+                    await self._show()
+            except CommsError as error:
+                logger.warning("That batch %s is given back cannot be written: %s", batch.entry.batch_id, error)
+
         async def released() -> None:
-            batch.given_back = True
+            self._fewer.set()
+            await self._delete_stored(batch)
 
         batch.handoff = HandOff(
             self.keepers,
@@ -428,6 +438,7 @@ class OpenBatches:
             claimant.keeper,
             self.handoff_timeout_seconds,
             released=released,
+            releasing=releasing,
         ).start()
 
     async def _end_what_nobody_claimed(self) -> None:
@@ -462,19 +473,15 @@ class OpenBatches:
         await self._delete_stored(batch)
         self._fewer.set()
 
-    async def _end_handoffs(self) -> None:
+    def _end_handoffs(self) -> None:
         for batch in list(self._open.values()):
             if batch.handoff is None or not batch.handoff.done() or batch.held is None:
                 continue
             batch.held = None
-            if batch.given_back:
-                await self._end(batch)
-                self._unused(f"{batch.entry.claimant} claimed batch {batch.entry.batch_id}, but its keeper never came")
-            else:
-                batch.entry = replace(batch.entry, stage=Stage.AT_WORK)
-                # Its files, if it has any, are the keeper's now.
-                self._delete_keys(batch.entry.batch_id)
-                self._pause.used()
+            batch.entry = replace(batch.entry, stage=Stage.AT_WORK)
+            # Its files, if it has any, are the keeper's now.
+            self._delete_keys(batch.entry.batch_id)
+            self._pause.used()
 
     def _unused(self, why: str) -> None:
         seconds = self._pause.unused(self.keepers.clock.now())

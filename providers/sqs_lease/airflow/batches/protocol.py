@@ -27,6 +27,9 @@ from sqs_lease.airflow.airflow_api.requests import RunOfTask
 EVENT_KIND: Final = "sqs-lease batch"
 """What the payloads of our events are known by, among other events of the asset."""
 
+REGISTERED_AT: Final = "registered_at"
+"""The key of a lease as plain values that says where the registry is that has its batch until that has ended."""
+
 _READABLE_CHARACTERS: Final = 80
 
 

@@ -24,6 +24,7 @@ from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.queues.queue_task import TRIGGERER_MARGIN, QueueTask, QueueTrigger
 from sqs_lease.airflow.queues.worker_calls import WorkerCalls
 from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers
+from sqs_lease.airflow.threads import CLIENTS
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
@@ -320,7 +321,7 @@ class SqsQueueDepthTrigger(QueueTrigger):
             with _translate_cloudwatch_errors(attributes.arn):
                 if self._cloudwatch is None:
                     # Importing the hook, reading the connection and loading the service's model all block.
-                    making = await asyncio.to_thread(cloudwatch_client, self.connection, attributes.arn)
+                    making = await CLIENTS.run(cloudwatch_client, self.connection, attributes.arn)
                     self._cloudwatch = await clients.enter_async_context(making)
                 return _depth(attributes, await _newest_age(self._cloudwatch, attributes.arn, clock))
         except SqsError:

@@ -16,8 +16,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -38,6 +36,7 @@ from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backof
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_failure_rule
+from sqs_lease.daemon_threads import DaemonThreads
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.receiver import Receiver, Reception
@@ -56,18 +55,12 @@ They are held meanwhile. One that waits for ever, for a server that does not ans
 """
 
 FILTERS_AT_ONCE: Final = 4
-"""So many receives of one queue are looked at at once, each in a thread of its own.
-
-Not in the event loop's default threads: those are few and serve all triggers, whose clients look up addresses in them,
-so that a filter that blocks would stop the extension of every lease.
-"""
+"""So many receives of one queue are looked at at once, each in a thread of its own."""
 
 _SLOW_RELEASE: Final = backoff()
 """How unusable messages are given back at the earliest: after 10 s, 20 s, ... up to 15 minutes."""
 
 _CANNOT_BE_USED: Final = "cannot be used, or wait for one of those"
-
-_T = TypeVar("_T")
 
 _NAMED_IN_LOG: Final = 5
 """How many messages one line of the log names."""
@@ -113,6 +106,7 @@ class Collector:
         open_receiver: Callable[[], Receiver],
         policy: RenewalPolicy,
         matches: Matcher | None,
+        threads: DaemonThreads,
         clock: Clock,
     ) -> None:
         self._receiver = open_receiver()
@@ -121,6 +115,7 @@ class Collector:
         self._options = options
         self._open_receiver = open_receiver
         self._matches = matches
+        self._threads = threads
         self._unmatched_rule: UnmatchedRule = (
             expire() if options.unmatched is None else decode_unmatched(options.unmatched)
         )
@@ -150,9 +145,10 @@ class Collector:
         visibility_seconds = math.ceil(policy.visibility_seconds)
         open_receiver = partial(Receiver, transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
         matches = None
+        threads = DaemonThreads(FILTERS_AT_ONCE, "sqs-lease filter")
         if options.filter is not None:
-            matches = await asyncio.to_thread(MessageFilter(**options.filter).matcher)
-        return cls(options, open_receiver, policy, matches, clock)
+            matches = await threads.run(MessageFilter(**options.filter).matcher)
+        return cls(options, open_receiver, policy, matches, threads, clock)
 
     async def collect(self, keeper: Keeper, batch: Batch, wait_until: float, *, most_bytes: int | None = None) -> bool:
         """Receive until something is in the batch, or the time is up.
@@ -173,10 +169,9 @@ class Collector:
             SqsError: Nothing can be received.
         """
         aside = keeper.open_batch(self.queue_url, policy=self.policy)
-        threads = ThreadPoolExecutor(FILTERS_AT_ONCE, thread_name_prefix="sqs-lease filter")
 
         def on_received(reception: Reception) -> None:
-            self._received(keeper, reception, batch, aside, threads)
+            self._received(keeper, reception, batch, aside)
 
         try:
             while not self._stopped:
@@ -204,7 +199,6 @@ class Collector:
                 await asyncio.wait(self._settling, timeout=LAST_SETTLEMENTS_SECONDS)
             keeper.drop(aside)
             self._log_unusable()
-            threads.shutdown(wait=False)
 
     async def settle_refused(self, batch: Batch, refused: Collection[str]) -> None:
         """Settle messages of a batch that Airflow refused by themselves, as those that it is known to refuse.
@@ -223,11 +217,11 @@ class Collector:
         self._stopped = True
         self._receiver.stop()
 
-    def _received(self, keeper: Keeper, reception: Reception, batch: Batch, aside: Batch, threads: Executor) -> None:
+    def _received(self, keeper: Keeper, reception: Reception, batch: Batch, aside: Batch) -> None:
         if self._matches is None:
             self._take(partial(_hold, reception), reception.messages, batch, aside, {})
         else:
-            sorting = self._sort(self._matches, keeper, reception, batch, aside, threads)
+            sorting = self._sort(self._matches, keeper, reception, batch, aside)
             task = asyncio.get_running_loop().create_task(sorting)
             self._sorting.add(task)
             task.add_done_callback(self._sorting.discard)
@@ -239,7 +233,6 @@ class Collector:
         reception: Reception,
         batch: Batch,
         aside: Batch,
-        threads: Executor,
     ) -> None:
         # Held meanwhile: a user's function may take longer than the visibility timeout lasts.
         unsorted = keeper.open_batch(self.queue_url, policy=self.policy)
@@ -248,9 +241,7 @@ class Collector:
         answers: Sequence[bool | str]
         try:
             async with asyncio.timeout(FILTER_SECONDS):
-                answers = await in_thread(
-                    threads, lambda: [_answer(matches, message) for message in reception.messages]
-                )
+                answers = await self._answers(matches, reception.messages)
         except TimeoutError:
             # The thread goes on; what it finds is not waited for.
             late = f"message_filtering gave no answer within {FILTER_SECONDS:g} s"
@@ -268,6 +259,9 @@ class Collector:
                 message.receipt: self._settlement(self._unmatched_rule, message, reason) for message in others
             }
             self._settle_aside(hold, others, settlements, aside, "do not match")
+
+    async def _answers(self, matches: Matcher, messages: Sequence[Message]) -> Sequence[bool | str]:
+        return await self._threads.run(lambda: [_answer(matches, message) for message in messages])
 
     def _take(
         self,
@@ -388,12 +382,6 @@ def _hold_on(
         batch.adopt([held[message.receipt] for message in messages], messages)
     else:
         _hold(reception, batch, messages)
-
-
-async def in_thread(threads: Executor, call: Callable[[], _T]) -> _T:
-    """Make a call in one of some threads, in the caller's context."""
-    context = copy_context()
-    return await asyncio.get_running_loop().run_in_executor(threads, lambda: context.run(call))
 
 
 def _answer(matches: Matcher, message: Message) -> bool | str:

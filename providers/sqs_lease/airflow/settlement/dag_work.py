@@ -15,16 +15,18 @@ from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, mapped_over
 from sqs_lease.airflow.settlement.rules import WorkTask, ambiguous_names
 
 
-def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str) -> list[WorkTask]:
+def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str, keeper_task_id: str) -> list[WorkTask]:
     """Describe the work tasks of a lease.
 
     Args:
         dag: The DAG, as parsed.
         task_ids: The work tasks.
         receive_task_id: The sensor whose messages they work on.
+        keeper_task_id: The keeper of the lease.
 
     Raises:
-        ValueError: No task is named, one is not in the DAG, or the states of two cannot be told apart.
+        ValueError: No task is named, one is not in the DAG, or the states of two tasks of the lease cannot be told
+            apart.
     """
     work = []
     for task_id in task_ids:
@@ -36,7 +38,7 @@ def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str) -> list[
             f"the lease {receive_task_id!r} of DAG {dag.dag_id!r} has no work tasks: "
             "its messages would never be settled"
         )
-    if (pair := ambiguous_names(work)) is not None:
+    if (pair := ambiguous_names(work, (receive_task_id, keeper_task_id))) is not None:
         mapped, other = pair
         raise ValueError(
             f"in DAG {dag.dag_id!r} the task {other!r} is named like an instance of the mapped task {mapped!r}, "

@@ -28,6 +28,7 @@ from airflow.sdk.definitions.callback import AsyncCallback
 
 from sqs_lease.airflow.airflow_api.requests import DAG_FILE_MODULE, RunOfTask
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Settled
+from sqs_lease.daemon_threads import DaemonThreads
 from sqs_lease.keeper.batch import Batch
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class LostLeases:
     async def _import(self, path: str) -> None:
         try:
             # In a thread, because the import runs a module of the user's.
-            await asyncio.to_thread(resolve_name, path)
+            await DaemonThreads(1, "sqs-lease on_lost").run(resolve_name, path)
         except Exception as error:  # noqa: BLE001 - a module may raise anything
             logger.warning(
                 "The on_lost callback %s cannot be imported in this triggerer (%s: %s), so it will not be called: "

@@ -16,7 +16,9 @@ The rules:
 - A message is *deleted* when every task instance that concerns it is done (``success`` or ``skipped``), at
   least one of them with success, and none failed it. So a task that runs whatever happened (``all_done``,
   ``one_failed``) never turns a failed message into a successful one.
-- A message whose work was skipped altogether is *released*: nothing failed, and nothing was done either.
+- A message whose work was skipped altogether is *released*: nothing failed, and nothing was done either. So it is
+  where all instances of a mapped task are ``removed``: a cleared run had nothing to map over after it had something
+  before, or the task was taken out of the DAG, and then its work was not done.
 - Everything else is held.
 
 How the return value and the ids of ``MessageFailed`` are read says :mod:`sqs_lease.core.failure_rules`.
@@ -42,6 +44,8 @@ SUCCESS: Final = "success"
 FAILED: Final = "failed"
 _SKIPPED: Final = "skipped"
 _REMOVED: Final = "removed"
+_OVER_NOTHING: Final = "removed, all instances"
+"""Not a state of Airflow's: of a task that had instances before its run was cleared, and has none now."""
 _NEVER_TO_BE_DONE: Final = frozenset({"upstream_failed", _REMOVED})
 _ENDED_STATES: Final = _NEVER_TO_BE_DONE | {SUCCESS, FAILED, _SKIPPED}
 
@@ -121,13 +125,14 @@ def concerned(task: WorkTask, map_index: int, message_ids: Sequence[str], states
     return message_ids
 
 
-def ambiguous_names(work: Iterable[WorkTask]) -> tuple[str, str] | None:
+def ambiguous_names(work: Iterable[WorkTask], others: Iterable[str] = ()) -> tuple[str, str] | None:
     """Return a mapped task and another whose id reads like one of its instances (``check`` and ``check_1``), if any.
 
+    The other one may be of the work or of ``others``.
     Airflow's answer has one key for both, so nobody could tell their states apart.
     """
     tasks = list(work)
-    ids = {task.task_id for task in tasks}
+    ids = [*others, *(task.task_id for task in tasks)]
     for task in tasks:
         if task.mapped:
             for other in ids:
@@ -220,7 +225,7 @@ class Judgement:
                 fail[position] = failure
             elif standing.pending:
                 continue
-            elif standing.succeeded:
+            elif standing.succeeded and not standing.over_nothing:
                 delete.append(position)
             else:
                 release.append(position)
@@ -283,6 +288,7 @@ class _Standing:
     never_done: Failure | None = None
     pending: bool = False
     succeeded: bool = False
+    over_nothing: bool = False
 
 
 class _Ended:
@@ -301,6 +307,8 @@ class _Ended:
         """Take in one instance; ``alone``: it concerns one message."""
         if state in _NEVER_TO_BE_DONE:
             standing.never_done = standing.never_done or Failure(f"task {_shown(key)} ended as {state}")
+        elif state == _OVER_NOTHING:
+            standing.over_nothing = True
         elif state == FAILED:
             self._failed(key, standing, alone=alone)
         elif state == SUCCESS:
@@ -350,7 +358,8 @@ def _has_all_instances(task: WorkTask, messages: int, states: TaskStates) -> boo
 def _instances(task: WorkTask, states: TaskStates) -> Iterable[tuple[InstanceKey, str | None]]:
     """All instances of a task that the answer knows; a task without any is no longer part of the run.
 
-    Removed instances are left out, unless there are no others.
+    Removed instances are left out, unless there are no others. Then a cleared run mapped the task over nothing, which a
+    task that is mapped over the messages themselves never is; or the task was taken out of the DAG.
     """
     found: dict[InstanceKey, str | None] = {}
     if task.task_id in states:
@@ -361,7 +370,8 @@ def _instances(task: WorkTask, states: TaskStates) -> Iterable[tuple[InstanceKey
             if key.startswith(prefix) and key[len(prefix) :].isdecimal():
                 found[task.task_id, int(key[len(prefix) :])] = state
     there = {key: state for key, state in found.items() if state != _REMOVED}
-    return (there or {(task.task_id, UNMAPPED): _REMOVED}).items()
+    may_be_over_nothing = bool(found) and task.task_id not in states and (task.chained or not task.per_message)
+    return (there or {(task.task_id, UNMAPPED): _OVER_NOTHING if may_be_over_nothing else _REMOVED}).items()
 
 
 def _state_of_missing(task: WorkTask, states: TaskStates) -> str | None:

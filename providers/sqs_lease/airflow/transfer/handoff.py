@@ -13,7 +13,7 @@ batch that it still owns, by the state of the keeper's task:
 
 A batch that a trigger took over is never released here: the leases may be another process's by then, and releasing
 them would give messages away that it holds. And a keeper that begins after its batch was released finds a note that it
-was (:func:`note_end`), so that it does the same.
+was (:func:`note_end`), or finds it in no registry any more, so that it does the same.
 
 The task that received it says whether the batch is still wanted. When that task was cleared, it receives again, and no
 keeper will ever take this batch: it is released at once, so that the new try gets its messages.
@@ -101,6 +101,7 @@ class HandOff:
         shared: The batch; its creator gives up ownership here.
         keeper_task: The task whose trigger is to take the batch.
         timeout_seconds: The hand-off timeout.
+        releasing: Called before the batch is released, to write down that it is.
         released: Called after the batch was released, when nobody needs anything that was stored with it.
         receive_task: The task that received, if clearing it means that the batch is no longer wanted; None
             also writes no notes.
@@ -119,12 +120,14 @@ class HandOff:
         receive_task: RunOfTask | None = None,
         progress: Callable[[], Progress] | None = None,
         messages: int = 0,
+        releasing: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._keepers = keepers
         self._batch_id = batch_id
         self._shared = shared
         self._keeper_task = keeper_task
         self._timeout_seconds = timeout_seconds
+        self._releasing = releasing
         self._released = released
         self._receive_task = receive_task
         self._messages = messages
@@ -307,6 +310,8 @@ class HandOff:
         self._keepers.batches.pop(self._batch_id, None)
         if self._receive_task is not None and not self._is_cleared:
             await note_end(self._receive_task, self._batch_id, self._messages, self._progress())
+        if self._releasing is not None:
+            await self._releasing()
         await self._shared.batch.release_all()
         self._forget("it was released")
         if self._released is not None:

@@ -18,7 +18,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -27,6 +26,7 @@ from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, NoAnswerError, RunOfTask, pull
 from sqs_lease.airflow.provider_info import CONFIG_SECTION, PAYLOAD_OPTION
+from sqs_lease.airflow.threads import FILES
 from sqs_lease.airflow.transfer.lease import LEASES_URI, MANIFEST_URI, HandedLease, seal_leases
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message, plain_attributes
@@ -367,7 +367,7 @@ async def in_thread(call: Callable[..., _T], *arguments: Any) -> _T:
     """
     try:
         async with asyncio.timeout(STORAGE_SECONDS):
-            return await asyncio.to_thread(partial(call, *arguments))
+            return await FILES.run(call, *arguments)
     except TimeoutError:
         raise PayloadError(f"the store of the batch's files did not answer within {STORAGE_SECONDS:g} s") from None
 

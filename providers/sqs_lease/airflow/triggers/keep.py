@@ -43,6 +43,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     task_states,
     triggerer_deletes_variables,
 )
+from sqs_lease.airflow.batches.given_back import given_back_positions
 from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
 from sqs_lease.airflow.runtime import (
     DEFERRAL_SECONDS,
@@ -466,6 +467,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         # No trigger of this task has held it: the one that received it may have extended it for long. Or a try before
         # has given it back.
         progress = await read_progress(self._receiving(task), handed.batch_id) or Progress()
+        given_back = dict.fromkeys(await given_back_positions(self.lease), Outcome.LOST)
+        progress = replace(progress, settled={**given_back, **progress.settled})
         if self.tried_before and not progress.settled:
             return await self._settled_by_its_work(task, handed)
         return progress

@@ -1,6 +1,6 @@
 // Reads Airflow's public REST API with the session of the user who looks at the page.
 
-/** The operator whose tasks keep batches. */
+/** The name that Airflow shows of the operator whose tasks keep batches, and of classes derived from it. */
 const KEEPER = "SqsLeaseKeeperOperator";
 
 /** Keepers in these states have, or will have, a batch to keep. */
@@ -84,7 +84,7 @@ export class Airflow {
 
   #keepers(dagId, runId, parameters) {
     const path = `dags/${encodeURIComponent(dagId)}/dagRuns/${encodeURIComponent(runId)}/taskInstances`;
-    return this.#get(path, { operator: KEEPER, ...parameters });
+    return this.#get(path, { operator_name_pattern: KEEPER, ...parameters });
   }
 
   async #figuresOf(tasks) {
