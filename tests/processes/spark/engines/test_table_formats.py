@@ -13,7 +13,7 @@ TESTS = "tests/processes/spark/engines/table_formats"
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_native_delta_and_iceberg_pass_their_tests_on_a_spark_that_has_jars() -> None:
     # The first time it downloads some 600 MB: that Spark, and the jars.
     subprocess.run([ROOT / "requirements/environment.sh", "table-formats"], check=True, cwd=ROOT)
