@@ -46,7 +46,6 @@ CONFIGURATIONS: Final = (
     _defines(TIMEOUTS=1, CRASHES=1),
     _defines(TIMEOUTS=1, KEEPER_CLEARS=1),
     RUN_CLEAR,
-    _defines(RUN_CLEARS=1, CRASHES=1, MESSAGES=1),
 )
 """Each is searched for all of its states."""
 
@@ -54,7 +53,6 @@ RULES: Final = (
     Rule("NOTE_BEFORE_THE_CALL", CRASH),
     Rule("WAITING_FOR_EXTENSIONS", NOTHING),
     Rule("WAITING_AFTER_A_TAKEOVER", NOTHING),
-    Rule("SETTLING_ONLY_WHILE_DEFERRED", RUN_CLEAR),
     Rule("RELEASING_ONCE", NOTHING),
     Rule("MARGIN_FOR_A_RELEASE", NOTHING),
     Rule("KEEPING_WHAT_LAPSED", CRASH),

@@ -470,14 +470,8 @@ inline wake(t) {
   (!TOOK_OVER(b, t) || (!IS_UP(OTHER(t)) || ROLE(b, OTHER(t)) == NOTHING) && !EXTENDS(b, OTHER(t)))
 #endif
 
-#ifdef WITHOUT_SETTLING_ONLY_WHILE_DEFERRED
-#define IS_DEFERRED 1
-#else
-#define IS_DEFERRED (keeper == DEFERRED)
-#endif
-
 #define MAY_SETTLE(b, t) \
-  (IS_UP(t) && !quiet[t] && ROLE(b, t) == KEEPS && IS_DEFERRED && HAS_WAITED(b, t))
+  (IS_UP(t) && !quiet[t] && ROLE(b, t) == KEEPS && keeper == DEFERRED && HAS_WAITED(b, t))
 
 /* ---------------------------------------------------------------- a triggerer: triggers and the hand-off */
 
