@@ -9,7 +9,7 @@ AGAINST ?= HEAD~1
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures release lint format simulate fuzz-ingestion benchmark benchmark-peers requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures release lint format simulate model fuzz-ingestion benchmark benchmark-peers requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ format: setup ## format the code and repair what ruff can repair
 
 simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
 	@$(PYTHON_ENVIRONMENT)/python -m tests.simulation --seeds $(SEEDS)
+
+model: setup ## search all states of the protocol's model, with all rules and without each (apt install spin gcc); see docs/model.md
+	@$(PYTHON_ENVIRONMENT)/python -m tests.model
 
 fuzz-ingestion: setup ## ingest BODIES=10000 random messages from every source into every table; SEED=7 repeats a run; an hour
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m tests.spark.fuzz --bodies $(BODIES) $(if $(SEED),--seed $(SEED))

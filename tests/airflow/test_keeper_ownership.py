@@ -238,6 +238,31 @@ def test_a_keeper_that_is_cleared_with_failed_work_leaves_alone_what_was_release
     assert world.message_states() == ALL_HELD
 
 
+def test_a_keeper_that_begins_again_where_it_was_received_does_not_hold_what_another_triggerer_gives_back(
+    world: LeasedMessages,
+) -> None:
+    """It is marked right after a takeover that the one that received has not read of, and cleared at once."""
+
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first, Fixed(visibility=30, every=1))
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(120)
+        running = world.keep(world.triggerer("second"))
+        await asyncio.sleep(0.2)
+        async with another_consumer(world):
+            world.states[KEEP.task_id] = "failed"
+            ending = asyncio.create_task(running.cancel(USER_ACTION))
+            await asyncio.sleep(0.2)
+            forget_tries(world)
+            world.keep(first, tried_before=True)
+            await ending
+            await asyncio.sleep(60)
+
+    world.run(scenario)
+    assert not extended_after_release(world)
+
+
 def forget_tries(world: LeasedMessages) -> None:
     """As Airflow does when the keeper's next try begins."""
     for key in [key for key in world.supervisor.xcoms if key[1] == KEEP.task_id]:

@@ -191,4 +191,4 @@ def test_progress_is_written_once_for_what_is_settled_together(many: LeasedMessa
         await running.ended()
 
     many.run(scenario)
-    assert many.supervisor.count(SetXCom) == 2  # and the report
+    assert many.supervisor.count(SetXCom) == 3  # and the report, and that the batch ended

@@ -46,6 +46,7 @@ PARTS: Final = {
         "tests/demo",
         "tests/docker",
         "tests/docs",
+        "tests/model",
         "tests/suite",
     ),
 }

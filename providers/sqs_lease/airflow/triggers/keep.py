@@ -380,6 +380,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         leases = from_wall_time(handed.leases, keepers.clock)
         progress = Progress(batch_id=handed.batch_id)
         batch = keepers.claim(handed.batch_id, self, self._happened)
+        if batch is not None and self.tried_before and await self._has_ended(task, handed):
+            # The try before took it to another process, which gives it back; this one had not read of that.
+            keepers.remove(handed.batch_id, batch)
+            batch = None
         if batch is not None:
             logger.info("Keeping %d messages of %s", len(leases), handed.queue_url)
             if self._losses is not None:
@@ -423,6 +427,15 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             signals=signals,
             ordered=self.ordered,
         )
+
+    async def _has_ended(self, task: RunOfTask, handed: HandedLease) -> bool:
+        """Whether the note of its end is there, see :func:`note_end`."""
+        try:
+            note = await read_progress(self._receiving(task), handed.batch_id)
+        except CommsError as error:
+            logger.warning("Whether the batch was given back before cannot be read; keeping it: %s", error)
+            return False
+        return note is not None and len(note.settled) == len(handed.leases)
 
     def _signals(self, task: RunOfTask) -> FailureSignals | None:
         if not conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True):
