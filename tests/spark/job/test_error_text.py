@@ -1,12 +1,13 @@
-"""What a job says of an error has its kind and its place, and nothing that a body may say."""
+"""What a job says of an error has its kind, its place and its text, and no word of a body."""
 
 from __future__ import annotations
 
 import pytest
 from pyspark.errors import AnalysisException, PythonException, SparkRuntimeException
 
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.job.error_text import one_line, trace
+from sqs_lease.spark.job.error_text import note_what_was_raised, one_line, trace
 
 SECRET = "4711"
 
@@ -58,6 +59,41 @@ OF_A_PACKAGE = f"sqs_lease.spark.sources.parser_source.ParserError: the parser g
 )
 def test_what_a_python_worker_raised_is_the_error_of_the_job_without_its_text(lines: list[str], said: str) -> None:
     assert one_line(PythonException(in_worker(*lines))) == f"{said} (raised in a Python worker of Spark)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("the model file is missing", "the model file is missing"),
+        ("could not convert string to float: '4711'", "could not convert string to float: '…'"),
+        ("no flight of Ann Müller in {'carrier': 'UA'}", "no flight of … … in {'…': '…'}"),
+        ("what is 1234567?", "what is …?"),
+        ("cut short: 123456", "cut short: …"),
+        ("tenant blue is unknown", "tenant … is unknown"),
+    ],
+    ids=["nothing quoted", "a number", "several words", "a word within", "a part of a word", "an attribute"],
+)
+def test_the_text_of_what_a_function_raised_is_told_without_the_words_of_messages(text: str, said: str) -> None:
+    bodies = ('{"id": 4711, "carrier": "UA", "by": "Ann"}', '{"by": "M\\u00fcller", "card": "1234567890"}')
+    tenant = {"tenant": {"DataType": "String", "StringValue": "blue"}}
+    messages = [Message(Receipt("m", "handle"), body, message_attributes=tenant) for body in bodies]
+    error = PythonException(in_worker(f"ValueError: {text}"))
+
+    note_what_was_raised(error, messages)
+
+    assert one_line(error) == f"ValueError at orders.py:3, in parse: {said} (raised in a Python worker of Spark)"
+
+
+@pytest.mark.parametrize(
+    "lines", [["KeyError"], [f"<{SECRET}>: 1"], [OF_A_PACKAGE]], ids=["none", "no name", "our own"]
+)
+def test_no_text_is_told_where_there_is_none_or_it_is_told_already(lines: list[str]) -> None:
+    error = PythonException(in_worker(*lines))
+    before = one_line(error)
+
+    note_what_was_raised(error, [])
+
+    assert one_line(error) == before
 
 
 def test_an_exception_of_which_no_code_of_the_user_is_told_has_the_last_place() -> None:

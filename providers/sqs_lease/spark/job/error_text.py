@@ -1,21 +1,23 @@
-"""What a job says of an error: where it comes from and what kind it is, and nothing that a message's body may say.
+"""What a job says of an error: where it comes from, what kind it is, and no word of a message's body.
 
-Spark hands on what a function of the user's raised, with its whole text, and its own texts quote values of rows. Of
-both only the kind and the place are told. Texts are told of this package's own errors, which quote no body, and of
-errors that are raised before there are any rows.
+Spark hands on what a function of the user's raised, with its whole text, which may quote a body: it is told without the
+words that stand in the batch's messages (:func:`note_what_was_raised`). Spark's own texts quote values of rows, so only
+the kind of those is told. Texts are told whole of this package's own errors, which quote no body, and of errors that
+are raised before there are any rows.
 """
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 from pyspark.errors import AnalysisException, PySparkException, PythonException
 
 from sqs_lease.batch_files.manifest import ManifestError
+from sqs_lease.core.messages import Message
 from sqs_lease.ingestion.spec import SpecError
 from sqs_lease.spark.errors import IngestionError
 from sqs_lease.spark.executors import SPARK_ERRORS
@@ -31,6 +33,11 @@ _NOT_THE_USERS: Final = re.compile(r"/(pyspark|sqs_lease|site-packages|dist-pack
 _KIND: Final = re.compile(r"^[\w.]+(?=:|$)")
 # Whose text names no more than a module: executors without this package are the likeliest mistake.
 _TEXT_IS_TOLD: Final = re.compile(r"^(sqs_lease\.[\w.]+|ModuleNotFoundError): ")
+_WORD: Final = re.compile(r"\w+")
+_SHORT_WORD: Final = 3
+"""Longest word that is left out only where it is a word of a message, and not within one: "no" is in "north"."""
+_LEFT_OUT: Final = "…"
+_ESCAPED: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 _OF_JAVA: Final = re.compile(r"\b(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)\b")
 _OF_THE_MACHINE: Final = ("Python worker exited unexpectedly", "No space left on device")
 
@@ -40,7 +47,8 @@ def one_line(error: Exception) -> str:
     if isinstance(error, EXPECTED):
         text = str(error)
     elif isinstance(error, PythonException) and (raised := _raised_in_worker(str(error))):
-        text = f"{raised} (raised in a Python worker of Spark)"
+        said = "".join(f": {note}" for note in getattr(error, "__notes__", ()))
+        text = f"{raised}{said} (raised in a Python worker of Spark)"
     elif isinstance(error, SPARK_ERRORS) and not isinstance(error, AnalysisException):
         text = " ".join([type(error).__name__, *_kinds(error)])
     else:
@@ -48,6 +56,43 @@ def one_line(error: Exception) -> str:
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         text = f"{type(error).__name__} {condition or ''} {str(error).strip().partition(chr(10))[0]}"
     return " ".join(text.split())[:_SHOWN_CHARACTERS]
+
+
+def note_what_was_raised(error: PythonException, messages: Iterable[Message]) -> None:
+    """Add a note to what was raised in a Python worker: its text, without the words that stand in the batch's messages.
+
+    The first line of the text only. What a function decoded before it quoted it (base64, a compressed body, an object
+    in S3) is not recognised.
+
+    Args:
+        error: The error. Nothing is added where there is no text, or where the whole text is told already.
+        messages: Those of the batch.
+    """
+    last = _last_line(str(error))
+    text = "" if last is None or _TEXT_IS_TOLD.match(last) or not _KIND.match(last) else last.partition(": ")[2].strip()
+    if text:
+        in_messages = _words_in(messages, frozenset(_WORD.findall(text)))
+        error.add_note(_WORD.sub(lambda word: _LEFT_OUT if word[0] in in_messages else word[0], text))
+
+
+def _words_in(messages: Iterable[Message], words: frozenset[str]) -> set[str]:
+    """Which of some words stand in bodies or attributes, also as parts of words there."""
+    found: set[str] = set()
+    for message in messages:
+        sent = " ".join([message.body, *_texts(message.message_attributes), *_texts(message.attributes)])
+        if "\\u" in sent:
+            sent += _ESCAPED.sub(lambda escaped: chr(int(escaped[1], 16)), sent)
+        whole = words.intersection(_WORD.findall(sent))
+        found |= whole | {word for word in words - found - whole if len(word) > _SHORT_WORD and word in sent}
+    return found
+
+
+def _texts(value: Mapping[str, Any]) -> Iterator[str]:
+    for part in value.values():
+        if isinstance(part, Mapping):
+            yield from _texts(part)
+        else:
+            yield str(part)
 
 
 def trace(error: BaseException) -> str:
@@ -77,6 +122,13 @@ def _raised_in_worker(text: str) -> str | None:
             kind = _KIND.match(line)
             return f"{kind[0] if kind else 'an exception'}{_place(frames)}"
     return None
+
+
+def _last_line(text: str) -> str | None:
+    """The line with the exception at the end of the last traceback in a text."""
+    _, found, rest = text.rpartition(_TRACEBACK)
+    lines = (line for line in rest.splitlines() if line.strip() and not line[0].isspace())
+    return next(lines, None) if found else None
 
 
 def _place(frames: list[tuple[str, str, str]]) -> str:

@@ -16,12 +16,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from pyspark.errors import PythonException
+
 from sqs_lease.batch_files.manifest import read_manifest
 from sqs_lease.core.messages import Message
 from sqs_lease.ingestion.spec import S3, IngestionSpec, with_environment
 from sqs_lease.spark.ingestion import ingest
 from sqs_lease.spark.job.driver_session import driver_session
-from sqs_lease.spark.job.error_text import EXPECTED, one_line, trace
+from sqs_lease.spark.job.error_text import EXPECTED, note_what_was_raised, one_line, trace
 from sqs_lease.spark.job.parts import make_sink, make_source
 from sqs_lease.spark.job.reporting import CONTEXT, MESSAGES, Report, reporting
 from sqs_lease.spark.job.storage import local_copy, write_text
@@ -107,16 +109,20 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
             driver_session(master=options.master, remote=options.remote, conf=conf) as spark,
             termination.cancelling(partial(cancel_everything, spark)),
         ):
-            result = ingest(
-                spark,
-                manifests[0] if len(manifests) == 1 else _messages(manifests),
-                source=source,
-                sink=sink,
-                # The executors cannot read from there what the driver writes.
-                workspace=None if spec.workspace.startswith(S3) else spec.workspace,
-                rejects=rejects,
-                still_held=lambda: not termination.asked,
-            )
+            try:
+                result = ingest(
+                    spark,
+                    manifests[0] if len(manifests) == 1 else _messages(manifests),
+                    source=source,
+                    sink=sink,
+                    # The executors cannot read from there what the driver writes.
+                    workspace=None if spec.workspace.startswith(S3) else spec.workspace,
+                    rejects=rejects,
+                    still_held=lambda: not termination.asked,
+                )
+            except PythonException as error:
+                note_what_was_raised(error, _messages(manifests))
+                raise
             stored = result.stored()
             if options.result is not None:
                 write_text(options.result, stored.encode())
