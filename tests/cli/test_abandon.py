@@ -71,7 +71,7 @@ def test_it_does_not_go_on_unasked(ledger: Path) -> None:
 def test_another_batch_than_the_newest_is_refused(ledger: Path, arguments: list[str]) -> None:
     ran = sqs_lease("abandon", str(ledger), *arguments)
     assert ran.exit_code == 2
-    assert f"batch {arguments[0]} of {ledger} cannot be given up: the only one with rows is second" in ran.err
+    assert f"batch {arguments[0]} of {ledger} cannot be given up: only second may wait for the table" in ran.err
     assert ran.err.count("\n") == 1
     assert known(ledger) == {"b", "c"}
 
@@ -82,7 +82,7 @@ def test_without_a_batch_that_waits_there_is_nothing_to_give_up(tmp_path: Path) 
     assert ran.exit_code == 0
     assert "has rows that wait for the table" in ran.out
     refused = sqs_lease("abandon", str(tmp_path / "ledger"), "first", "--yes")
-    assert (refused.exit_code, "no batch has rows" in refused.err) == (2, True)
+    assert (refused.exit_code, "no batch may wait for the table" in refused.err) == (2, True)
 
 
 def test_a_directory_that_is_no_ledger_stays_one(tmp_path: Path) -> None:

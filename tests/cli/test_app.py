@@ -140,3 +140,12 @@ def test_the_wheel_installs_the_command() -> None:
     (script,) = entry_points(group="console_scripts", name="sqs-lease")
 
     assert script.load() is main
+
+
+@pytest.mark.parametrize("option", ["--region", "--profile", "--endpoint-url"])
+@pytest.mark.parametrize("command", ["doctor", "policy", "peek", "redrive", "watch"])
+def test_an_empty_option_is_not_silently_the_default(command: str, option: str) -> None:
+    ran = sqs_lease(command, "orders", option, "")
+
+    assert (ran.exit_code, ran.out) == (2, "")
+    assert f"Invalid value for '{option}': it is empty; leave the option out to use the default" in ran.err

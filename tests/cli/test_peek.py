@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.cli import sampling
+from sqs_lease.cli import peek, sampling
 from sqs_lease.core.calls import EntryAnswer, Verdict
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
@@ -89,6 +89,26 @@ def test_a_message_id_stays_on_one_line_in_eighty_columns(leased_queues: LeasedQ
     (message,) = peeked("orders.fifo")["messages"]
     assert message["message_id"] in sqs_lease("peek", "orders.fifo").out
     assert message["message_group_id"] == "customer-of-a-very-long-name-4711"
+
+
+@pytest.mark.parametrize("columns", [72, 80])
+@pytest.mark.parametrize("name", ["orders", "orders.fifo"])
+def test_no_age_and_no_heading_is_in_two_lines(
+    leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch, name: str, columns: int
+) -> None:
+    monkeypatch.setattr(peek, "age_seconds", lambda *_: 3_599.0)
+    queue = leased_queues.create(name, max_receive_count=10)
+    is_fifo = name.endswith(".fifo")
+    order = {"message_group_id": "customer-4711", "deduplication_id": "1"} if is_fifo else {}
+    attributes = {"traceparent": {"DataType": "String", "StringValue": "00"}}
+    queue.send("x" * 200_000, message_attributes=attributes, **order)
+
+    lines = sqs_lease("peek", name, columns=columns).out.splitlines()
+
+    (row,) = (line for line in lines if "59 min 59 s" in line)
+    assert row.split()[1:] == ["59", "min", "59", "s", "1", "of", "10", "200,019"]
+    assert "attributes traceparent" in [line.strip() for line in lines]
+    assert ("group customer-4711" in [line.strip() for line in lines]) == is_fifo
 
 
 def test_it_says_the_price_before_it_receives(orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from sqs_lease.cli.forecast import forecast
+from sqs_lease.cli.forecast import MOST_EXTENSIONS, forecast
+from sqs_lease.cli.plan import SIMULATED_MESSAGES
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
 from tests.cli.commands import sqs_lease
 
@@ -137,6 +138,21 @@ def test_what_it_cannot_use_is_one_line_and_exit_code_2(arguments: list[str], sa
     assert (ran.exit_code, ran.out) == (2, "")
     assert says in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_more_calls_than_it_counts_are_refused_and_not_counted_for_minutes() -> None:
+    ran = sqs_lease("plan", "--visibility", "1", "--work", "12h", "--json")
+
+    assert (ran.exit_code, ran.out) == (2, "")
+    assert "threshold would make more than 20,000 calls to extend 20 messages" in ran.err
+    assert "with a visibility timeout of 1 s, --work can be up to 1 h 23 min" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_twelve_hours_are_counted_from_a_visibility_timeout_of_ten_seconds_on() -> None:
+    held = forecast(Threshold(visibility=10), messages=SIMULATED_MESSAGES, work_seconds=12 * 3_600)
+
+    assert 17_000 < held.extends < MOST_EXTENSIONS
 
 
 def test_it_draws_a_png_and_an_svg(tmp_path: Path) -> None:

@@ -108,8 +108,10 @@ def _tell(address: str, batch: str | None, waiting: Abandoned | None, *, as_json
         CommandError: Another batch was named than the one that can be.
     """
     if batch is not None and (waiting is None or waiting.batch_id != batch):
-        why = "no batch has rows" if waiting is None else f"the only one with rows is {waiting.batch_id}"
-        raise CommandError(f"batch {batch} of {address} cannot be given up: {why} that may wait for the table")
+        why = (
+            "no batch may wait for the table" if waiting is None else f"only {waiting.batch_id} may wait for the table"
+        )
+        raise CommandError(f"batch {batch} of {address} cannot be given up: {why}")
     if as_json:
         print_json(_as_json(address, waiting, given_up=False))
         return

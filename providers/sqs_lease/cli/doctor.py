@@ -12,7 +12,7 @@ import typer
 
 from sqs_lease.cli import airflow_checks, dagster_checks
 from sqs_lease.cli.findings import Examined, Finding, show
-from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queues, Region, aws_access
+from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queues, Region, aws_access, not_empty
 from sqs_lease.cli.output import CommandError, ExitCode, console, print_json
 from sqs_lease.cli.queue_access import (
     MOVING,
@@ -67,7 +67,11 @@ def doctor(
     dagster: Annotated[bool, typer.Option("--dagster", help="Look at this installation of Dagster, too.")] = False,
     connection: Annotated[
         str | None,
-        typer.Option("--connection", help="With --airflow: the connection that the DAGs use; by default aws_default."),
+        typer.Option(
+            "--connection",
+            callback=not_empty,
+            help="With --airflow: the connection that the DAGs use; by default aws_default.",
+        ),
     ] = None,
     as_json: Json = False,
     region: Region = None,
@@ -79,7 +83,8 @@ def doctor(
     It looks at access, permissions, the settings of the queues and this installation. It changes nothing and receives
     no message: permissions are probed by calls that cannot do anything.
 
-    Exit code: 0 if nothing will bite, 1 if something will, 2 if it could not look.
+    Exit code: 0 if nothing will bite; 1 if something will, such as a queue that cannot be reached; 2 if an argument or
+    the installation is unusable.
     """
     access = aws_access(region, profile, endpoint_url)
     hosts = _Hosts(airflow, dagster, connection or "aws_default")

@@ -25,6 +25,24 @@ from sqs_lease.core.policies import RenewalPolicy
 ANSWER_SECONDS: Final = 0.02
 """How long SQS takes for an answer here."""
 
+MOST_EXTENSIONS: Final = 20_000
+"""Most calls that extend, by one policy; to count them takes some seconds.
+
+Twelve hours at a visibility timeout of 10 s take fewer.
+"""
+
+
+class TooManyExtensionsError(Exception):
+    """A policy makes more calls than are counted here.
+
+    Attributes:
+        counted_seconds: After how much work it had made :data:`MOST_EXTENSIONS`.
+    """
+
+    def __init__(self, counted_seconds: float) -> None:
+        super().__init__(f"more than {MOST_EXTENSIONS:,} calls that extend, after {counted_seconds:g} s of work")
+        self.counted_seconds = counted_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
@@ -86,6 +104,9 @@ def forecast(policy: RenewalPolicy, *, messages: int, work_seconds: float) -> Fo
         policy: The renewal policy, with a visibility timeout.
         messages: How many messages the batch has.
         work_seconds: How long the work on it takes.
+
+    Raises:
+        TooManyExtensionsError: That takes more than :data:`MOST_EXTENSIONS` calls that extend.
     """
     return _Run(policy, messages, work_seconds).forecast()
 
@@ -143,6 +164,8 @@ class _Run:
         if isinstance(call, DeleteCall):
             self._deletes += 1
         elif isinstance(call, ExtendCall):
+            if len(self._extended_at) == MOST_EXTENSIONS:
+                raise TooManyExtensionsError(now)
             self._extended_at.append(now)
             for change in call.changes:
                 left = self._deadlines[change.receipt] - now

@@ -18,14 +18,31 @@ def _queue(value: str) -> str:
     return value
 
 
+def not_empty(value: str | None) -> str | None:
+    """Refuse an empty value: a shell variable that is not set would silently mean the default.
+
+    Raises:
+        typer.BadParameter: The value is empty.
+    """
+    if value is not None and not value.strip():
+        raise typer.BadParameter("it is empty; leave the option out to use the default")
+    return value
+
+
 _QUEUE_HELP: Final = "Name, URL or ARN of a queue."
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", parser=_queue, help=_QUEUE_HELP)]
 Queues = Annotated[list[str], typer.Argument(metavar="QUEUE", parser=_queue, help=_QUEUE_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Region = Annotated[str | None, typer.Option("--region", help="Region; by default the queue's, or boto3's.")]
-Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration files.")]
-EndpointUrl = Annotated[str | None, typer.Option("--endpoint-url", help="URL of SQS, for a custom endpoint.")]
+Region = Annotated[
+    str | None, typer.Option("--region", callback=not_empty, help="Region; by default the queue's, or boto3's.")
+]
+Profile = Annotated[
+    str | None, typer.Option("--profile", callback=not_empty, help="Profile of the AWS configuration files.")
+]
+EndpointUrl = Annotated[
+    str | None, typer.Option("--endpoint-url", callback=not_empty, help="URL of SQS, for a custom endpoint.")
+]
 
 
 def aws_access(region: str | None, profile: str | None, endpoint_url: str | None) -> AwsAccess:

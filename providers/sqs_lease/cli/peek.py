@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -26,8 +28,8 @@ from sqs_lease.sqs.transport import QueueAttributes
 
 MOST_MESSAGES: Final = 10_000
 
-NARROW_COLUMNS: Final = 72
-"""A narrower terminal has no room for a message id on one line."""
+ANY_WIDTH: Final = 10_000
+"""More columns than any terminal has."""
 
 
 def peek(
@@ -93,7 +95,7 @@ def _show(screen: Console, attributes: QueueAttributes, sample: Sample, *, bodie
         return
     noun = "message" if len(sample.messages) == 1 else "messages"
     screen.print(f"{len(sample.messages):,} {noun} of {name} ({about})", markup=False)
-    screen.print(_table(attributes, sample, screen.width))
+    screen.print(_table(attributes, sample, screen))
     if bodies:
         for message in sample.messages:
             screen.print(Rule(Text(message.message_id), align="left", style="dim"))
@@ -101,35 +103,49 @@ def _show(screen: Console, attributes: QueueAttributes, sample: Sample, *, bodie
     print_remarks(screen, _remarks(attributes, sample.messages))
 
 
-def _table(attributes: QueueAttributes, sample: Sample, width: int) -> Table:
+def _table(attributes: QueueAttributes, sample: Sample, screen: Console) -> Table:
+    table = _rows(attributes, sample, below=False)
+    needed = Measurement.get(screen, screen.options.update_width(ANY_WIDTH), table).maximum
+    return table if needed <= screen.width else _rows(attributes, sample, below=True)
+
+
+def _rows(attributes: QueueAttributes, sample: Sample, *, below: bool) -> Table:
+    """A row for each message; what it may lack is in columns of its own, or below its id."""
     has_attributes = any(message.message_attributes for message in sample.messages)
     has_groups = any(message.message_group_id is not None for message in sample.messages)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    # An id that is in two lines cannot be searched for, nor copied.
-    table.add_column("message", overflow="fold", no_wrap=width >= NARROW_COLUMNS)
+    table.add_column("message", overflow="fold")
     table.add_column("age", justify="right")
     table.add_column("received", justify="right")
     table.add_column("bytes", justify="right")
-    if has_groups:
+    if has_groups and not below:
         table.add_column("group", overflow="fold")
-    if has_attributes:
+    if has_attributes and not below:
         table.add_column("attributes", overflow="fold")
     for message in sample.messages:
         age = age_seconds(message, sample.looked_at)
         most = attributes.max_receive_count
         is_last = most is not None and message.receive_count >= most
+        group = Text(message.message_group_id or "")
+        names = Text(", ".join(sorted(message.message_attributes)))
         table.add_row(
-            message.message_id,
+            _with_details(message.message_id, group=group, attributes=names) if below else message.message_id,
             "" if age is None else shown_duration(round(age)),
             Text(
                 f"{message.receive_count}" if most is None else f"{message.receive_count} of {most}",
                 style=Mark.WARNING if is_last else "",
             ),
             f"{size_bytes(message):,}",
-            *([Text(message.message_group_id or "")] if has_groups else []),
-            *([Text(", ".join(sorted(message.message_attributes)))] if has_attributes else []),
+            *([group] if has_groups and not below else []),
+            *([names] if has_attributes and not below else []),
         )
     return table
+
+
+def _with_details(message_id: str, **details: Text) -> Group:
+    lines = (Text.assemble(f"{name} ", text) for name, text in details.items() if text)
+    # An id that is in two lines cannot be searched for, nor copied; so all else gives way to it.
+    return Group(Text(message_id, overflow="fold"), *(Padding(line, (0, 0, 0, 2)) for line in lines))
 
 
 def _remarks(attributes: QueueAttributes, messages: Sequence[Message]) -> Iterator[tuple[Mark, str]]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sqs_lease.cli.durations import shown_duration, typed_duration
-from sqs_lease.cli.forecast import Forecast, forecast
+from sqs_lease.cli.forecast import MOST_EXTENSIONS, Forecast, TooManyExtensionsError, forecast
 from sqs_lease.cli.options import Json
 from sqs_lease.cli.output import CommandError, Mark, console, print_json
 from sqs_lease.cli.plan_plot import check_file, draw
@@ -57,12 +57,23 @@ class Plan:
     dollars_a_million: float
 
     def forecasts(self) -> dict[str, Forecast]:
-        """Hold a batch, or a part of it, by each policy; by the policies' names."""
+        """Hold a batch, or a part of it, by each policy; by the policies' names.
+
+        Raises:
+            CommandError: A policy extends too often to be counted.
+        """
+        return {name: self._forecast(name, kind) for name, kind in POLICIES.items()}
+
+    def _forecast(self, name: str, kind: type[RenewalPolicy]) -> Forecast:
         simulated = min(self.messages, SIMULATED_MESSAGES)
-        return {
-            name: forecast(self._policy(kind), messages=simulated, work_seconds=self.work_seconds)
-            for name, kind in POLICIES.items()
-        }
+        try:
+            return forecast(self._policy(kind), messages=simulated, work_seconds=self.work_seconds)
+        except TooManyExtensionsError as error:
+            raise CommandError(
+                f"{name} would make more than {MOST_EXTENSIONS:,} calls to extend {simulated} messages, which is as "
+                f"many as plan counts: with a visibility timeout of {shown_duration(self.visibility_seconds)}, --work "
+                f"can be up to {shown_duration(error.counted_seconds)}. Give less --work, or more --visibility"
+            ) from None
 
     def _policy(self, kind: type[RenewalPolicy]) -> RenewalPolicy:
         if kind is Fixed:

@@ -61,7 +61,7 @@ NEEDS = {
     "sqs_lease.dagster": ("dagster", {"dagster"}),
     "sqs_lease.batch_files.json_syntax": ("manifest", {"jiter"}),
     "sqs_lease.batch_files.manifest": ("manifest", {"jiter", "pyarrow"}),
-    "sqs_lease.spark": ("spark", {"pyspark", "deltalake", "pyarrow", "jiter", "psycopg"}),
+    "sqs_lease.spark": ("spark", {"pyspark", "py4j", "deltalake", "pyarrow", "jiter", "psycopg"}),
 }
 """The packages that only an extra makes usable, and what they may miss without it. All else is the base."""
 
@@ -70,6 +70,7 @@ NEEDED_FROM_USERS = {
     "sqs_lease.spark.sinks.postgres.catalog": "psycopg",
     "sqs_lease.spark.sinks.postgres.connection": "psycopg",
     "sqs_lease.spark.sinks.postgres.copy": "psycopg",
+    "sqs_lease.spark.sinks.postgres.locks": "psycopg",
     "sqs_lease.spark.sinks.postgres.sink": "psycopg",
     "sqs_lease.spark.sinks.postgres.types": "psycopg",
     "sqs_lease.testing.pytest_plugin": "pytest",
