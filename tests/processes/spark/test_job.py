@@ -148,7 +148,7 @@ def test_what_a_parser_says_of_a_body_is_not_repeated(place: Place) -> None:
     process = place.start(*place.arguments(source=source, spark_conf={"spark.log.level": "OFF"}))
     _, said = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 1, said
-    raised = "ValueError at careless_parser.py:9, in quote: what is this: a … (raised in a Python worker of Spark)"
+    raised = "ValueError at careless_parser.py:9, in quote: what is this: … … (raised in a Python worker of Spark)"
     assert said.splitlines()[-1] == f"error: {raised}"
     assert "ERROR the job failed: PythonException at" in said
     assert "in ingest" in said
