@@ -116,8 +116,12 @@ def _look_at_the_dashboard(stack: Stack, show: Callable[[str], None]) -> None:
     prometheus = stack.prometheus()
 
     def told() -> bool:
-        airflow = prometheus.query('airflow_sqs_lease_settled_deleted_total{queue="flights"}')
-        dagster = prometheus.query('sqs_lease_settled_total{messaging_destination_name="dagster-flights"}')
+        # At any time: the process that told of it may have ended before the five minutes that Prometheus looks back by
+        # itself.
+        airflow = prometheus.query('last_over_time(airflow_sqs_lease_settled_deleted_total{queue="flights"}[1d])')
+        dagster = prometheus.query(
+            'last_over_time(sqs_lease_settled_total{messaging_destination_name="dagster-flights"}[1d])'
+        )
         return bool(airflow and dagster)
 
     stack.wait("prometheus", told, "told of the flights by Airflow and by Dagster")
