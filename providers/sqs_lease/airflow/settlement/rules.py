@@ -351,7 +351,7 @@ def _is_one_by_one(task: WorkTask, messages: int, states: TaskStates) -> bool:
 
 
 def _has_all_instances(task: WorkTask, messages: int, states: TaskStates) -> bool:
-    """Whether a task has an instance for each message; those that are left over of a longer batch are none."""
+    """Whether a task has an instance for each message; those left over from a longer batch do not count."""
     return states.get(f"{task.task_id}_{messages - 1}", _REMOVED) != _REMOVED
 
 
