@@ -44,7 +44,7 @@ class DaemonThreads(Executor):
         return future
 
     async def run(self, call: Callable[..., _T], /, *args: Any) -> _T:
-        """Make a call from an event loop, in the caller's context. A caller that stops waiting leaves it to its thread."""
+        """Make a call from an event loop, in the caller's context. Who stops waiting leaves it to its thread."""
         return await asyncio.get_running_loop().run_in_executor(self, partial(copy_context().run, call, *args))
 
     def _work(self) -> None:
