@@ -159,9 +159,8 @@ def test_a_keeper_that_is_cleared_right_after_a_takeover_settles_when_the_other_
         await asyncio.sleep(0.2)
         world.states[KEEP.task_id] = None
         await running.cancel(USER_ACTION)
-        # Airflow deletes what the first try wrote, before the triggerer that received has read it.
-        for key in [key for key in world.supervisor.xcoms if key[1] == KEEP.task_id]:
-            del world.supervisor.xcoms[key]
+        # Before the triggerer that received has read it.
+        forget_tries(world)
         world.states["load"] = "failed"
         async with another_consumer(world):
             await world.keep(second, tried_before=True).ended()
@@ -261,6 +260,57 @@ def test_a_keeper_that_begins_again_where_it_was_received_does_not_hold_what_ano
 
     world.run(scenario)
     assert not extended_after_release(world)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_keeper_that_is_cleared_and_then_marked_right_after_a_takeover_is_given_back_once(
+    world: LeasedMessages, begins: bool
+) -> None:
+    """Both triggerers hold the batch for the next try, and Airflow has deleted which of them took it over."""
+
+    async def scenario() -> None:
+        await world.receive(world.triggerer("first"), Fixed(visibility=30, every=1))
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(120)
+        running = world.keep(world.triggerer("second"))
+        await asyncio.sleep(0.2)
+        world.states[KEEP.task_id] = None
+        await running.cancel(USER_ACTION)
+        if begins:
+            forget_tries(world)
+            world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(3)
+        async with another_consumer(world):
+            world.states[KEEP.task_id] = "failed"
+            await asyncio.sleep(20)
+            assert world.events(AuditKind.RELEASED)
+            await asyncio.sleep(120)
+
+    world.run(scenario)
+    assert not extended_after_release(world)
+    assert [entry.caller for entry in world.events(AuditKind.RELEASED)] == ["second"] * 3
+    assert world.message_states() == ALL_HELD
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_keeper_that_is_cleared_and_marked_before_it_begins_gives_back_at_once(
+    world: LeasedMessages, told: bool
+) -> None:
+    async def scenario() -> None:
+        await world.receive(first := world.triggerer("first"))
+        if told:
+            await first.kill()
+        keeping = world.triggerer("second") if told else first
+        running = world.keep(keeping)
+        await asyncio.sleep(60)
+        world.states[KEEP.task_id] = None
+        await running.cancel(USER_ACTION)
+        await asyncio.sleep(3)
+        world.states[KEEP.task_id] = "failed"
+        await asyncio.sleep(10)
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
 
 
 def forget_tries(world: LeasedMessages) -> None:

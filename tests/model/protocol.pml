@@ -67,6 +67,8 @@ bit noted[2];
 #define NOBODY 2
 byte taken_by = NOBODY;
 byte taken_batch = 0;
+byte also_taken_by = NOBODY; /* the same, of the receiving task: it is left when the keeper's task begins again */
+byte also_taken_batch = 0;
 bit given_back[2]; /* the note of the receiving task: this batch was released, so that no later try may hold it */
 
 /* The triggerers. */
@@ -87,6 +89,8 @@ byte role[4];
 #define ROLE(b, t) role[(b) * 2 + (t)]
 bit took_over[4]; /* from another process, which may not have heard yet */
 #define TOOK_OVER(b, t) took_over[(b) * 2 + (t)]
+bit told[4]; /* that it took over */
+#define TOLD(b, t) told[(b) * 2 + (t)]
 
 /* What it knows of a message, and its calls that are under way. */
 #define NOT_HELD 0
@@ -123,6 +127,13 @@ bit was_late; /* the keeper was not there in time, and what was held for it was 
   (IS_UP(t) && ROLE(b, t) != NOTHING && (lease[AT(b, t, m)] == HELD || lease[AT(b, t, m)] == DECIDED))
 #define EXTENDS(b, t) (extending[AT(b, t, 0)] || extending[AT(b, t, 1)])
 #define IS_TAKEN_BY_OTHER(b, t) (taken_by == OTHER(t) && taken_batch == (b))
+#ifdef WITHOUT_TELLING_TWICE
+#define WAS_TAKEN_BY_OTHER(b, t) IS_TAKEN_BY_OTHER(b, t)
+#else
+#define IS_TOLD(b) (taken_by != NOBODY && taken_batch == (b))
+#define WAS_TAKEN_BY_OTHER(b, t) \
+  (IS_TAKEN_BY_OTHER(b, t) || !IS_TOLD(b) && also_taken_by == OTHER(t) && also_taken_batch == (b))
+#endif
 #define NOTE_IS_ABOUT(b) (noted_batch == (b))
 #ifdef WITHOUT_NOTES_NAME_THEIR_BATCH
 #define IS_READ_AS_ABOUT(b) (noted_batch != NO_NOTE)
@@ -133,6 +144,7 @@ bit was_late; /* the keeper was not there in time, and what was held for it was 
 inline forget(b, t) {
   ROLE(b, t) = NOTHING;
   TOOK_OVER(b, t) = 0;
+  TOLD(b, t) = 0;
   lease[AT(b, t, 0)] = NOT_HELD;
   lease[AT(b, t, 1)] = NOT_HELD;
   intended[AT(b, t, 0)] = NO_CALL;
@@ -349,7 +361,7 @@ inline begin(m) {
       cleared = 0; \
       batch = 1; \
       noted_batch = NO_NOTE; \
-      taken_by = NOBODY; \
+      taken_by = NOBODY; also_taken_by = NOBODY; \
       ROLE(1, t) = HANDS_OFF; \
       receive(t, 0); \
       receive(t, 1) }
@@ -411,7 +423,7 @@ inline wake(t) {
 }
 
 #define IS_NEWS(b, t) \
-  (ROLE(b, t) == HANDS_OFF && IS_TAKEN_BY_OTHER(b, t) || \
+  (ROLE(b, t) == HANDS_OFF && IS_NO_LONGER_NEEDED(b, t) || \
    (ROLE(b, t) == KEEPS || ROLE(b, t) == TAKES_OVER) && (keeper != DEFERRED || assigned != (t) || batch != (b)))
 
 #define HAS_NO_NEWS(t) (!IS_NEWS(0, t) && !IS_NEWS(1, t))
@@ -529,7 +541,10 @@ inline tell(b, t) {
   skip
 #else
   taken_by = t;
-  taken_batch = b
+  taken_batch = b;
+  also_taken_by = t;
+  also_taken_batch = b;
+  TOLD(b, t) = 1
 #endif
 }
 
@@ -552,7 +567,7 @@ inline tell_again(b, t) {
 #ifdef WITHOUT_NAMING_THE_HOLDER
 #define IS_ANOTHERS(b, t) 0
 #else
-#define IS_ANOTHERS(b, t) IS_TAKEN_BY_OTHER(b, t)
+#define IS_ANOTHERS(b, t) WAS_TAKEN_BY_OTHER(b, t)
 #endif
 
 #ifdef WITHOUT_LEAVING_ALONE_WHAT_IS_DEFERRED
@@ -589,15 +604,17 @@ inline tell_again(b, t) {
 #ifdef WITHOUT_HOLDING_UNTIL_TAKEN
 #define IS_NO_LONGER_NEEDED(b, t) (IS_TAKEN_BY_OTHER(b, t) || keeper == DEFERRED && assigned != (t))
 #else
-#define IS_NO_LONGER_NEEDED(b, t) IS_TAKEN_BY_OTHER(b, t)
+#define IS_NO_LONGER_NEEDED(b, t) (IS_TAKEN_BY_OTHER(b, t) || IS_TO_BE_GIVEN_BACK(b) && WAS_TAKEN_BY_OTHER(b, t))
 #endif
 
-/* Time: before it gives anything back, it waits for a trigger that is about to say that it took over, and for its calls. */
+/* Time: before it gives anything back, it waits for a trigger that is about to say that it took over, and for its calls;
+ * and if it took the batch over itself, for the process that had it to read of that. */
 #ifdef WITHOUT_ASKING_BEFORE_GIVING_BACK
 #define IS_NOBODYS(b, t) 1
 #else
 #define IS_NOBODYS(b, t) \
-  (!IS_TAKEN_BY_OTHER(b, t) && !EXTENDS(b, OTHER(t)) && !(IS_UP(OTHER(t)) && ROLE(b, OTHER(t)) == TAKES_OVER))
+  (!WAS_TAKEN_BY_OTHER(b, t) && !EXTENDS(b, OTHER(t)) && !(IS_UP(OTHER(t)) && ROLE(b, OTHER(t)) == TAKES_OVER) && \
+   !(TOLD(b, t) && IS_UP(OTHER(t)) && ROLE(b, OTHER(t)) != NOTHING))
 #endif
 
 /* Time: one that held before, and whose keeper was deferred, has stopped before the time of the next one ends. */

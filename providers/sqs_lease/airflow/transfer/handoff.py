@@ -107,6 +107,8 @@ class HandOff:
             also writes no notes.
         progress: Gives what a keeper's trigger left to write down; by default nothing was settled yet.
         messages: How many were handed on with ``receive_task``, those that were settled since included.
+        holder: Names the trigger that took the batch over, as it told; None if none of this process did. The process
+            that it took it from may not have read of that.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class HandOff:
         progress: Callable[[], Progress] | None = None,
         messages: int = 0,
         releasing: Callable[[], Awaitable[None]] | None = None,
+        holder: str | None = None,
     ) -> None:
         self._keepers = keepers
         self._batch_id = batch_id
@@ -131,6 +134,7 @@ class HandOff:
         self._released = released
         self._receive_task = receive_task
         self._messages = messages
+        self._holder = holder
         self._deadline_note = DeadlineNote(shared.batch, keepers.clock)
         self._progress = self._nothing_settled if progress is None else progress
         self._first_notes_go_to = receive_task if progress is None else None
@@ -153,7 +157,7 @@ class HandOff:
         # Counted before the trigger that received the batch gives up its own use of the keeper.
         self._shared.shared_keeper.users += 1
         return self._keepers.loop.create_task(
-            self._run(), name=f"sqs-lease hand-off to {self._keeper_task}", context=Context()
+            self._run(), name=f"sqs-lease hand-off of {self._batch_id}", context=Context()
         )
 
     async def _run(self) -> None:
@@ -234,9 +238,13 @@ class HandOff:
         self._was_asked = True
         waited = 0.0 if self._deferred_at is None or self._ended_at is not None else now - self._deferred_at
         self._asks_at = now + _pause_seconds(waited)
+        tasks = [self._keeper_task]
+        if self._ended_at is not None and self._receive_task is not None:
+            # Airflow has deleted what the keeper's task had when that began again.
+            tasks.append(self._receive_task)
         try:
             async with watch.turn:
-                takeover = await read_takeover(self._keeper_task, self._batch_id)
+                takeover = await read_takeover(self._batch_id, *tasks)
         except CommsError as error:
             logger.warning("Whether %s took over its messages cannot be read: %s", self._keeper_task, error)
             if self._is_ours() and self._ended_at is not None and now - self._ended_at >= _ANSWER_SECONDS:
@@ -244,7 +252,7 @@ class HandOff:
             return
         if not self._is_ours():
             return
-        if takeover is not None:
+        if takeover is not None and takeover.holder != self._holder:
             self._forget("its keeper's trigger runs in another triggerer")
         elif self._ended_at is None:
             if self._must_note:
@@ -259,8 +267,9 @@ class HandOff:
                     waited,
                     self._shared.batch.queue_url,
                 )
-        elif self._deferred_at is None or now - self._ended_at >= TAKEOVER_SECONDS:
-            # A trigger that began just before the end may still say so within these seconds.
+        elif (self._deferred_at is None and self._holder is None) or now - self._ended_at >= TAKEOVER_SECONDS:
+            # Within these seconds a trigger that began just before the end may still say so, and one from which the
+            # batch was taken over reads of that.
             await self._release()
 
     async def _note(self, task: RunOfTask | None) -> None:
@@ -274,7 +283,7 @@ class HandOff:
             status = await status_of(batch, asdict(batch.report()), self._keepers.clock)
             if not self._is_ours():
                 return
-            progress = replace(progress, status=status.encode())
+            progress = replace(progress, status=status)
         try:
             await publish(task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
         except CommsError as error:

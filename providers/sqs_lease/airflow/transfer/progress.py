@@ -6,11 +6,12 @@ leases after extensions: a process that takes over then knows that the leases ho
 Progress is an XCom of the keeper's task. Until that task has deferred, the process that received writes it as an XCom
 of the receiving task.
 
-**Takeover** (:data:`TAKEOVER_KEY`), an XCom of the keeper's task, says that the keeper's trigger took the batch from
-another process. That process then stops extending it.
+**Takeover** (:data:`TAKEOVER_KEY`) says that the keeper's trigger took the batch from another process. That process
+then stops extending it. It is an XCom of the keeper's task, and of the receiving task, too.
 
-Airflow deletes a task's XComs when its next try begins. A process that does not know of that try yet may still write
-one. So each note names its batch, and readers ignore notes about other batches.
+Airflow deletes a task's XComs when its next try begins. Of a takeover, one of the two is left then, unless the whole
+run was cleared. And a process that does not know of that try yet may still write a note. So each names its batch, and
+readers ignore notes about other batches.
 """
 
 from __future__ import annotations
@@ -134,15 +135,18 @@ class Takeover:
         return {"batch_ids": list(self.batch_ids), "holder": self.holder}
 
 
-async def read_takeover(keeper_task: RunOfTask, batch_id: str) -> Takeover | None:
-    """Read which trigger took a batch over from another process; None if no trigger did.
+async def read_takeover(batch_id: str, *tasks: RunOfTask) -> Takeover | None:
+    """Read from the XComs of tasks, in this order, which trigger took a batch over; None if none says that one did.
 
     Raises:
         CommsError: There was no usable answer.
     """
-    plain = await pull(keeper_task, TAKEOVER_KEY)
-    takeover = None if plain is None else Takeover(**plain)
-    return takeover if takeover is not None and batch_id in takeover.batch_ids else None
+    for task in tasks:
+        plain = await pull(task, TAKEOVER_KEY)
+        takeover = None if plain is None else Takeover(**plain)
+        if takeover is not None and batch_id in takeover.batch_ids:
+            return takeover
+    return None
 
 
 def _letters(settled: Mapping[int, Outcome]) -> str:

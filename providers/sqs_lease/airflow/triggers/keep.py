@@ -157,6 +157,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._knows_progress = True
         self._settles_from = -math.inf
         self._holder = uuid.uuid4().hex
+        self._told = False
         self._lease_log = LeaseLog(lease["queue_url"])
         self._log_context = contextvars.copy_context()
 
@@ -254,8 +255,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 work.result()
                 return True
         finally:
-            await cancelled_once(cleared)
-            await cancelled_once(work)
+            for either in (cleared, work):
+                await cancelled_once(either)
         cleared.result()
         batch, self._batch = self._batch, None
         if batch is not None and batch.owner is self:
@@ -347,10 +348,11 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 receive_task=receiving,
                 progress=None if self._settler is None else self._settler.progress,
                 messages=self.lease["messages"],
+                holder=self._holder if self._told else None,
             ).start()
 
     async def _kept_by(self, task: RunOfTask, receiving: RunOfTask) -> _Kept:
-        takeover = await read_takeover(task, self.lease["batch_id"])
+        takeover = await read_takeover(self.lease["batch_id"], task, receiving)
         if takeover is not None and takeover.holder != self._holder:
             return _Kept.ELSEWHERE
         states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
@@ -444,8 +446,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
     async def _tell_of_takeover(self, task: RunOfTask, handed: HandedLease, clock: Clock) -> None:
         takeover = Takeover([handed.batch_id, *handed.part_ids], self._holder)
+        self._told = True
         try:
-            await publish(task, TAKEOVER_KEY, takeover.encode())
+            for noting in (task, self._receiving(task)):
+                await publish(noting, TAKEOVER_KEY, takeover.encode())
         except CommsError as error:
             logger.warning("The triggerer that received the messages may go on extending them for a while: %s", error)
         held_seconds = clock.wall() - min((lease.received_at for lease in handed.leases), default=clock.wall())
