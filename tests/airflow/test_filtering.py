@@ -21,8 +21,14 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow import SqsLeaseSensor, SqsLeaseTrigger
-from sqs_lease.airflow.receiving.collector import FILTER_SECONDS, Collector
-from sqs_lease.airflow.receiving.filters import MessageFilter, UnmatchedRule, decode_unmatched, encode_unmatched
+from sqs_lease.airflow.receiving.filters import (
+    FILTER_SECONDS,
+    MessageFilter,
+    OpenFilter,
+    UnmatchedRule,
+    decode_unmatched,
+    encode_unmatched,
+)
 from sqs_lease.airflow.triggers.receive import FAILED_FOR_GOOD, TIMED_OUT
 from sqs_lease.core.failure_rules import backoff, dead_letter, discard, expire, release
 from sqs_lease.core.messages import Message, Receipt
@@ -304,7 +310,7 @@ def test_messages_are_held_while_a_slow_filter_looks_at_them(
 ) -> None:
     world = LeasedMessages(supervisor, fifo=fifo)
 
-    in_time = Collector._answers
+    in_time = OpenFilter._look_at
 
     async def slowly(*arguments: Any) -> Any:
         await asyncio.sleep(200)  # seven times the visibility timeout
@@ -313,7 +319,7 @@ def test_messages_are_held_while_a_slow_filter_looks_at_them(
     async def scenario() -> None:
         triggerer = world.triggerer()
         with monkeypatch.context() as patch:
-            patch.setattr(Collector, "_answers", slowly)
+            patch.setattr(OpenFilter, "_look_at", slowly)
             await world.receive(triggerer, filter=only("b", "c"))
         keeping = world.keep(triggerer)
         await asyncio.sleep(100)
@@ -333,7 +339,7 @@ def test_messages_on_which_a_filter_gives_no_answer_come_back_and_end_no_wait(
         await asyncio.Event().wait()
 
     async def scenario() -> None:
-        monkeypatch.setattr(Collector, "_answers", never)
+        monkeypatch.setattr(OpenFilter, "_look_at", never)
         running = await world.receive(world.triggerer(), filter=only("a"), timeout_seconds=60.0)
         assert running.events[0].payload["status"] == TIMED_OUT
         await asyncio.sleep(60)

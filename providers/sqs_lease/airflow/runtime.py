@@ -122,13 +122,14 @@ class TriggererKeepers:
 
     async def ready(self) -> None:
         """Wait until there is time to begin; each trigger does this first."""
-        request_limiter().trigger_started()
+        limiter = request_limiter()
+        limiter.trigger_started()
         # One after the other: hundreds of triggers that start at once would block the event loop.
         async with self._beginning:
             if self._get_ready is not None:
                 await self._get_ready()
                 self._get_ready = None
-            await request_limiter().calm()
+            await limiter.calm()
 
     async def acquire(self, connection: AwsConnection) -> SharedKeeper:
         """Use the keeper of a connection; each call must be followed by one of :meth:`release`."""

@@ -23,12 +23,7 @@ from typing import Any, Final, TypeVar
 
 from airflow.sdk.configuration import conf
 
-from sqs_lease.airflow.receiving.filters import (
-    Matcher,
-    MessageFilter,
-    UnmatchedRule,
-    decode_unmatched,
-)
+from sqs_lease.airflow.receiving.filters import MessageFilter, OpenFilter, UnmatchedRule, decode_unmatched
 from sqs_lease.airflow.transfer.payload import INLINE_BYTES, published_bytes, why_unpublishable
 from sqs_lease.clock import Clock
 from sqs_lease.core import policies
@@ -36,7 +31,6 @@ from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backof
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_failure_rule
-from sqs_lease.daemon_threads import DaemonThreads
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.receiver import Receiver, Reception
@@ -47,15 +41,6 @@ logger = logging.getLogger(__name__)
 
 LAST_SETTLEMENTS_SECONDS: Final = 10.0
 """How long the end of a collection waits until what did not match is settled; what is not then comes back by itself."""
-
-FILTER_SECONDS: Final = 600.0
-"""How long a filter may look at the messages of one receive, ten at most, before they count as unusable.
-
-They are held meanwhile. One that waits for ever, for a server that does not answer say, must not hold them for ever.
-"""
-
-FILTERS_AT_ONCE: Final = 4
-"""So many receives of one queue are looked at at once, each in a thread of its own."""
 
 _SLOW_RELEASE: Final = backoff()
 """How unusable messages are given back at the earliest: after 10 s, 20 s, ... up to 15 minutes."""
@@ -105,8 +90,7 @@ class Collector:
         options: CollectOptions,
         open_receiver: Callable[[], Receiver],
         policy: RenewalPolicy,
-        matches: Matcher | None,
-        threads: DaemonThreads,
+        opened_filter: OpenFilter | None,
         clock: Clock,
     ) -> None:
         self._receiver = open_receiver()
@@ -114,8 +98,7 @@ class Collector:
         self.policy = policy
         self._options = options
         self._open_receiver = open_receiver
-        self._matches = matches
-        self._threads = threads
+        self._filter = opened_filter
         self._unmatched_rule: UnmatchedRule = (
             expire() if options.unmatched is None else decode_unmatched(options.unmatched)
         )
@@ -144,11 +127,8 @@ class Collector:
         # Rounded up: a lease that lasts longer than believed harms nobody.
         visibility_seconds = math.ceil(policy.visibility_seconds)
         open_receiver = partial(Receiver, transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
-        matches = None
-        threads = DaemonThreads(FILTERS_AT_ONCE, "sqs-lease filter")
-        if options.filter is not None:
-            matches = await threads.run(MessageFilter(**options.filter).matcher)
-        return cls(options, open_receiver, policy, matches, threads, clock)
+        opened = None if options.filter is None else await OpenFilter.open(MessageFilter(**options.filter))
+        return cls(options, open_receiver, policy, opened, clock)
 
     async def collect(self, keeper: Keeper, batch: Batch, wait_until: float, *, most_bytes: int | None = None) -> bool:
         """Receive until something is in the batch, or the time is up.
@@ -218,17 +198,17 @@ class Collector:
         self._receiver.stop()
 
     def _received(self, keeper: Keeper, reception: Reception, batch: Batch, aside: Batch) -> None:
-        if self._matches is None:
+        if self._filter is None:
             self._take(partial(_hold, reception), reception.messages, batch, aside, {})
         else:
-            sorting = self._sort(self._matches, keeper, reception, batch, aside)
+            sorting = self._sort(self._filter, keeper, reception, batch, aside)
             task = asyncio.get_running_loop().create_task(sorting)
             self._sorting.add(task)
             task.add_done_callback(self._sorting.discard)
 
     async def _sort(
         self,
-        matches: Matcher,
+        opened_filter: OpenFilter,
         keeper: Keeper,
         reception: Reception,
         batch: Batch,
@@ -237,15 +217,7 @@ class Collector:
         # Held meanwhile: a user's function may take longer than the visibility timeout lasts.
         unsorted = keeper.open_batch(self.queue_url, policy=self.policy)
         _hold(reception, unsorted, reception.messages)
-        # In a thread: going through large bodies takes long enough to make extensions late.
-        answers: Sequence[bool | str]
-        try:
-            async with asyncio.timeout(FILTER_SECONDS):
-                answers = await self._answers(matches, reception.messages)
-        except TimeoutError:
-            # The thread goes on; what it finds is not waited for.
-            late = f"message_filtering gave no answer within {FILTER_SECONDS:g} s"
-            answers = [late] * len(reception.messages)
+        answers = await opened_filter.answers(reception.messages)
         hold = partial(_hold_on, reception, unsorted.leases(), self.policy.visibility_seconds)
         keeper.drop(unsorted)
         answered = list(zip(reception.messages, answers, strict=True))
@@ -259,9 +231,6 @@ class Collector:
                 message.receipt: self._settlement(self._unmatched_rule, message, reason) for message in others
             }
             self._settle_aside(hold, others, settlements, aside, "do not match")
-
-    async def _answers(self, matches: Matcher, messages: Sequence[Message]) -> Sequence[bool | str]:
-        return await self._threads.run(lambda: [_answer(matches, message) for message in messages])
 
     def _take(
         self,
@@ -382,15 +351,6 @@ def _hold_on(
         batch.adopt([held[message.receipt] for message in messages], messages)
     else:
         _hold(reception, batch, messages)
-
-
-def _answer(matches: Matcher, message: Message) -> bool | str:
-    """Whether a message matches, or why the filter does not say."""
-    try:
-        return matches(message)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function; a SystemExit would end the triggerer
-        # Its type only: the text may quote the body.
-        return f"message_filtering failed on it: {type(error).__name__}"
 
 
 TAKEOVER_MARGIN_SECONDS: Final = 30.0

@@ -16,10 +16,11 @@ might delete the message: :class:`~sqs_lease.airflow.receiving.collector.Collect
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Final, Self, TypeAlias
@@ -29,6 +30,7 @@ from sqs_lease.core.durations import seconds_of
 from sqs_lease.core.failure_rules import DiscardRule, FailureRule, ReleaseRule
 from sqs_lease.core.messages import Message
 from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
+from sqs_lease.daemon_threads import DaemonThreads
 
 LITERAL: Final = "literal"
 JSONPATH: Final = "jsonpath"
@@ -46,6 +48,15 @@ _CONFIGS: Final[Mapping[str, str]] = {
 """What ``message_filtering_config`` is; ``literal`` has none."""
 
 _DISCARD: Final = "discard"
+
+FILTER_SECONDS: Final = 600.0
+"""How long a filter may look at the messages of one receive, ten at most, before they count as unusable.
+
+They are held meanwhile. One that waits for ever, for a server that does not answer say, must not hold them for ever.
+"""
+
+FILTERS_AT_ONCE: Final = 4
+"""So many receives of one queue are looked at at once, each in a thread of its own."""
 
 UnmatchedRule: TypeAlias = FailureRule | DiscardRule
 """What becomes of messages that do not match."""
@@ -123,6 +134,50 @@ class MessageFilter:
             return bool(found) if values is None else any(value in values for value in found)
 
         return matches
+
+
+class OpenFilter:
+    """A filter of one queue that looks at messages in threads of its own. Made by :meth:`open`.
+
+    In threads: a user's function may wait, and going through large bodies takes long enough to make extensions late.
+    """
+
+    def __init__(self, matches: Matcher, threads: DaemonThreads) -> None:
+        self._matches = matches
+        self._threads = threads
+
+    @classmethod
+    async def open(cls, made_of: MessageFilter) -> Self:
+        """Make the test for a message.
+
+        Raises:
+            ValueError: See :meth:`MessageFilter.matcher`.
+        """
+        threads = DaemonThreads(FILTERS_AT_ONCE, "sqs-lease filter")
+        return cls(await threads.run(made_of.matcher), threads)
+
+    async def answers(self, messages: Sequence[Message]) -> Sequence[bool | str]:
+        """Look at the messages of one receive, for :data:`FILTER_SECONDS` at most.
+
+        Returns:
+            For each message whether it matches, or why the filter does not say.
+        """
+        try:
+            async with asyncio.timeout(FILTER_SECONDS):
+                return await self._look_at(messages)
+        except TimeoutError:
+            # The thread goes on; what it finds is not waited for.
+            return [f"message_filtering gave no answer within {FILTER_SECONDS:g} s"] * len(messages)
+
+    async def _look_at(self, messages: Sequence[Message]) -> Sequence[bool | str]:
+        return await self._threads.run(lambda: [self._answer(message) for message in messages])
+
+    def _answer(self, message: Message) -> bool | str:
+        try:
+            return self._matches(message)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function; SystemExit would end the triggerer
+            # Its type only: the text may quote the body.
+            return f"message_filtering failed on it: {type(error).__name__}"
 
 
 def _encoded_values(match_values: Iterable[Any] | None) -> str | None:

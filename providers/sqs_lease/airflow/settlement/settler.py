@@ -258,8 +258,8 @@ class Settler:
         return {**counts, "messages": by_outcome}
 
     def _flush_log(self) -> None:
-        self._failed_work.flush()
-        self._settled.flush()
+        for log in (self._failed_work, self._settled):
+            log.flush()
 
     def _still_open(self) -> bool:
         if not self._checked:
@@ -458,7 +458,7 @@ class Settler:
             return
         shown = self.counts()
         self._shown, self._shown_at = settled_counts(shown), self._clock.now()
-        self._status = (await status_of(self._batch, shown, self._clock)).encode()
+        self._status = await status_of(self._batch, shown, self._clock)
         try:
             self.progress()
             await self._publish_progress()

@@ -74,8 +74,8 @@ def settled_counts(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: counts[name] for name in _SHOWN_COUNTS if name in counts and name not in _OF_EXTENSIONS}
 
 
-async def status_of(batch: Batch, counts: Mapping[str, int], clock: Clock) -> BatchStatus:
-    """How a batch stands now.
+async def status_of(batch: Batch, counts: Mapping[str, int], clock: Clock) -> dict[str, Any]:
+    """How a batch stands now, as :meth:`BatchStatus.encode` gives it.
 
     Args:
         batch: The batch.
@@ -89,7 +89,7 @@ async def status_of(batch: Batch, counts: Mapping[str, int], clock: Clock) -> Ba
 
     return BatchStatus(
         batch.queue_url, counts, wall(batch.oldest_received_at()), wall(outlook.renew_at), wall(outlook.deadline)
-    )
+    ).encode()
 
 
 def _whole(seconds: float | None) -> int | None:

@@ -94,7 +94,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self._keepers = keepers = triggerer_keepers()
         await keepers.ready()
         try:
-            batch, policy = await self._received(keepers)
+            batch, policy = await self._received(task, keepers)
         except SqsError as error:
             for_good = error.verdict is Verdict.REFUSED
             yield await self._failure(keepers, FAILED_FOR_GOOD if for_good else FAILED, str(error))
@@ -145,16 +145,16 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         finally:
             self._batch = self._shared_keeper = None
 
-    async def _received(self, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
+    async def _received(self, task: RunOfTask, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
         """Receive, and when cancelled wait for the polls under way: nobody would hold what they bring."""
-        receiving = keepers.loop.create_task(self._receive(keepers))
+        receiving = keepers.loop.create_task(self._receive(task, keepers))
         try:
             return await asyncio.shield(receiving)
         except asyncio.CancelledError:
             await cancelled_once(receiving)
             raise
 
-    async def _receive(self, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
+    async def _receive(self, task: RunOfTask, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
         """Receive until there is a batch; without one when the time is up."""
         with translate_aws_errors(self.options.queue):
             self._shared_keeper = await keepers.acquire(AwsConnection.decode(self.options.connection))
@@ -162,7 +162,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self._collector = collector = await Collector.open(
             self.options.collecting(), shared_keeper.transport, keepers.clock
         )
-        source = PublishedMessages(run_of(self.task_instance))
+        source = PublishedMessages(task)
         batch = shared_keeper.open_batch(collector.queue_url, collector.policy, self._happened, source)
         batch.owner = self
         self._batch = batch
@@ -180,7 +180,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             self.options.batch_id,
             shared.batch.queue_url,
             policy,
-            AwsConnection.decode(self.options.connection),
+            shared.shared_keeper.connection,
             leases,
         )
         logger.info("Received %d messages of %s", len(messages), handed.queue_url)
