@@ -18,7 +18,7 @@ from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import Asked, DoubtfulDirectories, Rule, judged
 from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staged_rows import StagedRows
+from sqs_lease.spark.sinks.staged_rows import StagedRows, is_empty
 from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition, quoted
 from sqs_lease.spark.sinks.write_ahead import Application
 from sqs_lease.spark.sources.arrow_types import nullable
@@ -118,7 +118,7 @@ class SparkTable(ABC):
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
         with among_others(f"table {self.name}") as others:
-            while not self.staged.is_applied(application):
+            while not is_empty(location) and not self.staged.is_applied(application):
                 before = None
                 try:
                     before = self._version()

@@ -39,6 +39,11 @@ _S3A: Final = re.compile("^s3://")
 _NOTHING_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
 
 
+def is_empty(location: str) -> bool:
+    """Whether no row was staged at a location: nothing may be there then, and a table has nothing to take."""
+    return location.endswith("#0")
+
+
 @dataclass(frozen=True, slots=True)
 class StagedRows:
     """The rows staged for one table.
