@@ -580,6 +580,22 @@ def test_messages_are_released_when_a_user_marks_the_keeper(world: LeasedMessage
     world.run(scenario)
 
 
+def test_messages_are_released_when_a_user_marks_the_keeper_and_airflow_answers_slowly(world: LeasedMessages) -> None:
+    """Airflow then lets go of ``on_kill()`` within two seconds, and calls ``cleanup()`` beside it."""
+
+    async def scenario() -> None:
+        running = await world.receive_and_keep()
+        await asyncio.sleep(5)
+        world.supervisor.answer_seconds = 3.0
+        world.states[KEEP.task_id] = "success"
+        await running.cancel(USER_ACTION)
+        await asyncio.sleep(20)
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+    assert not world.events(AuditKind.CHANGED)
+
+
 def test_messages_are_held_for_the_next_try_when_a_user_clears_the_keeper(world: LeasedMessages) -> None:
     async def scenario() -> None:
         triggerer = world.triggerer()

@@ -32,6 +32,7 @@ RUN_ID = "run"
 RECEIVE = RunOfTask(DAG_ID, RUN_ID, "orders")
 KEEP = RunOfTask(DAG_ID, RUN_ID, "orders_keeper")
 ROUND_SECONDS = 1.0
+ON_KILL_SECONDS = 30.0
 USER_ACTION = "__airflow_user_action__"
 LOAD = WorkTask("load")
 CHECK = WorkTask("check", mapped=True, per_message=True)
@@ -63,8 +64,9 @@ class RunningTrigger:
                 self.events.append(event)
         except asyncio.CancelledError as cancelled:
             if cancelled.args and cancelled.args[0] == USER_ACTION:
-                with suppress(asyncio.CancelledError):
-                    await self.trigger.on_kill()
+                # Like this, so that the next cancellation may end the wait on Python 3.11, and cleanup() begins.
+                with suppress(asyncio.CancelledError, TimeoutError):
+                    await asyncio.wait_for(self.trigger.on_kill(), timeout=ON_KILL_SECONDS)
             raise
         finally:
             if not self._killed:

@@ -241,6 +241,8 @@ A worker's supervisor may notice 5 s late that the deferring process ended. If t
 scheduler takes the old process's end for a failure of the new one.
 """
 
+_UNDER_WAY: Final = "_shielded_method_under_way"
+
 Trigger = TypeVar("Trigger")
 Ending: TypeAlias = Callable[[Trigger], Coroutine[Any, Any, None]]
 
@@ -248,12 +250,24 @@ Ending: TypeAlias = Callable[[Trigger], Coroutine[Any, Any, None]]
 def shielded(method: Ending[Trigger]) -> Ending[Trigger]:
     """Run a trigger's method to completion, even when its caller is cancelled, once or many times.
 
+    Methods of one trigger run one after the other: on Python 3.11 Airflow's second cancellation ends its wait for
+    ``on_kill()``, so that it calls ``cleanup()`` while that is under way.
+
     An event loop that ends cancels the method itself as well, but only once.
     """
 
     @wraps(method)
     async def shielded_method(trigger: Trigger) -> None:
-        await end_of(task := asyncio.get_running_loop().create_task(method(trigger)))
+        before: asyncio.Task[None] | None = getattr(trigger, _UNDER_WAY, None)
+
+        async def in_turn() -> None:
+            if before is not None:
+                await end_of(before)
+            await method(trigger)
+
+        task = asyncio.get_running_loop().create_task(in_turn())
+        setattr(trigger, _UNDER_WAY, task)
+        await end_of(task)
         if not task.cancelled():
             task.result()
 
