@@ -181,6 +181,28 @@ def test_a_triggerer_that_stood_still_releases_nothing_that_another_one_took_ove
     assert not world.events(AuditKind.RELEASED, AuditKind.CHANGED)
 
 
+def test_a_keeper_that_is_cleared_again_after_its_end_takes_nothing_from_the_cleared_run(world: LeasedMessages) -> None:
+    """The run is cleared while the keeper's new trigger looks for what the try before wrote down."""
+
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first)
+        running = world.keep(first)
+        world.states[LOAD.task_id] = "failed"
+        await running.ended()
+        assert world.message_states() == ALL_VISIBLE
+        begin_again(world, KEEP.task_id)
+        running = world.keep(world.triggerer("second"), tried_before=True)
+        await asyncio.sleep(1)
+        clear_run(world)
+        await receive_again(world, first)
+        await asyncio.sleep(5)
+        await running.cancel(USER_ACTION)
+
+    world.run(scenario)
+    assert not [entry for entry in world.events(AuditKind.CHANGED, AuditKind.RELEASED) if entry.stale]
+
+
 class OneRun:
     """One of several runs of the DAG, with a message each."""
 

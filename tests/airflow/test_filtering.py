@@ -17,6 +17,7 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.providers.amazon.aws.utils.sqs import filter_messages
 from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
 
@@ -478,6 +479,24 @@ def exits_on_a(message: dict[str, Any]) -> bool:
     return is_b(message)
 
 
+def cancels_on_a(message: dict[str, Any]) -> bool:
+    if message["Body"] == "a":
+        raise asyncio.CancelledError("secret")
+    return is_b(message)
+
+
+def is_out_of_time_on_a(message: dict[str, Any]) -> bool:
+    if message["Body"] == "a":
+        raise AirflowTaskTimeout("secret")
+    return is_b(message)
+
+
+def interrupts_on_a(message: dict[str, Any]) -> bool:
+    if message["Body"] == "a":
+        raise KeyboardInterrupt("secret")
+    return is_b(message)
+
+
 async def is_asynchronous(message: dict[str, Any]) -> bool:
     return True
 
@@ -663,6 +682,9 @@ def test_a_watcher_that_cannot_import_the_function_says_so_and_tries_again(
     [
         ("raises_on_a", "KeyError"),
         ("exits_on_a", "SystemExit"),
+        ("cancels_on_a", "CancelledError"),
+        ("is_out_of_time_on_a", "AirflowTaskTimeout"),
+        ("interrupts_on_a", "KeyboardInterrupt"),
         ("forgets_to_return_on_a", "NotTrueOrFalseError"),
         ("is_wrapped", "NotTrueOrFalseError"),
     ],

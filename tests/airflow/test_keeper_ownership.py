@@ -313,6 +313,20 @@ def test_a_keeper_that_is_cleared_and_marked_before_it_begins_gives_back_at_once
     world.run(scenario)
 
 
+def test_a_triggerer_does_not_spin_while_a_keeper_that_no_trigger_ran_for_waits_for_its_next_try(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer("first"))
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(10)
+        world.states[KEEP.task_id] = "queued"
+        await asyncio.sleep(60)
+        assert world.message_states() == ALL_HELD
+
+    world.run(scenario)
+
+
 def forget_tries(world: LeasedMessages) -> None:
     """As Airflow does when the keeper's next try begins."""
     for key in [key for key in world.supervisor.xcoms if key[1] == KEEP.task_id]:

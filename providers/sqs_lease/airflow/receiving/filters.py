@@ -175,7 +175,8 @@ class OpenFilter:
     def _answer(self, message: Message) -> bool | str:
         try:
             return self._matches(message)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function; SystemExit would end the triggerer
+        except BaseException as error:  # noqa: BLE001 - a user's function: AirflowTaskTimeout, SystemExit, any
+            # Elsewhere it would end the trigger, or the triggerer with all its triggers.
             # Its type only: the text may quote the body.
             return f"message_filtering failed on it: {type(error).__name__}"
 

@@ -219,6 +219,8 @@ class HandOff:
         self._is_cleared = self._receive_task is not None and self._is_received_again(self._receive_task, states)
         if self._state not in ENDED and not self._is_cleared:
             self._ended_at = None
+            if self._state != "deferred":
+                self._was_asked = False  # nothing is asked before it defers again
         elif self._ended_at is None:
             self._ended_at = self._asks_at = now
 

@@ -483,7 +483,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return progress
         # No trigger of this task has held it: the one that received it may have extended it for long. Or a try before
         # has given it back.
-        progress = await read_progress(self._receiving(task), handed.batch_id) or Progress()
+        receiving = self._receiving(task)
+        progress = await read_progress(receiving, handed.batch_id)
+        if progress is None and not await self._is_still_the_runs(receiving):
+            logger.warning("The run was cleared: its messages are given back, or were before, so none is taken over")
+            return Progress(dict.fromkeys(range(len(handed.leases)), Outcome.LOST))
+        progress = progress or Progress()
         given_back = dict.fromkeys(await given_back_positions(self.lease), Outcome.LOST)
         progress = replace(progress, settled={**given_back, **progress.settled})
         if self.tried_before and not progress.settled:
