@@ -360,9 +360,12 @@ class ActedOnRun:
         """Have a trigger run until it ends its task; None if the task was cleared or marked before."""
         task_id = task.task_id
         this = self._began[task_id]
+        before: VirtualTriggerer | None = None
         await self._pause(1.0)
         while self._began[task_id] == this:
-            triggerer = self._random.choice(self._alive())
+            # A process starts no trigger that it runs already.
+            triggerer = self._random.choice([one for one in self._alive() if one is not before])
+            before = triggerer
             running = await self._start(triggerer, trigger, task)
             while True:
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -389,8 +392,10 @@ class ActedOnRun:
 
     async def _tell(self, triggerer: VirtualTriggerer, running: RunningTrigger) -> None:
         """Tell a trigger that a user acted, at once or seconds later, when the next try has begun perhaps."""
-        await asyncio.sleep(self._random.choice((0.0, 0.5, 2.0, 2.0, 4.0, 12.0)))
+        await asyncio.sleep(self._random.choice((0.0, 0.5, 1.0, 2.0, 3.0)))
         if triggerer not in self._dead and not running.task.done():
+            if self._states.get(KEEP.task_id) == "deferred":
+                self._disturb()  # it cannot tell whether another triggerer holds the batch, and leaves it alone
             await running.cancel(USER_ACTION)
 
     async def _start(self, triggerer: VirtualTriggerer, trigger: BaseTrigger, task: RunOfTask) -> RunningTrigger:

@@ -136,8 +136,8 @@ class MoveOrder:
         older, newer = self.older_than_seconds, self.newer_than_seconds
         if older is not None and newer is not None and older >= newer:
             raise ValueError(
-                f"{self._doing}: no message is {older:g} s old or older, and newer than {newer:g} s: older_than must be "
-                "less than newer_than"
+                f"{self._doing}: no message is {older:g} s old or older, and newer than {newer:g} s: older_than must "
+                "be less than newer_than"
             )
 
     @property
