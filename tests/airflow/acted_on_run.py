@@ -8,6 +8,7 @@ consumer polls the queue beside it. :meth:`ActedOnRun.problems` says what must n
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from random import Random
@@ -20,6 +21,7 @@ from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
 from sqs_lease.core.policies import Fixed, Growing, RenewalPolicy
+from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
@@ -36,12 +38,12 @@ from tests.airflow.virtual_triggerer import (
     receive_trigger,
 )
 
-POLICIES: Final = (Growing(visibility=120.0), Fixed(visibility=120.0, every=1.0), Fixed(visibility=120.0, every=40.0))
+POLICIES: Final = (Growing(visibility=120.0), Fixed(visibility=120.0, every=5.0), Fixed(visibility=120.0, every=40.0))
 ACTING_SECONDS: Final = 300.0
 """How long users act and triggerers die."""
 
-QUIET_SECONDS: Final = 3000.0
-"""After that: longer than the work, the hand-off timeout and the longest extension together."""
+QUIET_STEPS: Final = 150
+"""After that, of 20 s each: longer than the work, the hand-off timeout and the longest extension together."""
 
 OTHER: Final = "another consumer"
 _LOOK_SECONDS: Final = 0.25
@@ -75,7 +77,11 @@ class ActedOnRun:
         self._succeeded: set[tuple[str, str]] = set()  # receipts whose work succeeded
         self._starting = asyncio.Lock()
         self._lives: asyncio.TaskGroup
-        self._consumes = True
+        self._telling: set[asyncio.Task[None]] = set()
+        self._undisturbed_until = math.inf
+        self._word_is_lost = False
+        self._kept_in: VirtualTriggerer | None = None
+        self._kept_since = 0
 
     def play(self) -> None:
         """Let everything happen."""
@@ -86,23 +92,27 @@ class ActedOnRun:
         found: list[str] = []
         entries = self.world.sqs.trail().entries()
         held_by: dict[str, AuditEntry] = {}
+        changed_at: dict[str, float] = {}
+        lapsed: set[tuple[str, str]] = set()
         for entry in entries:
             ours = entry.caller not in (OTHER, "")
             if entry.kind is AuditKind.RECEIVED:
                 held_by[entry.message_id] = entry
-            if ours and entry.stale and entry.kind in (AuditKind.CHANGED, AuditKind.RELEASED):
+            if entry.kind is AuditKind.EXPIRED:
+                lapsed.add((entry.message_id, entry.handle))
+            # A lease that has lapsed may be extended on a standard queue, and its holder says so.
+            touched = ours and entry.stale and (entry.message_id, entry.handle) not in lapsed and not self._word_is_lost
+            if touched and entry.kind in (AuditKind.CHANGED, AuditKind.RELEASED):
                 found.append(f"it touched what somebody else had received: {entry}")
-            if (
-                ours
-                and entry.kind is AuditKind.DELETED
-                and (entry.message_id, entry.handle) not in self._succeeded
-            ):
+            if ours and entry.kind is AuditKind.DELETED and (entry.message_id, entry.handle) not in self._succeeded:
                 found.append(f"it deleted a message whose work did not succeed: {entry}")
-            if entry.kind is AuditKind.EXPIRED and held_by[entry.message_id].caller != OTHER:
+            if entry.kind is AuditKind.CHANGED:
+                changed_at[entry.message_id] = entry.at
+            held = entry.at - changed_at.get(entry.message_id, 0.0) > 60.0  # and not given back with a delay
+            was_ours = entry.kind is AuditKind.EXPIRED and held_by[entry.message_id].caller != OTHER
+            if was_ours and held and entry.at < self._undisturbed_until:
                 found.append(f"a lease ended by itself: {entry}")
-        for message_id, state in self.world.sqs.contents(self.world.url).items():
-            if state is MessageState.IN_FLIGHT and held_by[message_id].caller != OTHER:
-                found.append(f"it is held for ever: {held_by[message_id]}")
+        found += [f"it is held for ever: {held_by[message_id]}" for message_id in self._held()]
         if (state := self._states.get(KEEP.task_id)) not in (*_ENDED, None):
             found.append(f"the keeper never ended: {state}")
         return found
@@ -119,10 +129,29 @@ class ActedOnRun:
                 else:
                     await asyncio.sleep(self._random.choice((0.1, 0.5, 1.0, 3.0, 6.0)) * self._random.random())
                 await self._act()
-            await asyncio.sleep(QUIET_SECONDS)
+            for _ in range(QUIET_STEPS):
+                if self._is_over():
+                    break
+                await asyncio.sleep(20.0)
+            await asyncio.sleep(20.0)
             consuming.cancel()
         for triggerer in self._triggerers:
             await self._kill(triggerer)
+
+    def _is_over(self) -> bool:
+        states = [self._states.get(key) for key in (RECEIVE.task_id, KEEP.task_id, *self._work_keys)]
+        return all(state in _ENDED for state in states) and not self._telling and not self._held()
+
+    def _held(self) -> list[str]:
+        """The messages that are in flight, and not by the other consumer."""
+        contents = self.world.sqs.contents(self.world.url)
+        received = self.world.events(AuditKind.RECEIVED)
+        by = {entry.message_id: entry.caller for entry in received}
+        return [
+            message_id
+            for message_id, state in contents.items()
+            if state is MessageState.IN_FLIGHT and by[message_id] != OTHER
+        ]
 
     async def _consume(self) -> None:
         transport = MemoryTransport(self.world.sqs, name=OTHER)
@@ -157,6 +186,8 @@ class ActedOnRun:
         await action()
 
     async def _clear_keeper(self) -> None:
+        if self._kept_in in self._dead:
+            self._word_is_lost = True
         if KEEP.task_id in self._states and self._states.get(RECEIVE.task_id) == "success":
             self._states[KEEP.task_id] = None
             self._begin(KEEP.task_id, self._live_of_keeper)
@@ -205,23 +236,37 @@ class ActedOnRun:
         triggerer = self._random.choice(used or self._alive())
         if triggerer not in self._dead:
             self._dead.add(triggerer)
+            self._disturb()
             self._triggerers.append(self.world.triggerer(f"triggerer {len(self._triggerers)}"))
             self._say(f"{self._triggerers.index(triggerer)} ends")
+            if self._keeps_for_next_try(triggerer):
+                # Airflow deletes what that process wrote down, and then it is not known for sure what it settled.
+                self._word_is_lost = True
             await end(triggerer)
+
+    def _keeps_for_next_try(self, triggerer: VirtualTriggerer) -> bool:
+        return self._kept_in is triggerer and self._kept_since != self._began[KEEP.task_id]
 
     async def _kill(self, triggerer: VirtualTriggerer) -> None:
         for shared in list(triggerer.keepers.batches.values()):
             shared.owner = None  # for hand-offs: they end
         with suppress(Exception):
             await triggerer.kill()
+        for shared_keeper in list(triggerer.keepers._keepers.values()):
+            await shared_keeper.keeper.close(Leaving.NOTHING)
 
     async def _move_a_trigger(self) -> None:
         self._moves.update(task_id for task_id, (_, running) in self._running.items() if not running.task.done())
 
     async def _be_silent(self) -> None:
+        self._disturb()
         self._supervisor.silent = True
         await asyncio.sleep(self._random.choice((1.0, 5.0, 20.0)))
         self._supervisor.silent = False
+
+    def _disturb(self) -> None:
+        """From now on leases may end by themselves: their holder died, or was not told what became of its task."""
+        self._undisturbed_until = min(self._undisturbed_until, self.world.clock.now())
 
     # What Airflow does
 
@@ -273,12 +318,18 @@ class ActedOnRun:
         await self._pause(1.5)
         if self._began[task_id] != this:
             return
-        self._states[task_id] = "deferred"
         if self._random.random() < 0.2:
+            # A triggerer that is full has no room before the trigger of the try before has ended.
+            await asyncio.sleep(2 * _LOOK_SECONDS)
+            await asyncio.gather(*self._telling)
+            if self._began[task_id] != this:
+                return
+            self._states[task_id] = "deferred"
             self._say("no triggerer has room")
             await self._pause(150.0)
             if self._began[task_id] != this:
                 return
+        self._states[task_id] = "deferred"
         running = await self._tend(KEEP, trigger)
         if running is not None:
             self._say(f"{task_id}: {running.events}")
@@ -309,14 +360,17 @@ class ActedOnRun:
         """Have a trigger run until it ends its task; None if the task was cleared or marked before."""
         task_id = task.task_id
         this = self._began[task_id]
+        before: VirtualTriggerer | None = None
         await self._pause(1.0)
         while self._began[task_id] == this:
-            triggerer = self._random.choice(self._alive())
+            # A process starts no trigger that it runs already.
+            triggerer = self._random.choice([one for one in self._alive() if one is not before])
+            before = triggerer
             running = await self._start(triggerer, trigger, task)
             while True:
                 await asyncio.sleep(_LOOK_SECONDS)
                 if self._began[task_id] != this:
-                    self._lives.create_task(self._tell(triggerer, running))
+                    self._will_tell(triggerer, running)
                     return None
                 if triggerer in self._dead:
                     await asyncio.sleep(self._random.choice((1.0, 5.0, 25.0)))
@@ -327,14 +381,22 @@ class ActedOnRun:
                     return running if self._began[task_id] == this else None
                 if task_id in self._moves:
                     self._moves.discard(task_id)
-                    self._lives.create_task(self._tell(triggerer, running))
+                    self._will_tell(triggerer, running)
                     break
         return None
 
+    def _will_tell(self, triggerer: VirtualTriggerer, running: RunningTrigger) -> None:
+        telling = self._lives.create_task(self._tell(triggerer, running))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
     async def _tell(self, triggerer: VirtualTriggerer, running: RunningTrigger) -> None:
         """Tell a trigger that a user acted, at once or seconds later, when the next try has begun perhaps."""
-        await asyncio.sleep(self._random.choice((0.0, 0.5, 2.0, 2.0, 4.0, 12.0)))
+        await asyncio.sleep(self._random.choice((0.0, 0.5, 1.0, 2.0, 3.0)))
         if triggerer not in self._dead and not running.task.done():
+            if self._states.get(KEEP.task_id) in ("running", "deferred"):
+                # When the next try has deferred, it cannot tell who holds the batch, and leaves it alone.
+                self._disturb()
             await running.cancel(USER_ACTION)
 
     async def _start(self, triggerer: VirtualTriggerer, trigger: BaseTrigger, task: RunOfTask) -> RunningTrigger:
@@ -343,6 +405,8 @@ class ActedOnRun:
             await asyncio.sleep(0.0)  # it finds out which process it is in
             await asyncio.sleep(0.0)
         self._running[task.task_id] = triggerer, running
+        if task is KEEP:
+            self._kept_in, self._kept_since = triggerer, self._began[KEEP.task_id]
         self._say(f"{task.task_id} runs in {self._triggerers.index(triggerer)}")
         return running
 

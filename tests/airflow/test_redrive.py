@@ -1068,6 +1068,8 @@ def test_a_deferral_that_ends_without_its_trigger_cancels_the_move_task(
         ({"reason": "("}, "reason is not a regular expression"),
         ({"destination": "no queue"}, "'no queue' is not a queue name"),
         ({"older_than": -1}, "older_than"),
+        ({"older_than": 100, "newer_than": 100}, "no message is 100 s old or older, and newer than 100 s"),
+        ({"max_messages": 5}, "max_messages=5 has no effect without a filter"),
     ],
 )
 def test_mistakes_are_found_when_the_dag_is_parsed(options: dict[str, Any], error: str) -> None:

@@ -133,6 +133,12 @@ class MoveOrder:
         if self.max_per_second is not None:
             check_whole_number(self.max_per_second, "max_per_second", 1, MAX_MOVES_PER_SECOND, self._doing)
         check_whole_number(self.max_messages, "max_messages", 1, MAX_IN_FLIGHT, self._doing)
+        older, newer = self.older_than_seconds, self.newer_than_seconds
+        if older is not None and newer is not None and older >= newer:
+            raise ValueError(
+                f"{self._doing}: no message is {older:g} s old or older, and newer than {newer:g} s: older_than must "
+                "be less than newer_than"
+            )
 
     @property
     def _doing(self) -> str:

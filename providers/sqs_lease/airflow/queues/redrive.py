@@ -111,6 +111,12 @@ class SqsMoveMessagesOperator(QueueTask):
         self._is_killed = False
         order = self._order()
         order.check_numbers()
+        if max_messages != DEFAULT_MAX_MESSAGES and not order.is_filtered:
+            # Whoever wrote it expects that no more are moved.
+            raise ValueError(
+                f"max_messages={max_messages} has no effect without a filter: SQS itself moves all messages of "
+                f"{queue_url}. Give a filter, too; older_than=0 takes any message"
+            )
         if all(text is None or is_final(text) for text in (queue_url, destination, reason)):
             order.check()
 

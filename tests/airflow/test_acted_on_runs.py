@@ -1,0 +1,21 @@
+"""Users and dying triggerers act on a run at random times: it touches only its own messages, and loses none."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.airflow.acted_on_run import ActedOnRun
+from tests.airflow.scripted_comms import ScriptedComms
+
+
+# The last two found defects once: a triggerer that spun, and a keeper that took over from a cleared run.
+@pytest.mark.parametrize("seed", [*range(16), 90, 108])
+def test_whatever_happens_to_a_run_nobody_elses_messages_are_touched_and_none_is_lost(
+    supervisor: ScriptedComms, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    run = ActedOnRun(supervisor, seed)
+    run.play()
+    assert not run.problems(), "\n".join(run.history)
