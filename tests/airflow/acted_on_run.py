@@ -394,9 +394,6 @@ class ActedOnRun:
         """Tell a trigger that a user acted, at once or seconds later, when the next try has begun perhaps."""
         await asyncio.sleep(self._random.choice((0.0, 0.5, 1.0, 2.0, 3.0)))
         if triggerer not in self._dead and not running.task.done():
-            if self._states.get(KEEP.task_id) in ("running", "deferred"):
-                # When the next try has deferred, it cannot tell who holds the batch, and leaves it alone.
-                self._disturb()
             await running.cancel(USER_ACTION)
 
     async def _start(self, triggerer: VirtualTriggerer, trigger: BaseTrigger, task: RunOfTask) -> RunningTrigger:

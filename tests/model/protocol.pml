@@ -570,10 +570,10 @@ inline tell_again(b, t) {
 #define IS_ANOTHERS(b, t) WAS_TAKEN_BY_OTHER(b, t)
 #endif
 
-#ifdef WITHOUT_LEAVING_ALONE_WHAT_IS_DEFERRED
-#define IS_LEFT_ALONE(b) 0
+#ifdef WITHOUT_HOLDING_WHAT_IS_DEFERRED
+#define IS_FOR_THE_NEXT(b) ((keeper == NOT_STARTED || keeper == BEGINS) && !cleared && batch == (b))
 #else
-#define IS_LEFT_ALONE(b) (keeper == DEFERRED)
+#define IS_FOR_THE_NEXT(b) ((keeper == NOT_STARTED || keeper == BEGINS || keeper == DEFERRED) && !cleared && batch == (b))
 #endif
 
 /* Airflow ends the trigger of a cleared task only when that task is scheduled again. */
@@ -593,10 +593,10 @@ inline tell_again(b, t) {
       (IS_GONE(b) || keeper == DEFERRED && batch == (b) && assigned != (t)) -> printf("Airflow ends the trigger in triggerer %d\n", t); \
       \
       if \
-      :: IS_UNKNOWN(b, t) || IS_ANOTHERS(b, t) || IS_LEFT_ALONE(b) -> forget(b, t) \
+      :: IS_UNKNOWN(b, t) || IS_ANOTHERS(b, t) -> forget(b, t) \
       :: else -> \
         if \
-        :: (keeper == NOT_STARTED || keeper == BEGINS) && !cleared && batch == (b) -> ROLE(b, t) = HANDS_OFF; TOOK_OVER(b, t) = 0 \
+        :: IS_FOR_THE_NEXT(b) -> ROLE(b, t) = HANDS_OFF; TOOK_OVER(b, t) = 0 \
         :: else -> give_back(b, t) \
         fi \
       fi }

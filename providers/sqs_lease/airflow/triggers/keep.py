@@ -110,7 +110,7 @@ class _Kept(Enum):
     """Whose a batch is after a user acted on its keeper."""
 
     NOBODY = "nobody's: it is released"
-    NEXT_TRY = "the next try's: it is held"
+    NEXT_TRIGGER = "that of the keeper's next trigger: it is held"
     ELSEWHERE = "another triggerer's, or nobody knows: it is left alone"
 
 
@@ -304,10 +304,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         """A user acted on the task, or a triggerer that stood still came back; the states tell which.
 
         The keeper was marked (success, failed, ...), or the sensor was cleared too, so that it receives again: nobody
-        will keep these leases, so they are released. The keeper alone was cleared: they are held for its next try.
-        The keeper is deferred: another triggerer has the leases, so they are left alone; and likewise when another
-        trigger took them over, when Airflow gives no answer, or before it is known what was settled: some of the
-        messages may be other consumers' by then.
+        will keep these leases, so they are released. The keeper alone was cleared, or it is another triggerer's now:
+        they are held until its next trigger takes them over. Another trigger did so already: they are left alone. So
+        they are when Airflow gives no answer, or before it is known what was settled: some of the messages may be other
+        consumers' by then.
         """
         keepers, batch = self._keepers, self._batch
         if keepers is None or batch is None or batch.owner is not self:
@@ -356,12 +356,13 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         if takeover is not None and takeover.holder != self._holder:
             return _Kept.ELSEWHERE
         states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
-        state = states.get(task.task_id, "removed")
-        if state == "deferred":
-            return _Kept.ELSEWHERE
-        if state in ENDED or was_cleared(receiving, states) or not await self._is_still_the_runs(receiving):
+        if (
+            states.get(task.task_id, "removed") in ENDED
+            or was_cleared(receiving, states)
+            or not await self._is_still_the_runs(receiving)
+        ):
             return _Kept.NOBODY
-        return _Kept.NEXT_TRY
+        return _Kept.NEXT_TRIGGER
 
     async def _is_still_the_runs(self, receiving: RunOfTask) -> bool:
         """Whether the receiving task has not received another batch already, which the keeper will get instead."""
