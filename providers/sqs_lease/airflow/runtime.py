@@ -259,16 +259,16 @@ def shielded(method: Ending[Trigger]) -> Ending[Trigger]:
     @wraps(method)
     async def shielded_method(trigger: Trigger) -> None:
         before: asyncio.Task[None] | None = getattr(trigger, _UNDER_WAY, None)
-
-        async def in_turn() -> None:
-            if before is not None:
-                await end_of(before)
-            await method(trigger)
-
-        task = asyncio.get_running_loop().create_task(in_turn())
+        running = method(trigger)
+        task = asyncio.get_running_loop().create_task(running if before is None else _after(before, running))
         setattr(trigger, _UNDER_WAY, task)
         await end_of(task)
         if not task.cancelled():
             task.result()
 
     return shielded_method
+
+
+async def _after(before: asyncio.Task[None], running: Coroutine[Any, Any, None]) -> None:
+    await end_of(before)
+    await running
