@@ -311,6 +311,7 @@ class _OpenLease:
                 self._host.run(self.session.give_back())
         finally:
             self._host.stop()
+            self.session.end_span()
             self.session.end_listening()
 
 

@@ -36,6 +36,18 @@ from sqs_lease.cli.__main__ import main
 main()
 """
 
+INTERRUPTED_WHILE_TYPER_WORKS = """
+import os, signal, sys
+import typer.main
+
+def interrupted(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+typer.main.get_command = interrupted
+from sqs_lease.cli.__main__ import main
+main()
+"""
+
 INTERRUPTED_AT_THE_END = """
 import atexit, os, signal, sys
 atexit.register(os.kill, os.getpid(), signal.SIGINT)
@@ -134,6 +146,17 @@ def test_ctrl_c_outside_a_command_leaves_no_traceback(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, check=False)
 
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+def test_ctrl_c_before_the_command_begins_leaves_no_traceback_either() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WHILE_TYPER_WORKS],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (130, b"")
 
 
 def test_the_wheel_installs_the_command() -> None:

@@ -203,4 +203,4 @@ def test_what_is_no_url_is_refused() -> None:
     ran = sqs_lease("watch", "orders", "--airflow", "airflow")
 
     assert ran.exit_code == 2
-    assert "--airflow takes a URL that begins with http:// or https://" in ran.err
+    assert "--airflow takes a URL that begins with http:// or https://, not 'airflow'." in f"{ran.err.strip()}."

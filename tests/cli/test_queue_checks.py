@@ -68,6 +68,20 @@ def test_the_limits_themselves_do_not_bite(attributes: dict[str, object]) -> Non
     assert biting(queue(RedrivePolicy=REDRIVE, **attributes)) == set()
 
 
+@pytest.mark.parametrize(
+    ("waiting", "says"),
+    [
+        (1, "about 1 message waits in dead"),
+        (2, "about 2 messages wait in dead"),
+        (1234, "about 1 234 messages wait in dead"),
+    ],
+)
+def test_dead_letters_are_counted_in_plain_english(waiting: int, says: str) -> None:
+    dead = queue("dead", MessageRetentionPeriod=14 * DAY, ApproximateNumberOfMessages=waiting)
+
+    assert found(queue(RedrivePolicy=REDRIVE), replace(GOOD, dead_letters=dead))["dead_letters"].what == says
+
+
 def test_the_sensors_of_airflow_have_a_visibility_timeout_of_their_own() -> None:
     state = queue(RedrivePolicy=REDRIVE, VisibilityTimeout=5)
 

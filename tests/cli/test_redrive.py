@@ -250,6 +250,26 @@ def test_messages_that_cannot_be_held_are_not_moved_one_by_one(
 
 
 @pytest.mark.parametrize(
+    ("to", "says"),
+    [
+        ("nothing", "there is no such queue"),
+        ("later.fifo", "one is a FIFO queue and the other is not"),
+        (DEAD, "cannot be moved to the same queue"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--max", "1"), ("--dry-run",)])
+def test_a_destination_that_cannot_take_them_is_refused_before_they_are_received(
+    orders: LeasedQueue, leased_queues: LeasedQueues, to: str, says: str, more: tuple[str, ...]
+) -> None:
+    leased_queues.create("later.fifo")
+    ran = sqs_lease("redrive", DEAD, "--to", to, *more)
+
+    assert (ran.exit_code, ran.out) == (2, "")
+    assert says in ran.err
+    assert json.loads(sqs_lease("peek", DEAD, "--json").out)["messages"][0]["receive_count"] == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["nothing"], "there is no such queue"),

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from _thread import interrupt_main
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -214,6 +217,39 @@ def test_impossible_arguments_are_refused_before_anything_is_called(arguments: d
     # Without a client of the test's own: there is no region to make one for, and none is needed.
     with pytest.raises(ValueError, match=message), lease(**arguments):
         pytest.fail("the block is not entered")
+
+
+OUTLIVING = """
+import threading
+from sqs_lease import lease
+
+def work():
+    with lease("{queue}", wait=20, linger=0):
+        is_leased.set()
+        threading.main_thread().join()
+    print("left")
+
+is_leased = threading.Event()
+threading.Thread(target=work).start()
+assert is_leased.wait(60)
+"""
+
+
+def test_a_lease_in_a_thread_that_outlives_the_main_thread_comes_to_its_end(
+    server: SqsServer, sqs: SQSClient, queue: str
+) -> None:
+    send(sqs, queue, 1)
+    ended = subprocess.run(
+        [sys.executable, "-c", OUTLIVING.format(queue=queue)],
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **server.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (ended.stdout, ended.stderr) == ("left\n", "")
+    counts = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
+    assert int(counts["ApproximateNumberOfMessages"]) + int(counts["ApproximateNumberOfMessagesNotVisible"]) == 0
 
 
 class SilentTransport(MemoryTransport):

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from typing import Any
 
 import pytest
 from opentelemetry import metrics, trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from sqs_lease import async_lease, lease, release
+from sqs_lease import Fixed, async_lease, lease, release
 from sqs_lease.keeper import telemetry
+from sqs_lease.keeper.loop_thread import LoopThreadError
 from sqs_lease.testing.leased_queues import LeasedQueues
 from sqs_lease.testing.pytest_plugin import leased_queues
 
 __all__ = ["leased_queues"]
+
+PATIENCE_SECONDS = 120.0
 
 TRACE, SENDER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 W3C = {"traceparent": {"DataType": "String", "StringValue": f"00-{TRACE}-{SENDER}-01"}}
@@ -134,6 +140,7 @@ def test_it_links_to_whoever_sent_the_messages(published: Published, leased_queu
     [
         (XRAY, 1),
         (f"Self=1-x;{XRAY}", 1),
+        (XRAY.replace(";Sampled=1", ""), 1),
         ("", 0),
         ("Root=1-5759e988-bd862e3fe1be46a994272793", 0),
         (XRAY.replace("Root=1-", "Root=2-"), 0),
@@ -155,6 +162,16 @@ def test_a_malformed_trace_context_is_no_link(text: str) -> None:
     attributes = {"traceparent": {"DataType": "String", "StringValue": text}}
     message = Message(Receipt("m", "h"), "body", {}, attributes)
     assert list(telemetry._links([message])) == []
+
+
+@pytest.mark.parametrize("name", ["traceparent", "tracestate"])
+def test_where_the_trace_context_cannot_be_read_the_header_of_x_ray_is(name: str) -> None:
+    from sqs_lease.core.messages import Message, Receipt
+
+    attributes = {name: {"DataType": "String", "StringValue": "nonsense"}}
+    message = Message(Receipt("m", "h"), "body", {"AWSTraceHeader": XRAY}, attributes)
+    (link,) = telemetry._links([message])
+    assert (f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") == (TRACE, SENDER)
 
 
 def test_links_are_bounded_and_each_sender_is_linked_once() -> None:
@@ -214,6 +231,17 @@ def test_failed_work_is_an_error_by_its_class_and_not_by_its_text(
     assert dict(span.attributes or {})["sqs_lease.released"] == 1
 
 
+def test_leases_that_were_lost_are_an_error_with_a_type(published: Published, leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", "a")
+    with lease("orders", wait=0, linger=0) as batch:
+        (message,) = batch
+        leased_queues.sqs.delete(queue.url, [message.receipt])
+        batch.release(message)
+    span = published.span()
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "1 lost")
+    assert dict(span.attributes or {})["error.type"] == "lost"
+
+
 def test_nothing_secret_is_published(published: Published, leased_queues: LeasedQueues) -> None:
     leased_queues.create("orders", "a body")
     with lease("orders", wait=0, linger=0) as batch:
@@ -224,11 +252,12 @@ def test_nothing_secret_is_published(published: Published, leased_queues: Leased
 
 
 @pytest.mark.parametrize("name", ["metrics.get_meter", "trace.get_tracer"])
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 def test_a_provider_that_fails_stops_no_lease(
-    leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch, name: str
+    leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]
 ) -> None:
     def fail(*_: object, **__: object) -> Any:
-        raise ZeroDivisionError
+        raise error
 
     monkeypatch.setattr(f"opentelemetry.{name}", fail)
     queue = leased_queues.create("orders", "a")
@@ -249,6 +278,117 @@ def test_instruments_that_fail_stop_no_lease(
     with lease("orders", wait=0, linger=0) as batch:
         assert len(batch) == 1
     assert queue.visible == []
+
+
+class Blocking(SpanProcessor):
+    """Blocks where a span begins, or ends, until the test says go on."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.is_reached = threading.Event()
+        self.goes_on = threading.Event()
+        self.was_let_go = False
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        self._block("start")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._block("end")
+
+    def _block(self, where: str) -> None:
+        if where == self._where:
+            self.is_reached.set()
+            self.was_let_go = self.goes_on.wait(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_while_a_processor_blocks_the_event_loop_goes_on(
+    published: Published, leased_queues: LeasedQueues, where: str
+) -> None:
+    import asyncio
+
+    leased_queues.create("orders", "a")
+    blocking = Blocking(where)
+    published.tracers.add_span_processor(blocking)
+
+    async def one() -> None:
+        async with async_lease("orders", wait=0, linger=0):
+            pass
+
+    async def scenario() -> None:
+        leasing = asyncio.create_task(one())
+        assert await asyncio.to_thread(blocking.is_reached.wait, PATIENCE_SECONDS)
+        assert not leasing.done()
+        blocking.goes_on.set()
+        await leasing
+
+    asyncio.run(scenario())
+    assert blocking.was_let_go
+    assert published.span().end_time is not None
+
+
+def test_while_a_processor_blocks_where_the_span_begins_the_lease_is_extended(
+    published: Published, leased_queues: LeasedQueues
+) -> None:
+    queue = leased_queues.create("orders", "a")
+    blocking = Blocking("start")
+    published.tracers.add_span_processor(blocking)
+    policy = Fixed(every=0.05, visibility=3600)
+
+    def work() -> None:
+        with lease("orders", wait=0, linger=0, policy=policy):
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert blocking.is_reached.wait(PATIENCE_SECONDS)
+        while not published.points().get("sqs_lease.extended"):
+            time.sleep(0.01)
+    finally:
+        blocking.goes_on.set()
+        thread.join()
+    assert queue.deleted == 1
+
+
+def test_an_interruption_while_the_span_begins_ends_it(published: Published, leased_queues: LeasedQueues) -> None:
+    import asyncio
+
+    queue = leased_queues.create("orders", "a")
+    blocking = Blocking("start")
+    published.tracers.add_span_processor(blocking)
+
+    async def one() -> None:
+        async with async_lease("orders", wait=0, linger=0):
+            pass
+
+    async def scenario() -> None:
+        leasing = asyncio.create_task(one())
+        assert await asyncio.to_thread(blocking.is_reached.wait, PATIENCE_SECONDS)
+        leasing.cancel()
+        await asyncio.sleep(0)
+        blocking.goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await leasing
+
+    asyncio.run(scenario())
+    assert dict(published.span().attributes or {})["sqs_lease.released"] == 1
+    assert queue.visible == ["a"]
+
+
+def test_the_span_ends_also_where_the_thread_that_extends_died(
+    published: Published, leased_queues: LeasedQueues
+) -> None:
+    leased_queues.create("orders", "a")
+
+    def work() -> None:
+        with lease("orders", wait=0, linger=0) as batch:
+            batch._lease._host._loop.call_soon_threadsafe(sys.exit)
+            batch.succeed(batch)
+
+    with pytest.raises(LoopThreadError):
+        work()
+    assert dict(published.span().attributes or {})["error.type"] == "LoopThreadError"
 
 
 def test_a_program_that_does_not_use_it_does_not_import_it() -> None:

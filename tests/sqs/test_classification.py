@@ -392,6 +392,13 @@ def test_a_text_keeps_its_sense_without_secrets() -> None:
     assert redacted(text, [""]) == redacted(text)
 
 
+@pytest.mark.parametrize("action", ["ChangeMessageVisibility", "DeleteMessage", "SendMessage"])
+@pytest.mark.parametrize("code", ["AccessDenied", "NonExistentQueue"])
+def test_a_permission_that_is_missing_is_named_as_iam_names_it(action: str, code: str) -> None:
+    error = error_from_code(code, "no", operation=f"{action}Batch", queue=QUEUE, status=400)
+    assert f"sqs:{action} " in str(error)
+
+
 def test_an_error_can_be_told_with_another_remedy() -> None:
     error = error_from_exception(botocore_errors.NoRegionError(), operation=None, queue="orders")
     assert error is not None

@@ -30,6 +30,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app(prog_name="sqs-lease")
+    except KeyboardInterrupt:
+        # While Typer put the command together.
+        sys.exit(130)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

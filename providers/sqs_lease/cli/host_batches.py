@@ -95,9 +95,15 @@ class WatchedHosts:
     Attributes:
         batches: What they said last.
         trouble: Why one of them said nothing the last time.
+
+    Raises:
+        CommandError: What was given is no URL of a host.
     """
 
     def __init__(self, airflow: str | None, dagster: str | None) -> None:
+        for name, url in (("airflow", airflow), ("dagster", dagster)):
+            if url is not None and not url.startswith(("http://", "https://")):
+                raise CommandError(f"--{name} takes a URL that begins with http:// or https://, not {url!r}")
         self.batches: Sequence[HostBatch] = ()
         self.trouble: Sequence[str] = ()
         self._asks = [(airflow_batches, airflow), (dagster_batches, dagster)]
@@ -214,13 +220,11 @@ def _ask(
     *,
     may_be_missing: bool = False,
 ) -> dict[str, Any]:
-    if not url.startswith(("http://", "https://")):
-        raise CommandError(f"--{host.lower()} takes a URL that begins with http:// or https://, not {url!r}")
     data = None if content is None else json.dumps(content).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})  # noqa: S310
     where = url.partition("?")[0]
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:  # noqa: S310 - checked above
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:  # noqa: S310 - checked by WatchedHosts
             answer: dict[str, Any] = json.load(response)
             return answer
     except urllib.error.HTTPError as error:

@@ -259,7 +259,7 @@ def _of_dead_letters(queue: QueueState, dead: QueueState) -> Iterator[Finding]:
     if waiting:
         yield Finding.note(
             "dead_letters",
-            f"about {waiting} messages wait in {dead.name}",
+            f"about {_number(waiting)} {'message waits' if waiting == 1 else 'messages wait'} in {dead.name}",
             change=f"`sqs-lease redrive {dead.name} --dry-run` shows why they are there; without --dry-run, it moves "
             "them back.",
         )

@@ -39,6 +39,7 @@ from sqs_lease.keeper.move_orders import (
     cancel,
     follow,
     move_filtered,
+    named_destination,
     only_source,
     start,
 )
@@ -232,6 +233,7 @@ def _unusable_as_bad_input() -> Iterator[None]:
 async def _survey(transport: RedriveTransport, order: MoveOrder, *, is_whole: bool) -> Survey:
     url = await transport.queue_url(order.queue)
     attributes = await transport.queue_attributes(url)
+    await named_destination(transport, order, url)
     back_to = None
     # Asked first: to look at the messages of a queue that is at work would count as a receive of them.
     if is_whole or order.destination is None:

@@ -385,18 +385,8 @@ async def move_filtered(
     clock = keeper.clock
     queue_url = await transport.queue_url(order.queue)
     attributes = await transport.queue_attributes(queue_url)
-    destination_url = only_source_url = None
-    if order.destination is None:
-        only_source_url = await only_source(transport, queue_url)
-    else:
-        destination_url = await transport.queue_url(order.destination)
-    if destination_url is not None and destination_url.endswith(FIFO_SUFFIX) != attributes.fifo:
-        raise OutcomeError(
-            f"messages of {queue_url} cannot be moved to {destination_url}: one is a FIFO queue and the other is not",
-            FAILED_FOR_GOOD,
-        )
-    if destination_url == queue_url:
-        raise OutcomeError(f"messages of {queue_url} cannot be moved to the same queue", FAILED_FOR_GOOD)
+    destination_url = await named_destination(transport, order, queue_url)
+    only_source_url = await only_source(transport, queue_url) if destination_url is None else None
     mover = MessageMover(
         keeper,
         queue_url,
@@ -476,6 +466,31 @@ async def _destination_arn(
     if order.destination.startswith("arn:"):
         return order.destination
     return (await transport.queue_attributes(await transport.queue_url(order.destination))).arn
+
+
+async def named_destination(transport: RedriveTransport, order: MoveOrder, queue_url: str) -> str | None:
+    """Return the URL of the queue that an order names for all messages; None if it names none.
+
+    Args:
+        transport: Reaches SQS.
+        order: What to move.
+        queue_url: The queue that the messages are in.
+
+    Raises:
+        SqsError: There is no such queue, or it cannot be looked up.
+        OutcomeError: Messages of the one queue cannot be moved to the other.
+    """
+    if order.destination is None:
+        return None
+    destination_url = await transport.queue_url(order.destination)
+    if destination_url.endswith(FIFO_SUFFIX) != queue_url.endswith(FIFO_SUFFIX):
+        raise OutcomeError(
+            f"messages of {queue_url} cannot be moved to {destination_url}: one is a FIFO queue and the other is not",
+            FAILED_FOR_GOOD,
+        )
+    if destination_url == queue_url:
+        raise OutcomeError(f"messages of {queue_url} cannot be moved to the same queue", FAILED_FOR_GOOD)
+    return destination_url
 
 
 async def only_source(transport: RedriveTransport, queue_url: str) -> str | None:

@@ -269,7 +269,8 @@ class LeaseSession:
         )
         self.messages = tuple(batch.messages())
         if (received_at := batch.oldest_received_at()) is not None:
-            self._span.begin(queue_url, self.messages, received_at + keeper.clock.wall() - keeper.clock.now())
+            began_at = received_at + keeper.clock.wall() - keeper.clock.now()
+            await to_its_end(self._span.begin(queue_url, self.messages, began_at))
         if collected.error is not None:
             logger.warning("Took %d messages only: %s", len(self.messages), collected.error)
 
@@ -340,7 +341,7 @@ class LeaseSession:
             self._closed = True
             self._lease_log.flush()
             if self._batch is not None:
-                self._span.end(self._batch.report(), self._error_type)
+                await self._span.end(self._batch.report(), self._error_type)
             try:
                 if self._keeper is not None:
                     await self._keeper.close(Leaving.NOTHING)
@@ -422,6 +423,11 @@ class LeaseSession:
     def has_listener(self) -> bool:
         """Whether the user listens to events."""
         return self._listener is not None
+
+    def end_span(self) -> None:
+        """End the span, where the event loop died before it could; after the loop has ended."""
+        if self._batch is not None:
+            self._span.end_now(self._batch.report(), self._error_type)
 
     def end_listening(self, *, waits: bool = True) -> None:
         """Tell the user's listener nothing new.

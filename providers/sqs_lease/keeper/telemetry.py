@@ -1,7 +1,8 @@
 """What leases publish through OpenTelemetry: metrics of every keeper, and a span for each lease.
 
 A program that publishes has imported OpenTelemetry before its first lease, and configured it. In other programs
-nothing is published, and OpenTelemetry is not even imported. If a program's provider or exporter raises, leases go on.
+nothing is published, and OpenTelemetry is not even imported. If a program's provider or exporter raises, leases go on;
+and also while one blocks that begins or ends a span: an exporter without a queue of its own calls its collector then.
 
 Metrics, each with ``messaging.system`` (``aws_sqs``) and ``messaging.destination.name`` (the queue's name):
 
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Message
+from sqs_lease.daemon_threads import DaemonThreads
 from sqs_lease.keeper.batch import LeaseReport, Meter, Unmetered
 from sqs_lease.sqs.validation import queue_reference
 
@@ -136,16 +138,16 @@ class _OpenTelemetryMeter:
 class LeaseSpan:
     """The span of one lease; nothing if the program does not use OpenTelemetry, or no message came.
 
-    It is a child of the span that is current where this is made. Its methods may be called from any thread, and never
-    raise.
+    It is a child of the span that is current where this is made. Its methods never raise. Those that are no coroutines
+    may be called from any thread.
     """
 
     def __init__(self) -> None:
         self._parent = _safely(_current) if "opentelemetry.trace" in sys.modules else None
         self._span: Span | None = None
 
-    def begin(self, queue_url: str, messages: Sequence[Message], received_at: float) -> None:
-        """Begin the span.
+    async def begin(self, queue_url: str, messages: Sequence[Message], received_at: float) -> None:
+        """Begin the span, beside the event loop. Who calls this must not be cancelled: the span would not end.
 
         Args:
             queue_url: The queue.
@@ -154,7 +156,7 @@ class LeaseSpan:
         """
         parent, self._parent = self._parent, None
         if messages and parent is not None:
-            self._span = _safely(lambda: _started(queue_url, messages, received_at, parent))
+            self._span = await _beside(lambda: _started(queue_url, messages, received_at, parent))
 
     def enter(self) -> object:
         """Make it the current span of this thread or task, so that spans of the work become its children.
@@ -173,13 +175,19 @@ class LeaseSpan:
         if isinstance(entered, _Entered):
             _safely(lambda: _detach(entered))
 
-    def end(self, report: LeaseReport, error_type: str | None) -> None:
-        """End the span.
+    async def end(self, report: LeaseReport, error_type: str | None) -> None:
+        """End the span, beside the event loop.
 
         Args:
             report: What became of the messages.
             error_type: The class of what the work raised; None if it ended well. An exception's text may quote a body.
         """
+        span, self._span = self._span, None
+        if span is not None:
+            await _beside(lambda: _finish(span, report, error_type))
+
+    def end_now(self, report: LeaseReport, error_type: str | None) -> None:
+        """End the span here, if it has not ended yet: where the event loop died before it could."""
         span, self._span = self._span, None
         if span is not None:
             _safely(lambda: _finish(span, report, error_type))
@@ -248,12 +256,14 @@ def _finish(span: Span, report: LeaseReport, error_type: str | None) -> None:
 
     counts = {outcome: int(getattr(report, _named(outcome))) for outcome in Outcome}
     span.set_attributes({f"{NAME}.{_named(outcome)}": count for outcome, count in counts.items() if count})
-    trouble = [f"{counts[outcome]} {outcome.value}" for outcome in _TROUBLE if counts[outcome]]
+    trouble = [outcome for outcome in _TROUBLE if counts[outcome]]
     if error_type is not None:
         span.set_attribute("error.type", error_type)
         span.set_status(Status(StatusCode.ERROR, error_type))
     elif trouble:
-        span.set_status(Status(StatusCode.ERROR, ", ".join(trouble)))
+        span.set_attribute("error.type", _named(trouble[0]))
+        said = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in trouble)
+        span.set_status(Status(StatusCode.ERROR, said))
     span.end()
 
 
@@ -275,7 +285,13 @@ def _links(messages: Iterable[Message]) -> Iterable[Any]:
 def _producer(message: Message) -> Context:
     """The context that a message was sent in; an empty one if it says nothing of it that can be read."""
     from opentelemetry.context import Context
-    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+    from opentelemetry.trace import (
+        NonRecordingSpan,
+        SpanContext,
+        TraceFlags,
+        get_current_span,
+        set_span_in_context,
+    )
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     carrier: dict[str, str] = {}
@@ -283,8 +299,9 @@ def _producer(message: Message) -> Context:
         text = message.message_attributes.get(name, {}).get("StringValue")
         if isinstance(text, str):
             carrier[name] = text
-    if carrier:
-        return TraceContextTextMapPropagator().extract(carrier, Context())
+    sent_in = TraceContextTextMapPropagator().extract(carrier, Context())
+    if get_current_span(sent_in).get_span_context().is_valid:
+        return sent_in
     header = message.attributes.get("AWSTraceHeader", "")
     trace_id, span_id = _XRAY.search(header), _XRAY_PARENT.search(header)
     if trace_id is None or span_id is None:
@@ -312,6 +329,13 @@ def _safely(act: Callable[[], _T]) -> _T | None:
     """Call OpenTelemetry, which must not end a lease; None if it fails: a program's provider may raise anything."""
     try:
         return act()
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         logger.warning("OpenTelemetry failed; the lease goes on without it", exc_info=True)
         return None
+
+
+async def _beside(act: Callable[[], _T]) -> _T | None:
+    """As :func:`_safely`, in a thread: while OpenTelemetry blocks, the event loop extends leases."""
+    return await DaemonThreads(1, "sqs-lease OpenTelemetry").run(_safely, act)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
+from sqs_lease.daemon_threads import DaemonThreads
 from sqs_lease.sqs.client import ANSWER_SECONDS
 from sqs_lease.sqs.client_transport import ClientTransport
 
@@ -33,7 +33,9 @@ class Boto3Transport(ClientTransport):
         # One thread for each connection, started when it is needed. The capacity decides which call goes next, so no
         # call ever waits in the pool's own queue.
         connections: int = self._given.meta.config.max_pool_connections
-        self._threads = ThreadPoolExecutor(max(connections, 2), thread_name_prefix="sqs-lease")
+        # Not those of a ThreadPoolExecutor: they take no more calls once the main thread has ended, and a lease in a
+        # thread that lives longer would never come to its end.
+        self._threads = DaemonThreads(max(connections, 2), "sqs-lease")
 
     async def _open(self) -> Any:
         events = self._given.meta.events
@@ -60,7 +62,6 @@ class Boto3Transport(ClientTransport):
         return answer
 
     async def _close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
         # This closes idle connections now, and those in use when their call ends.
         self._given.close()
 

@@ -47,7 +47,7 @@ from sqs_lease.sqs.errors import (
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """An exception, what happened, and the remedy, in which ``{operation}`` stands for the API operation."""
+    """An exception, what happened, and the remedy, in which ``{action}`` stands for the IAM action."""
 
     error: type[SqsError]
     happened: str
@@ -57,11 +57,11 @@ class _Meaning:
 _NOT_FOUND: Final = _Meaning(
     QueueNotFoundError,
     "there is no such queue",
-    "Check its name, account and region, and that the caller may call sqs:{operation} on it: "
+    "Check its name, account and region, and that the caller may call sqs:{action} on it: "
     "SQS hides a queue from a caller without any permission.",
 )
 _DENIED: Final = _Meaning(
-    AccessDeniedError, "access denied", "Allow sqs:{operation} in the caller's IAM policy and the queue's policy."
+    AccessDeniedError, "access denied", "Allow sqs:{action} in the caller's IAM policy and the queue's policy."
 )
 _KEY_DENIED: Final = _Meaning(
     AccessDeniedError,
@@ -523,7 +523,8 @@ def _meaning_of_status(status: int | None) -> _Meaning:
 def _error(meaning: _Meaning, *, operation: str | None, queue: str, code: str, text: str) -> SqsError:
     subject = f"queue {queue}" if queue else "SQS"
     done = f"The client for {subject}" if operation is None else f"{operation} on {subject}"
-    remedy = meaning.remedy.format(operation=operation)
+    # IAM has no actions for calls with several entries: that of the call with one allows them.
+    remedy = meaning.remedy.format(action=(operation or "").removesuffix("Batch"))
     said = f"{code}: {text}" if code and text else code or text
     message = f"{done}: {meaning.happened}. {remedy} [{said}]"
     return meaning.error(message, queue=queue, code=code, text=text, remedy=remedy)
