@@ -94,7 +94,7 @@ def _run(name: str, seconds: int) -> bool:
 
 
 def _fuzz(name: str, arguments: list[str]) -> None:
-    import atheris  # type: ignore[import-not-found,unused-ignore]
+    import atheris  # type: ignore[import-untyped]
 
     # What they import first is not looked at: Airflow, Dagster and Spark themselves.
     with atheris.instrument_imports(include=["sqs_lease", "jsonpath_ng", "botocore.parsers"]):

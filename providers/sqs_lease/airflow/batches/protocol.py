@@ -190,7 +190,8 @@ class Claim:
 
         A run that is not answered asks again.
         """
-        return _read(plain, cls) if plain else None
+        asked = _read(plain, cls) if plain else None
+        return None if asked is None else cls(asked.claimant, tuple(asked.batch_ids))
 
 
 class _StoredRegistry(msgspec.Struct):
