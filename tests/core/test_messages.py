@@ -95,3 +95,11 @@ def test_a_time_that_no_calendar_has_counts_as_not_said(text: Any) -> None:
 
 def test_a_receive_count_is_no_larger_than_tables_have_room_for() -> None:
     assert Message(Receipt("id", "handle"), "body", {"ApproximateReceiveCount": "9" * 15}).receive_count == 2**31 - 1
+
+
+@pytest.mark.parametrize("attributes", [["a"], {"a": "b"}, {"a": None}])
+def test_attributes_that_are_not_a_mapping_of_mappings_are_refused_both_ways(attributes: Any) -> None:
+    with pytest.raises(TypeError, match="a mapping of mappings"):
+        plain_attributes(attributes)
+    with pytest.raises(TypeError, match="a mapping of mappings"):
+        Message.from_api({"MessageId": "id", "Body": "b", "MessageAttributes": attributes})

@@ -151,8 +151,9 @@ def plain_attributes(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, d
         attributes: The attributes in the shape of the SQS API.
 
     Raises:
-        TypeError: JSON has no such value.
+        TypeError: JSON has no such value, or it is not a mapping of mappings.
     """
+    _check_attributes(attributes)
     return {
         name: {key: _plain_value(value) for key, value in attribute.items()} for name, attribute in attributes.items()
     }
@@ -165,9 +166,13 @@ def attributes_from_plain(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, d
         TypeError: It is not a mapping of mappings.
         ValueError: The text of a Binary attribute is not base64.
     """
-    if not isinstance(plain, Mapping) or not all(isinstance(attribute, Mapping) for attribute in plain.values()):
-        raise TypeError("the attributes of a message are a mapping of mappings")
+    _check_attributes(plain)
     return {name: {key: _value_of(value) for key, value in attribute.items()} for name, attribute in plain.items()}
+
+
+def _check_attributes(attributes: object) -> None:
+    if not isinstance(attributes, Mapping) or not all(isinstance(value, Mapping) for value in attributes.values()):
+        raise TypeError("the attributes of a message are a mapping of mappings")
 
 
 def _plain_value(value: object) -> object:
