@@ -3,13 +3,14 @@
 PYTHON_ENVIRONMENT := .venv/bin
 SEEDS ?= 10000
 BODIES ?= 10000
+SECONDS ?= 600
 AGAINST ?= HEAD~1
 
 # The image has the versions that the tests run with.
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures release lint format simulate model fuzz-ingestion benchmark benchmark-peers requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures release lint format simulate model fuzz-ingestion fuzz benchmark benchmark-peers requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +83,11 @@ fuzz-ingestion: setup ## ingest BODIES=10000 random messages from every source i
 	@requirements/environment.sh table-formats
 	@PYTHONPATH=providers .table-formats/bin/python -W ignore -m tests.spark.fuzz --bodies $(BODIES) $(if $(SEED),--seed $(SEED))
 
+fuzz: setup ## look for values that break the readers of strangers' values, for SECONDS=600 (Linux); goes on from the last run
+	@requirements/environment.sh fuzz
+	@PYTHONPATH="$$(.fuzz/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		$(PYTHON_ENVIRONMENT)/python -W ignore -m tests.fuzz --seconds $(SECONDS)
+
 benchmark: setup ## measure what leases cost, beside the parent commit or AGAINST=commit, a triggerer, and Spark; an hour
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.ledger
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.cost --against $(AGAINST)
@@ -107,6 +113,8 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/website.txt
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/release.in \
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/release.txt
+	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/fuzz.in \
+		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/fuzz.txt
 	@$(PYTHON_ENVIRONMENT)/uv pip compile --quiet requirements/peers-celery.in \
 		--universal -p 3.11 --generate-hashes --no-annotate --no-header -o requirements/peers-celery.txt
 	@$(COMPILE_FOR_DOCKER) pyproject.toml docker/requirements/airflow.in --extra airflow --extra manifest --extra cli \
@@ -118,4 +126,4 @@ requirements: setup ## resolve the dependencies of pyproject.toml again and pin 
 	@$(COMPILE_FOR_DOCKER) --no-deps docker/requirements/examples.in -o docker/requirements/examples.txt
 
 clean: ## remove the environments, the demo's files and all caches
-	rm -rf .venv .ministack .peers .table-formats .website .release .prometheus .versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check
+	rm -rf .venv .ministack .peers .table-formats .website .release .fuzz .prometheus .versions .jars .demo dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-runs .docker-check

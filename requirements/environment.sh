@@ -3,6 +3,7 @@
 # website.txt. Does nothing when the environment is up to date.
 #   website        builds the site of docs/; nothing of the project runs in it
 #   table-formats  tests native Delta and Iceberg, on the newest Spark that the jars of both support
+#   fuzz           what `make fuzz` needs beside .venv
 #   release        makes what is published: the bill of materials, after a look for known vulnerabilities
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

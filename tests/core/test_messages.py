@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -78,3 +79,27 @@ def test_bytes_are_base64_in_what_work_tasks_get_and_bytes_again_when_it_is_read
 def test_an_attribute_that_json_cannot_hold_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot hold a set"):
         plain_attributes({"odd": {"DataType": "String", "StringValue": {"text"}}})
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "0", "1e3", "9" * 19, "9" * 5_000, "²", None, []])
+def test_a_number_of_the_service_that_is_none_counts_as_not_said(text: Any) -> None:
+    strange = Message(Receipt("id", "handle"), "body", {"ApproximateReceiveCount": text})
+
+    assert strange.receive_count == 1
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "253402300800000", "9" * 30, "9" * 5_000, None])
+def test_a_time_that_no_calendar_has_counts_as_not_said(text: Any) -> None:
+    assert Message(Receipt("id", "handle"), "body", {"SentTimestamp": text}).sent_at is None
+
+
+def test_a_receive_count_is_no_larger_than_tables_have_room_for() -> None:
+    assert Message(Receipt("id", "handle"), "body", {"ApproximateReceiveCount": "9" * 15}).receive_count == 2**31 - 1
+
+
+@pytest.mark.parametrize("attributes", [["a"], {"a": "b"}, {"a": None}])
+def test_attributes_that_are_not_a_mapping_of_mappings_are_refused_both_ways(attributes: Any) -> None:
+    with pytest.raises(TypeError, match="a mapping of mappings"):
+        plain_attributes(attributes)
+    with pytest.raises(TypeError, match="a mapping of mappings"):
+        Message.from_api({"MessageId": "id", "Body": "b", "MessageAttributes": attributes})

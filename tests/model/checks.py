@@ -47,7 +47,11 @@ CONFIGURATIONS: Final = (
     TIMEOUT,
     _defines(TIMEOUTS=1, CRASHES=1),
     _defines(TIMEOUTS=1, KEEPER_CLEARS=1),
+    _defines(TIMEOUTS=1, MARKS=1),
     RUN_CLEAR,
+    _defines(RUN_CLEARS=1, MESSAGES=1, CRASHES=1),
+    _defines(RUN_CLEARS=1, MESSAGES=1, MARKS=1),
+    _defines(RUN_CLEARS=1, MESSAGES=1, KEEPER_CLEARS=1),
 )
 """Each is searched for all of its states."""
 

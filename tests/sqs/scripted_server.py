@@ -29,7 +29,7 @@ class Fault(Enum):
 class Answer:
     """One HTTP answer; ``held`` keeps it back until the server is released."""
 
-    body: Mapping[str, Any] | str
+    body: Mapping[str, Any] | str | bytes
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     held: bool = False
@@ -92,14 +92,15 @@ def scripted_server() -> Iterator[ScriptedServer]:
                 self.close_connection = True
                 self.misbehave(answer)
                 return
-            body = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+            text = answer.body if isinstance(answer.body, str | bytes) else json.dumps(answer.body)
+            body = text.encode() if isinstance(text, str) else text
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Type", "application/x-amz-json-1.0")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body.encode())
+            self.wfile.write(body)
 
         def misbehave(self, fault: Fault) -> None:
             if fault is Fault.RESET:

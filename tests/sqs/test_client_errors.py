@@ -250,6 +250,56 @@ def unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "status", "verdict"),
+    [
+        pytest.param("Dienst nicht verfügbar".encode("latin-1"), 503, Verdict.UNAVAILABLE, id="not UTF-8"),
+        pytest.param('"Service Unavailable"', 503, Verdict.UNAVAILABLE, id="JSON, but a text"),
+        pytest.param('["bad gateway"]', 502, Verdict.TRANSIENT, id="JSON, but a list"),
+        pytest.param('{"__type": 7, "message": "x"}', 429, Verdict.THROTTLED, id="a code that is a number"),
+        pytest.param("[" * 100_000, 502, Verdict.TRANSIENT, id="nested without end"),
+        pytest.param("<p>" + "sorry " * 10_000, 502, Verdict.TRANSIENT, id="a long page"),
+        pytest.param('{"Messages": "none", "Successful": "all"}', 200, Verdict.TRANSIENT, id="a text for a list"),
+        pytest.param('{"Messages": ["m"], "Successful": ["0"]}', 200, Verdict.TRANSIENT, id="a text for an object"),
+        pytest.param('{"Messages": [{}], "Successful": [{"Id": []}]}', 200, Verdict.TRANSIENT, id="an id that is none"),
+        pytest.param(b'{"Messages": [{"Body": "\xff"}]}', 200, Verdict.TRANSIENT, id="an answer that is not UTF-8"),
+    ],
+)
+def test_an_answer_that_no_client_can_read_fails_the_call_and_nothing_else(
+    make_transport: MakeTransport, scripted: ScriptedServer, body: str | bytes, status: int, verdict: Verdict
+) -> None:
+    for operation in ("ReceiveMessage", "ChangeMessageVisibilityBatch", "DeleteMessageBatch"):
+        scripted.script(operation, Answer(body, status))
+
+    async def scenario() -> None:
+        async with make_transport(scripted.endpoint_url) as transport:
+            answers = [
+                *await transport.change_visibility(QUEUE, CHANGES),
+                *await transport.delete(QUEUE, RECEIPTS),
+            ]
+            assert [answer.verdict for answer in answers] == [verdict] * 20
+            assert all(len(answer.text) < 2_000 for answer in answers)
+            with pytest.raises(errors.SqsError, match="ReceiveMessage on queue https") as raised:
+                await receive_one(transport)
+            assert raised.value.verdict is verdict
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_entry_that_quotes_the_handle_of_another_does_not_tell_it(
+    make_transport: MakeTransport, scripted: ScriptedServer
+) -> None:
+    text = f"{RECEIPTS[1].handle} and {RECEIPTS[0].handle} are not valid"
+    failed = {"Id": "0", "SenderFault": True, "Code": "ReceiptHandleIsInvalid", "Message": text}
+    scripted.script("DeleteMessageBatch", Answer({"Failed": [failed]}))
+
+    async def scenario() -> str:
+        async with make_transport(scripted.endpoint_url) as transport:
+            return (await transport.delete(QUEUE, RECEIPTS[:2]))[0].text
+
+    assert asyncio.run(scenario()) == "… and … are not valid"
+
+
+@pytest.mark.parametrize(
     ("endpoint_url", "proxy_url"),
     [
         ("http://127.0.0.1:{port}", None),

@@ -58,6 +58,11 @@ SCHEMA: Final = pa.schema(
 )
 """The columns. Half a surrogate pair in a body, which SQS refuses and UTF-8 cannot express, is written as ``?``."""
 
+_READ: Final = pa.schema([SCHEMA.field(name) for name in ("message_id", "body", "attributes", "message_attributes")])
+"""What messages are made of."""
+
+_AGAIN: Final = "receive the batch again"
+
 
 class ManifestError(ValueError):
     """The file is not a readable manifest; the text says which file and what to do."""
@@ -144,7 +149,10 @@ def manifest_header(path: object, metadata: Mapping[bytes, bytes] | None) -> Map
     Raises:
         ManifestError: It is not a manifest, or has a version that this release does not know.
     """
-    header: Any = json.loads((metadata or {}).get(METADATA_KEY, b"null"))
+    try:
+        header: Any = json.loads((metadata or {}).get(METADATA_KEY, b"null"))
+    except (ValueError, RecursionError):
+        header = None
     if not isinstance(header, dict):
         raise ManifestError(f"{path} is not a manifest of sqs-lease, but another Parquet file")
     if header.get("version") != VERSION:
@@ -152,6 +160,8 @@ def manifest_header(path: object, metadata: Mapping[bytes, bytes] | None) -> Map
             f"{path} is a manifest of version {header.get('version')!r}, and this release of sqs-lease reads version "
             f"{VERSION}: read it with the release that wrote it, or a newer one"
         )
+    if not all(isinstance(header.get(name, ""), str) for name in ("batch_id", "queue_url")):
+        raise ManifestError(f"{path} is a manifest without a batch or a queue: {_AGAIN}")
     return header
 
 
@@ -169,13 +179,13 @@ def opened_manifest(file: Any, *, name: object) -> Iterator[pq.ParquetFile]:
     """
     try:
         manifest = pq.ParquetFile(file)
-    except pa.ArrowInvalid as error:
+        schema = manifest.schema_arrow
+    except (pa.ArrowException, ValueError) as error:
         raise ManifestError(
-            f"{name} is not a manifest of sqs-lease, was not written to its end, or was cut off: receive the batch "
-            "again"
+            f"{name} is not a manifest of sqs-lease, was not written to its end, or was cut off: {_AGAIN}"
         ) from error
     with manifest:
-        manifest_header(name, manifest.schema_arrow.metadata)
+        manifest_header(name, schema.metadata)
         yield manifest
 
 
@@ -192,25 +202,26 @@ def read_manifest(path: ManifestPath) -> Manifest:
     """
     with path.open("rb") as opened, opened_manifest(opened, name=path) as file:
         header = manifest_header(path, file.schema_arrow.metadata)
-        table = file.read()
-    try:
-        columns = table.select(["message_id", "body", "attributes", "message_attributes"])
-        # In pieces: no other thread runs while rows are made.
-        pieces = columns.to_batches(max_chunksize=_ROWS_AT_ONCE)
-        messages = tuple(_message(row) for piece in pieces for row in piece.to_pylist())
-    except (KeyError, ValueError):
-        # Not the error itself: it may quote a body.
-        raise ManifestError(f"{path} has a row that is not a message: receive the batch again") from None
+        try:
+            columns = file.read(columns=_READ.names).select(_READ.names).cast(_READ)
+            # In pieces: no other thread runs while rows are made.
+            pieces = columns.to_batches(max_chunksize=_ROWS_AT_ONCE)
+            messages = tuple(_message(row) for piece in pieces for row in piece.to_pylist())
+        except (pa.ArrowException, KeyError, TypeError, ValueError, RecursionError):
+            # Not the error itself: it may quote a body.
+            raise ManifestError(f"{path} has a row that is not a message: {_AGAIN}") from None
     return Manifest(header.get("batch_id", ""), header.get("queue_url", ""), messages)
 
 
 def _message(row: Mapping[str, Any]) -> Message:
-    attributes = row["message_attributes"]
+    message_attributes, attributes = row["message_attributes"], json.loads(row["attributes"])
+    if not isinstance(attributes, dict):
+        raise TypeError("attributes")
     return Message(
         Receipt(row["message_id"], ""),
         row["body"],
-        json.loads(row["attributes"]),
-        {} if attributes is None else attributes_from_plain(json.loads(attributes)),
+        attributes,
+        {} if message_attributes is None else attributes_from_plain(json.loads(message_attributes)),
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Duration: TypeAlias = float | timedelta
 """A length of time: a ``timedelta``, or a number of seconds."""
+
+_TOO_LONG: Final = 10**300
 
 
 def seconds_of(duration: Duration, *, name: str, minimum: float = 0.0, maximum: float | None = None) -> float:
@@ -25,7 +27,8 @@ def seconds_of(duration: Duration, *, name: str, minimum: float = 0.0, maximum: 
     if isinstance(duration, timedelta):
         seconds = duration.total_seconds()
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
-        seconds = float(duration)
+        # An integer that no float can hold is longer than any bound.
+        seconds = float(duration) if abs(duration) < _TOO_LONG else float("inf")
     else:
         raise TypeError(f"{name} must be a number of seconds or a timedelta, not {duration!r}")
     upper = float("inf") if maximum is None else maximum

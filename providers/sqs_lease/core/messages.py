@@ -14,6 +14,12 @@ from msgspec.structs import replace
 _SHOWN_HANDLE_CHARACTERS = 6
 _BASE64 = "base64"
 
+_LONGEST_NUMBER = 18  # digits
+_MOST_RECEIVES = 2**31 - 1
+"""As many as tables and files have room for."""
+_LAST_MILLISECOND = 253_402_300_799_999
+"""Of the year 9999."""
+
 
 class Receipt(Struct, frozen=True, gc=False):
     """Identifies one reception of one message: a redelivery has the same message id and another handle.
@@ -66,7 +72,7 @@ class Message:
     @property
     def receive_count(self) -> int:
         """How often the message was received, this reception included; 1 where the service did not say."""
-        return int(self.attributes.get("ApproximateReceiveCount", "1"))
+        return min(_whole_number(self.attributes.get("ApproximateReceiveCount")) or 1, _MOST_RECEIVES)
 
     @property
     def message_group_id(self) -> str | None:
@@ -76,10 +82,10 @@ class Message:
     @property
     def sent_at(self) -> datetime | None:
         """When the message was sent, in UTC; None if the service did not say."""
-        milliseconds = self.attributes.get("SentTimestamp")
-        if milliseconds is None:
+        milliseconds = _whole_number(self.attributes.get("SentTimestamp"))
+        if milliseconds is None or milliseconds > _LAST_MILLISECOND:
             return None
-        return datetime.fromtimestamp(int(milliseconds) / 1000, tz=UTC)
+        return datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
 
     def as_dict(self) -> dict[str, Any]:
         """The message in the shape of the SQS API, *without* the receipt handle: what work tasks are given.
@@ -108,14 +114,31 @@ class Message:
 
         Raises:
             KeyError: ``MessageId`` or ``Body`` is missing.
+            TypeError: It is not a mapping, or one of its values is not of the API's type.
             ValueError: A Binary attribute is not base64.
         """
+        message_id, body = answer["MessageId"], answer["Body"]
+        handle, attributes = answer.get("ReceiptHandle", ""), answer.get("Attributes") or {}
+        if not all(isinstance(text, str) for text in (message_id, body, handle)) or not isinstance(attributes, Mapping):
+            raise TypeError("the id, the receipt handle and the body of a message are texts, its attributes a mapping")
         return cls(
-            receipt=Receipt(answer["MessageId"], answer.get("ReceiptHandle", "")),
-            body=answer["Body"],
-            attributes=dict(answer.get("Attributes") or {}),
+            receipt=Receipt(message_id, handle),
+            body=body,
+            attributes=dict(attributes),
             message_attributes=attributes_from_plain(answer.get("MessageAttributes") or {}),
         )
+
+
+def _whole_number(text: object) -> int | None:
+    """The number in an attribute of the service; None if it is missing, or is not one.
+
+    A message may come from somewhere else than SQS, and one that says nonsense must not stop its batch.
+    """
+    if isinstance(text, int):
+        text = str(text) if abs(text) < 10**_LONGEST_NUMBER else ""
+    if not isinstance(text, str) or not (text.isascii() and text.isdecimal()) or len(text) > _LONGEST_NUMBER:
+        return None
+    return int(text)
 
 
 def plain_attributes(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -128,8 +151,9 @@ def plain_attributes(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, d
         attributes: The attributes in the shape of the SQS API.
 
     Raises:
-        TypeError: JSON has no such value.
+        TypeError: JSON has no such value, or it is not a mapping of mappings.
     """
+    _check_attributes(attributes)
     return {
         name: {key: _plain_value(value) for key, value in attribute.items()} for name, attribute in attributes.items()
     }
@@ -139,9 +163,16 @@ def attributes_from_plain(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, d
     """Build a message's attributes, with their bytes, from what :func:`plain_attributes` returned.
 
     Raises:
+        TypeError: It is not a mapping of mappings.
         ValueError: The text of a Binary attribute is not base64.
     """
+    _check_attributes(plain)
     return {name: {key: _value_of(value) for key, value in attribute.items()} for name, attribute in plain.items()}
+
+
+def _check_attributes(attributes: object) -> None:
+    if not isinstance(attributes, Mapping) or not all(isinstance(value, Mapping) for value in attributes.values()):
+        raise TypeError("the attributes of a message are a mapping of mappings")
 
 
 def _plain_value(value: object) -> object:

@@ -144,14 +144,22 @@ def decode_failure_rule(spec: Mapping[str, Any]) -> FailureRule:
 
     Raises:
         ValueError: The name or a value is wrong.
-        TypeError: An argument is unknown.
+        TypeError: An argument is unknown, or something is not of its type.
     """
-    if spec.get("on_failure") == _BY_EXCEPTION:
+    if isinstance(spec, Mapping) and spec.get("on_failure") == _BY_EXCEPTION:
+        if not spec.keys() >= {"rules", "otherwise"}:
+            raise ValueError(f"{_BY_EXCEPTION} lacks its rules")
         return ByExceptionRule(
-            tuple((name, decode_failure_rule(one)) for name, one in spec["rules"]),
+            tuple((_text(name), decode_failure_rule(one)) for name, one in spec["rules"]),
             decode_failure_rule(spec["otherwise"]),
         )
     return _build(spec, "on_failure", FAILURE_RULES)
+
+
+def _text(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of an exception is a {type(name).__name__}")
+    return name
 
 
 def _name_of(value: object, names: Mapping[str, type[Any]]) -> str:
@@ -171,8 +179,10 @@ def _plain_fields(value: Any) -> dict[str, Any]:
 
 
 def _build(spec: Mapping[str, Any], name_key: str, names: Mapping[str, type[_Kind]]) -> _Kind:
+    if not isinstance(spec, Mapping):
+        raise TypeError(f"a mapping with {name_key!r} is a {type(spec).__name__}")
     arguments = dict(spec)
     name = arguments.pop(name_key, None)
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         raise ValueError(f"{name_key} must be one of {', '.join(names)}, not {name!r}")
     return names[name](**arguments)

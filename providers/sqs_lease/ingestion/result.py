@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
+
+import msgspec
 
 FORMAT: Final = "sqs-lease-ingestion-result"
 VERSION: Final = 1
@@ -85,20 +87,16 @@ class StoredResult:
         """
         try:
             plain: Any = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             plain = None
         if not isinstance(plain, Mapping) or plain.get("format") != FORMAT:
             raise ResultError("it is not the result of an ingestion")
         if plain.get("version") != VERSION:
             raise ResultError(f"it is a result of version {plain.get('version')!r}, and this release reads {VERSION}")
-        # An earlier release knew nothing of objects.
-        plain = {"objects": None, **plain}
         try:
-            result = cls(**{each.name: plain[each.name] for each in fields(cls)})
-            if plain["objects"] is None:
-                return result
-            return replace(
-                result, objects=CleanUp(**{each.name: plain["objects"][each.name] for each in fields(CleanUp)})
-            )
-        except KeyError as error:
-            raise ResultError(f"it has no {error}") from None
+            result = msgspec.convert(plain, cls)
+        except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+            raise ResultError(f"it is not what this release writes: {error}") from None
+        if not all("itemIdentifier" in failure for failure in result.batchItemFailures):
+            raise ResultError("it has a failure that names no message")
+        return result

@@ -122,7 +122,7 @@ class IngestionSpec:
         """
         try:
             plain = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SpecError(f"the spec is not JSON: {error}") from None
         return cls.parse(plain)
 

@@ -11,6 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from sqs_lease.clock import Clock
 from sqs_lease.core.messages import Lease, Receipt
 
@@ -35,11 +37,41 @@ def encode_leases(leases: Sequence[Lease]) -> str:
     return json.dumps(rows, separators=(",", ":"))
 
 
+class _Row(msgspec.Struct, array_like=True, gc=False):
+    """What :func:`encode_leases` writes of one lease. A newer release may write more."""
+
+    message_id: str
+    handle: str
+    received_at: float
+    deadline: float
+    receive_count: int = 1
+    message_group_id: str | None = None
+    doubtful: bool = False
+
+    def lease(self) -> Lease:
+        return Lease(
+            Receipt(self.message_id, self.handle),
+            self.received_at,
+            self.deadline,
+            self.receive_count,
+            self.message_group_id,
+            self.doubtful,
+        )
+
+
+_ROWS: Final = msgspec.json.Decoder(list[_Row])
+
+
 def decode_leases(text: str) -> list[Lease]:
-    """Build leases from what :func:`encode_leases` returned."""
-    return [
-        Lease(Receipt(message_id, handle), *times_and_more) for message_id, handle, *times_and_more in json.loads(text)
-    ]
+    """Build leases from what :func:`encode_leases` returned.
+
+    Raises:
+        ValueError: It is something else; the error does not quote it.
+    """
+    try:
+        return [row.lease() for row in _ROWS.decode(text)]
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise ValueError("the text is not a list of leases") from None
 
 
 def to_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:

@@ -326,6 +326,7 @@ _LOST_TEXTS: Final = (
 )
 
 _NAMESPACES: Final = re.compile(r"^(?:.*#|AWS\.SimpleQueueService\.)")
+_SHOWN_CHARACTERS: Final = 1_000
 _LONG_TOKEN: Final = re.compile(r"[A-Za-z0-9+/=_-]{100,}")
 
 
@@ -345,12 +346,14 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     Args:
         text: The text; ``InvalidParameterValue`` quotes the value, which may be a whole receipt handle.
         secrets: Receipt handles and bodies that the call carried. They, and other unbroken strings of 100
-            characters and more, are replaced by an ellipsis.
+            characters and more, are replaced by an ellipsis. What is said after many characters is left out: it is
+            the page of a proxy.
     """
     for secret in secrets:
         if secret:
             text = text.replace(secret, "…")
-    return _LONG_TOKEN.sub("…", text)
+    text = _LONG_TOKEN.sub("…", text)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def entry_verdict(code: str, text: str, *, sender_fault: bool | None = None) -> Verdict:

@@ -7,7 +7,9 @@ connection for up to 20 s. Without the split, polls would delay extensions until
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from botocore.exceptions import IncompleteReadError
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.sqs import move_tasks, requests
-from sqs_lease.sqs.classification import error_from_exception, translate_client_errors
+from sqs_lease.sqs.classification import error_from_code, error_from_exception, translate_client_errors
 from sqs_lease.sqs.client import ANSWER_SECONDS
 from sqs_lease.sqs.errors import EndpointError, SqsError, TransientError, WrongRegionError
 from sqs_lease.sqs.move_tasks import MAX_LISTED_TASKS, MoveTask
@@ -118,7 +120,7 @@ class ClientTransport(ABC):
 
         async def read() -> str:
             answer = await self._perform("GetQueueUrl", requests.queue_url_request(reference), queue)
-            return str(_read(lambda: answer["QueueUrl"], "GetQueueUrl", queue))
+            return _read(lambda: requests.text_of(answer["QueueUrl"]), "GetQueueUrl", queue)
 
         return await self._repeated(read)
 
@@ -205,7 +207,7 @@ class ClientTransport(ABC):
             deduplication_id=deduplication_id,
         )
         answer = await self._perform("SendMessage", parameters, queue_url, secrets=[body])
-        return str(_read(lambda: answer["MessageId"], "SendMessage", queue_url))
+        return _read(lambda: requests.text_of(answer["MessageId"]), "SendMessage", queue_url)
 
     async def start_move_task(
         self, source_arn: str, *, destination_arn: str | None = None, max_per_second: int | None = None
@@ -214,7 +216,7 @@ class ClientTransport(ABC):
         await self._check_region(queue_reference(source_arn), source_arn)
         parameters = move_tasks.start_request(source_arn, destination_arn, max_per_second)
         answer = await self._perform("StartMessageMoveTask", parameters, source_arn)
-        return str(_read(lambda: answer["TaskHandle"], "StartMessageMoveTask", source_arn))
+        return _read(lambda: requests.text_of(answer["TaskHandle"]), "StartMessageMoveTask", source_arn)
 
     async def move_tasks(self, source_arn: str) -> Sequence[MoveTask]:
         """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.move_tasks`."""
@@ -239,7 +241,9 @@ class ClientTransport(ABC):
         async def read() -> list[str]:
             answer = await self._perform("ListDeadLetterSourceQueues", {"QueueUrl": queue_url}, queue_url)
             # The API writes this key unlike all others.
-            return _read(lambda: list(answer["queueUrls"]), "ListDeadLetterSourceQueues", queue_url)
+            return _read(
+                lambda: list(map(requests.text_of, answer["queueUrls"])), "ListDeadLetterSourceQueues", queue_url
+            )
 
         return await self._repeated(read)
 
@@ -306,8 +310,13 @@ class ClientTransport(ABC):
             ) from error
         except _UnreadableAnswerError as error:
             raise _not_of_sqs(operation, queue, str(error)) from None
+        except _UnreadableRefusalError as error:
+            code = str(error.status)
+            raise error_from_code(code, str(error), operation=operation, queue=queue, status=error.status) from None
         except Exception as error:
             described = error_from_exception(error, operation=operation, queue=queue, secrets=secrets)
+            if described is None and _is_of_reading(error):
+                described = _not_of_sqs(operation, queue, f"{type(error).__name__} while reading the answer")
             if described is None:
                 raise
             # Not chained: botocore's text can quote whole receipt handles, and a traceback would print it.
@@ -358,16 +367,32 @@ class _UnreadableAnswerError(Exception):
     """An answer of status 2xx is not a JSON object."""
 
 
+class _UnreadableRefusalError(Exception):
+    """An answer of another status is one that the client cannot read: only its status says something."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("the answer's text cannot be read")
+        self.status = status
+
+
+_LONGEST_LENGTH: Final = 18
+"""Digits of a length that an answer can have; Python does not even convert thousands of them."""
+
+
 def _check_answer(response_dict: Mapping[str, Any], **_: Any) -> None:
     """Refuse an answer that is cut short or not JSON: botocore would read it as one without any content.
 
-    Then a receive whose answer was lost would look like one that found no message.
+    Then a receive whose answer was lost would look like one that found no message. An error of a proxy may be any text
+    in any encoding, some of which botocore fails at.
     """
     body: bytes = response_dict["body"]
     length = response_dict["headers"].get("content-length", "")
-    if length.isdecimal() and len(body) < int(length):
+    if length.isdecimal() and len(length) <= _LONGEST_LENGTH and len(body) < int(length):
         raise IncompleteReadError(actual_bytes=len(body), expected_bytes=int(length))
-    if response_dict["status_code"] >= 300:
+    status: int = response_dict["status_code"]
+    if status >= 300:
+        if not _is_readable_refusal(body):
+            raise _UnreadableRefusalError(status)
         return
     if not body and not length:
         raise _UnreadableAnswerError("the answer was cut off in its headers")
@@ -375,11 +400,33 @@ def _check_answer(response_dict: Mapping[str, Any], **_: Any) -> None:
         raise _UnreadableAnswerError("the answer is not JSON")
 
 
+def _is_readable_refusal(body: bytes) -> bool:
+    """Whether the client can read an error: a JSON object whose code is a text, or any text that is not JSON."""
+    try:
+        said = json.loads(body.decode())
+    except UnicodeDecodeError:
+        return False
+    except ValueError:
+        return True
+    except RecursionError:
+        return False
+    return isinstance(said, dict) and isinstance(said.get("__type", ""), str)
+
+
+_READERS: Final = ("botocore.parsers", "aiobotocore.parsers")
+
+
+def _is_of_reading(error: Exception) -> bool:
+    """Whether the client failed at the content of an answer, such as a list where it takes an object to be."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") in _READERS for frame, _ in frames)
+
+
 def _read(reading: Callable[[], _T], operation: str, queue: str) -> _T:
     """Read an answer of status 200; one that lacks what it must have did not come from SQS."""
     try:
         return reading()
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise _not_of_sqs(operation, queue, f"{type(error).__name__} while reading the answer") from None
 
 

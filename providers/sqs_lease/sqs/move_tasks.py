@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from sqs_lease.sqs.requests import text_of
 from sqs_lease.sqs.transport import Transport
 
 RUNNING: Final = "RUNNING"
@@ -106,14 +107,18 @@ def listed_tasks(answer: Mapping[str, Any]) -> list[MoveTask]:
 
     Raises:
         KeyError: The answer lacks what every task has.
+        AttributeError: A value is of another type than SQS gives it; the same for the following.
+        TypeError: See above.
+        ValueError: See above.
+        OverflowError: See above.
     """
     return [
         MoveTask(
-            status=task["Status"],
+            status=text_of(task["Status"]),
             moved=int(task.get("ApproximateNumberOfMessagesMoved") or 0),
-            to_move=task.get("ApproximateNumberOfMessagesToMove"),
-            failure=task.get("FailureReason") or "",
-            handle=task.get("TaskHandle") or "",
+            to_move=None if (to_move := task.get("ApproximateNumberOfMessagesToMove")) is None else int(to_move),
+            failure=text_of(task.get("FailureReason") or ""),
+            handle=text_of(task.get("TaskHandle") or ""),
             started_at=int(task.get("StartedTimestamp") or 0) / 1000,
         )
         for task in answer.get("Results") or ()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Message, Receipt, plain_attributes
 from sqs_lease.sqs.classification import entry_verdict, plain_code, redacted
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
@@ -46,16 +46,20 @@ def queue_attributes(answer: Mapping[str, Any]) -> QueueAttributes:
 
     Raises:
         KeyError: The answer lacks an attribute that every queue has.
+        AttributeError: A value is of another type than SQS gives it; the same for the following.
+        TypeError: See above.
+        ValueError: See above.
+        OverflowError: See above.
     """
     attributes: Mapping[str, str] = answer["Attributes"]
     redrive = json.loads(attributes.get("RedrivePolicy") or "{}")
-    count = redrive.get("maxReceiveCount")
-    arn = attributes["QueueArn"]
+    count, dead_letter_arn = redrive.get("maxReceiveCount"), redrive.get("deadLetterTargetArn")
+    arn = text_of(attributes["QueueArn"])
     return QueueAttributes(
         arn=arn,
         visibility_seconds=int(attributes["VisibilityTimeout"]),
         fifo=arn.endswith(".fifo"),
-        dead_letter_arn=redrive.get("deadLetterTargetArn"),
+        dead_letter_arn=None if dead_letter_arn is None else text_of(dead_letter_arn),
         # The service returns a number; some tools write a string into the policy.
         max_receive_count=None if count is None else int(count),
         visible=int(attributes.get("ApproximateNumberOfMessages", 0)),
@@ -84,8 +88,37 @@ def receive_request(
 
 
 def received_messages(answer: Mapping[str, Any]) -> list[Message]:
-    """Read the messages in the answer of ``ReceiveMessage``; without messages, the service leaves the key out."""
-    return [Message.from_api(entry) for entry in answer.get("Messages") or ()]
+    """Read the messages in the answer of ``ReceiveMessage``; without messages, the service leaves the key out.
+
+    Raises:
+        KeyError: A message lacks its id, its receipt handle or its body.
+        AttributeError: A value is of another type than SQS gives it; the same for the following.
+        TypeError: See above.
+        ValueError: See above.
+    """
+    return [_received_message(entry) for entry in answer.get("Messages") or ()]
+
+
+def _received_message(entry: Mapping[str, Any]) -> Message:
+    message = Message.from_api(entry)
+    if not message.message_id or not message.receipt.handle:
+        raise ValueError("a message without an id or a receipt handle")
+    for value in message.attributes.values():
+        text_of(value)
+    # Whoever stores or publishes them relies on this.
+    plain_attributes(message.message_attributes)
+    return message
+
+
+def text_of(value: object) -> str:
+    """Return a value of an answer that must be a text.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"a text is a {type(value).__name__}")
+    return value
 
 
 def change_visibility_request(queue_url: str, changes: Sequence[VisibilityChange]) -> Parameters:
@@ -128,14 +161,15 @@ def entry_answers(receipts: Sequence[Receipt], answer: Mapping[str, Any]) -> lis
     HTTP 200 can carry failed entries. An entry that the answer does not mention may or may not have been carried
     out: ``TRANSIENT``.
     """
-    successful = {entry.get("Id") for entry in answer.get("Successful") or ()}
-    failed = {entry.get("Id"): entry for entry in answer.get("Failed") or ()}
+    successful = {entry_id for entry_id, _ in _by_id(answer.get("Successful"))}
+    failed = dict(_by_id(answer.get("Failed")))
+    handles = [receipt.handle for receipt in receipts]
     answers = []
     for place, receipt in enumerate(receipts):
         entry_id = str(place)
         # An entry that an answer names twice counts as failed.
         if entry_id in failed:
-            answers.append(_failed_entry(receipt, failed[entry_id]))
+            answers.append(_failed_entry(receipt, failed[entry_id], handles))
         elif entry_id in successful:
             answers.append(EntryAnswer(receipt, Verdict.DONE))
         else:
@@ -143,6 +177,13 @@ def entry_answers(receipts: Sequence[Receipt], answer: Mapping[str, Any]) -> lis
                 EntryAnswer(receipt, Verdict.TRANSIENT, "NoAnswer", "the service's answer does not mention this entry")
             )
     return answers
+
+
+def _by_id(entries: Sequence[Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The entries of an answer with their ids; what does not have the form of one mentions nothing."""
+    for entry in entries or ():
+        if isinstance(entry, Mapping) and isinstance(entry.get("Id"), str):
+            yield entry["Id"], entry
 
 
 def failed_call(receipts: Sequence[Receipt], error: SqsError) -> list[EntryAnswer]:
@@ -157,7 +198,7 @@ def failed_call(receipts: Sequence[Receipt], error: SqsError) -> list[EntryAnswe
     return [EntryAnswer(receipt, verdict, error.code, str(error)) for receipt in receipts]
 
 
-def _failed_entry(receipt: Receipt, entry: Mapping[str, Any]) -> EntryAnswer:
+def _failed_entry(receipt: Receipt, entry: Mapping[str, Any], handles: Sequence[str]) -> EntryAnswer:
     code, text = str(entry.get("Code", "")), str(entry.get("Message") or "")
     verdict = entry_verdict(code, text, sender_fault=entry.get("SenderFault"))
-    return EntryAnswer(receipt, verdict, plain_code(code), redacted(text, [receipt.handle]))
+    return EntryAnswer(receipt, verdict, redacted(plain_code(code), handles), redacted(text, handles))

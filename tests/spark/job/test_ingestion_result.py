@@ -44,7 +44,7 @@ def test_keys_of_a_later_release_are_ignored() -> None:
         ("", "not the result of an ingestion"),
         ("[]", "not the result of an ingestion"),
         (json.dumps({**json.loads(RESULT.encode()), "version": 2}), "version 2, and this release reads 1"),
-        (json.dumps({"format": "sqs-lease-ingestion-result", "version": 1}), "it has no 'batch_id'"),
+        (json.dumps({"format": "sqs-lease-ingestion-result", "version": 1}), "missing required field `batch_id`"),
     ],
 )
 def test_what_is_no_result_is_said(text: str, said: str) -> None:

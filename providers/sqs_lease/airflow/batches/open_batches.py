@@ -213,7 +213,10 @@ class OpenBatches:
         Raises:
             CommsError: It cannot be read or written.
         """
-        registry = BatchRegistry.decode(await self._state.get(self.place.registry, patience_seconds=PATIENCE_SECONDS))
+        stored = await self._state.get(self.place.registry, patience_seconds=PATIENCE_SECONDS)
+        registry = BatchRegistry.decode(stored)
+        if stored is not None and registry is None:
+            logger.warning("The registry of %s cannot be read, so it begins anew: what was open comes back", self)
         for entry in registry.entries.values() if registry is not None else ():
             if entry.stage is Stage.AT_WORK or await self._is_kept(entry):
                 self._open[entry.batch_id] = self._at_work(entry)

@@ -20,7 +20,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
 
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
 
@@ -31,6 +33,8 @@ REGISTERED_AT: Final = "registered_at"
 """The key of a lease as plain values that says where the registry is that has its batch until that has ended."""
 
 _READABLE_CHARACTERS: Final = 80
+
+_T = TypeVar("_T")
 
 
 class Stage(Enum):
@@ -111,11 +115,11 @@ class BatchEvent:
 
     @classmethod
     def decode(cls, extra: Mapping[str, Any] | None) -> Self | None:
-        """Build it from an asset event's ``extra``; None if the event is not one of this package."""
+        """Build it from an asset event's ``extra``; None if the event is not one of this package, or unreadable."""
         payload = (extra or {}).get("payload")
         if not isinstance(payload, Mapping) or payload.get("kind") != EVENT_KIND:
             return None
-        return cls(payload["batch_id"], payload["queue_url"], payload["messages"], Place(**payload["place"]))
+        return _read(payload, cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +162,15 @@ class BatchRegistry:
 
     @classmethod
     def decode(cls, plain: Mapping[str, Any] | None) -> Self | None:
-        """Build it from what :meth:`encode` returned; return None for None."""
-        if plain is None:
+        """Build it from what :meth:`encode` returned; return None for None, and for what cannot be read.
+
+        Whoever edits the store, or another release, may have written it. Without a registry no batch is open: nobody is
+        given one, and what nobody holds comes back to the queue by itself.
+        """
+        stored = None if plain is None else _read(plain, _StoredRegistry)
+        if stored is None:
             return None
-        entries = [
-            RegisteredBatch(
-                batch_id=row["batch_id"],
-                messages=row["messages"],
-                received_at=row["received_at"],
-                stage=Stage(row["stage"]),
-                claimant=None if row["claimant"] is None else Claimant(**row["claimant"]),
-            )
-            for row in plain["batches"]
-        ]
-        return cls(plain["owner"], plain["queue_url"], {entry.batch_id: entry for entry in entries})
+        return cls(stored.owner, stored.queue_url, {entry.batch_id: entry for entry in stored.batches})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,24 @@ class Claim:
 
     @classmethod
     def decode(cls, plain: Mapping[str, Any] | None) -> Self | None:
-        """Build it from what :meth:`encode` returned; return None for None or an empty mapping."""
-        if not plain:
-            return None
-        return cls(Claimant(**plain["claimant"]), tuple(plain["batch_ids"]))
+        """Build it from what :meth:`encode` returned; return None for None, an empty mapping, or what is unreadable.
+
+        A run that is not answered asks again.
+        """
+        asked = _read(plain, cls) if plain else None
+        return None if asked is None else cls(asked.claimant, tuple(asked.batch_ids))
+
+
+class _StoredRegistry(msgspec.Struct):
+    """What :meth:`BatchRegistry.encode` returns."""
+
+    owner: str
+    queue_url: str
+    batches: list[RegisteredBatch]
+
+
+def _read(plain: object, kind: type[_T]) -> _T | None:
+    try:
+        return msgspec.convert(plain, kind)
+    except (msgspec.ValidationError, UnicodeError, RecursionError):
+        return None

@@ -19,11 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
-from sqs_lease.airflow.airflow_api.requests import RunOfTask, pull
+from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, pull
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import OUTCOME_LETTERS, Outcome
 from sqs_lease.core.messages import Lease
@@ -43,6 +44,8 @@ releases what fails nor counts as surely deleted what succeeds.
 """
 
 _HELD: Final = "-"
+
+_T = TypeVar("_T")
 
 _STATUS: Final = "status"
 
@@ -80,16 +83,41 @@ class Progress:
 
     @classmethod
     def decode(cls, plain: Mapping[str, Any] | None) -> Self:
-        """Build it from what :meth:`encode` returned; None or an empty mapping means that nothing was settled."""
-        plain = plain or {}
-        letters = enumerate(plain.get("settled", ""))
-        settled = {position: OUTCOME_LETTERS[letter] for position, letter in letters if letter != _HELD}
-        return cls(settled, plain.get("certain_until"), plain.get("batch_id"), plain.get("counts", {}))
+        """Build it from what :meth:`encode` returned; None or an empty mapping means that nothing was settled.
+
+        Raises:
+            CommsError: It is something else: what was settled is not known then.
+        """
+        stored = _stored(plain or {}, _StoredProgress, PROGRESS_KEY)
+        settled = {at: _outcome(letter) for at, letter in enumerate(stored.settled) if letter != _HELD}
+        return cls(settled, stored.certain_until, stored.batch_id, stored.counts)
 
     def with_known_deadlines(self, leases: Iterable[Lease]) -> list[Lease]:
         """The leases that were handed over, with the newest known deadlines; times are seconds since the epoch."""
         until = self.certain_until
         return [lease if until is None else replace(lease, deadline=max(lease.deadline, until)) for lease in leases]
+
+
+class _StoredProgress(msgspec.Struct):
+    """What :meth:`Progress.encode` returns, without what only the page reads."""
+
+    settled: str = ""
+    certain_until: float | None = None
+    batch_id: str | None = None
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+def _stored(plain: object, kind: type[_T], key: str) -> _T:
+    try:
+        return msgspec.convert(plain, kind)
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+        raise CommsError(f"the XCom {key!r} is not what sqs-lease writes there: {error}") from None
+
+
+def _outcome(letter: str) -> Outcome:
+    if letter not in OUTCOME_LETTERS:
+        raise CommsError(f"the XCom {PROGRESS_KEY!r} has an outcome {letter!r}, which this release does not know")
+    return OUTCOME_LETTERS[letter]
 
 
 def encoded_status(status: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -101,7 +129,7 @@ async def read_progress(task: RunOfTask, batch_id: str) -> Progress | None:
     """Read the progress of a batch from a task's XCom; None if it is missing, or about another batch.
 
     Raises:
-        CommsError: There was no usable answer.
+        CommsError: There was no usable answer, or something else stands there.
     """
     plain = await pull(task, PROGRESS_KEY)
     progress = Progress.decode(plain)
@@ -134,16 +162,24 @@ class Takeover:
         """Return it as plain values."""
         return {"batch_ids": list(self.batch_ids), "holder": self.holder}
 
+    @classmethod
+    def decode(cls, plain: Mapping[str, Any] | None) -> Self | None:
+        """Build it from what :meth:`encode` returned; None for None.
+
+        Raises:
+            CommsError: It is something else.
+        """
+        return None if plain is None else _stored(plain, cls, TAKEOVER_KEY)
+
 
 async def read_takeover(batch_id: str, *tasks: RunOfTask) -> Takeover | None:
     """Read from the XComs of tasks, in this order, which trigger took a batch over; None if none says that one did.
 
     Raises:
-        CommsError: There was no usable answer.
+        CommsError: There was no usable answer, or something else stands there.
     """
     for task in tasks:
-        plain = await pull(task, TAKEOVER_KEY)
-        takeover = None if plain is None else Takeover(**plain)
+        takeover = Takeover.decode(await pull(task, TAKEOVER_KEY))
         if takeover is not None and batch_id in takeover.batch_ids:
             return takeover
     return None

@@ -441,5 +441,5 @@ def read_run(folder: BatchFolder) -> RecordedRun | None:
         return None
     try:
         return msgspec.json.decode(content, type=RecordedRun)
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None

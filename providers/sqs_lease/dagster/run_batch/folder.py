@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+import msgspec
+
 from sqs_lease.core.failure_rules import exception_names, named_message_ids
 from sqs_lease.core.messages import Message
 
@@ -270,20 +272,9 @@ class BatchFolder:
 
     def _decoded(self, name: str, content: bytes) -> PieceOfWork:
         try:
-            value = json.loads(content)
-            raised = value["raised"]
-            return PieceOfWork(
-                value["name"],
-                value["attempt"],
-                bool(value["is_over"]),
-                dict(value["failed"]),
-                None if raised is None else Raised(tuple(raised["errors"]), _ids(raised["message_ids"])),
-                {message_id: tuple(errors) for message_id, errors in value.get("errors", {}).items()},
-                frozenset(value.get("done", ())),
-                frozenset(value.get("released", ())),
-                bool(value["is_elsewhere"]),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # The names in the file are those of the class.
+            return msgspec.json.decode(content, type=PieceOfWork)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise BatchFolderError(
                 f"{self.path / name} does not say what a step did: has another program written it?"
             ) from error
@@ -308,10 +299,6 @@ def _forget_what_was_seen(path: Any) -> None:
     store = getattr(path, "fs", None)
     if store is not None:
         store.invalidate_cache()
-
-
-def _ids(ids: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if ids is None else tuple(ids)
 
 
 def _file_name(name: str) -> str:

@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from sqs_lease.core.messages import Lease
 from sqs_lease.dagster.run_batch.folder import SETTLING, BatchFolder
 from sqs_lease.keeper.plain_leases import decode_leases, encode_leases
@@ -46,6 +48,14 @@ class RecordedLeases:
     queue_url: str
     leases: Sequence[Lease]
     deleting: frozenset[str] | None = None
+
+
+class _LeasesFile(msgspec.Struct):
+    """What :func:`write_leases` writes."""
+
+    batch_id: str
+    queue_url: str
+    leases: str
 
 
 def write_leases(folder: BatchFolder, batch_id: str, queue_url: str, leases: Sequence[Lease]) -> None:
@@ -99,12 +109,12 @@ def read_leases(folder: BatchFolder) -> RecordedLeases | None:
     if content is None:
         return None
     try:
-        plain = json.loads(content)
-        leases = decode_leases(plain["leases"])
-        held_until = 0.0 if until is None else float(json.loads(until))
-        settled = None if deleting is None else frozenset(json.loads(deleting))
-    except (KeyError, TypeError, ValueError):
+        stored = msgspec.json.decode(content, type=_LeasesFile)
+        leases = decode_leases(stored.leases)
+        held_until = 0.0 if until is None else msgspec.json.decode(until, type=float)
+        settled = None if deleting is None else msgspec.json.decode(deleting, type=frozenset[str])
+    except (msgspec.DecodeError, ValueError, RecursionError):
         # Not the error itself: it may quote a receipt handle.
         return None
     lasting = [lease.lasting_until(held_until) for lease in leases]
-    return RecordedLeases(plain["batch_id"], plain["queue_url"], lasting, settled)
+    return RecordedLeases(stored.batch_id, stored.queue_url, lasting, settled)

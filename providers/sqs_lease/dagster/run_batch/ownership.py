@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
+import msgspec
+
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 
 OWNER: Final = "owner.json"
@@ -87,9 +89,8 @@ class Ownership:
         if content is None:
             return None
         try:
-            plain = json.loads(content)
-            return Owner(plain["token"], plain["deployment"], plain["host"], plain["pid"])
-        except (KeyError, TypeError, ValueError):
+            return msgspec.json.decode(content, type=Owner)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             # Whoever wrote it is not known, so nobody is refused for it, and it is not ours either.
             return None
 

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 from uuid import uuid4
 
+import msgspec
+
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 
 logger = logging.getLogger(__name__)
@@ -144,8 +146,8 @@ def read_sign(folder: BatchFolder) -> SignOfLife | None:
     if content is None:
         return None
     try:
-        return SignOfLife(**json.loads(content))
-    except TypeError as error:
+        return msgspec.json.decode(content, type=SignOfLife)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{folder.path / ALIVE} is not a sign of life") from error
 
 
