@@ -1,0 +1,120 @@
+"""A worker of the plain stack: leases messages, works on them, and notes what it does: `... blocking DISK NOTES`.
+
+The work on a message writes one line into the table, a file on a small disk of its own. The notes are elsewhere, so
+that they can be written when the table cannot. Times are those of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from time import monotonic
+from typing import Any, Final
+
+import boto3
+
+from sqs_lease import async_lease, by_exception, dead_letter, lease, release
+from sqs_lease.core.messages import Message
+from sqs_lease.sqs.client import client_config
+
+QUEUE: Final = os.environ.get("ROUNDS_QUEUE", "")
+WAIT_SECONDS: Final = 4
+PAUSE_SECONDS: Final = 0.2
+POISON: Final = ("builtins.ValueError",)
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """Where a worker notes what it does, and where its table is."""
+
+    notes: Path
+    table: Path
+
+    def note(self, what: str, **details: Any) -> None:
+        with self.notes.open("a") as file:
+            file.write("\n" + json.dumps({"at": monotonic(), "what": what, **details}) + "\n")
+
+    def store(self, message: Message) -> None:
+        """Write the row of a message. An error means that it is not there."""
+        with self.table.open("a") as file:
+            # On a line of its own, also where a full disk took only a part of the last one.
+            file.write("\n" + json.dumps({"id": message.message_id, "at": monotonic()}) + "\n")
+
+
+def blocking(book: Notebook, session: boto3.Session, rule: Any) -> None:
+    client = session.client("sqs", config=client_config())
+    with lease(QUEUE, wait=WAIT_SECONDS, on_failure=rule, on_lost="raise", client=client) as batch:
+        if not len(batch):
+            return
+        book.note("holds", ids=[message.message_id for message in batch])
+        for message in batch:
+            order = json.loads(message.body)
+            work_for(order["seconds"])
+            if (errors := errors_of(order, message)) is not None:
+                book.note("fails", id=message.message_id)
+                batch.fail(message, "drawn so", errors=errors)
+                continue
+            book.store(message)
+            if order["settles_early"]:
+                batch.succeed(message)
+
+
+async def asynchronous(book: Notebook, session: boto3.Session, rule: Any) -> None:
+    client = session.client("sqs", config=client_config())
+    async with async_lease(QUEUE, wait=WAIT_SECONDS, on_failure=rule, on_lost="raise", client=client) as batch:
+        if not len(batch):
+            return
+        book.note("holds", ids=[message.message_id for message in batch])
+        for message in batch:
+            order = json.loads(message.body)
+            await asyncio.sleep(order["seconds"])
+            if (errors := errors_of(order, message)) is not None:
+                book.note("fails", id=message.message_id)
+                await batch.fail(message, "drawn so", errors=errors)
+                continue
+            book.store(message)
+            if order["settles_early"]:
+                await batch.succeed(message)
+
+
+def work_for(seconds: float) -> None:
+    # With another calendar (libfaketime), time.sleep ends at once with an error.
+    Event().wait(seconds)
+
+
+def errors_of(order: dict[str, Any], message: Message) -> tuple[str, ...] | None:
+    """The classes of the error with which the work on a message fails; None if it does not."""
+    if order["kind"] == "poison":
+        return POISON
+    return () if order["kind"] == "flaky" and message.receive_count == 1 else None
+
+
+def main() -> None:
+    kind, disk, notes = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s")
+    book = Notebook(notes, disk / notes.name)
+    session = boto3.Session()
+    rule = by_exception({ValueError: dead_letter()}, otherwise=release())
+    book.note("ready")
+    while True:
+        try:
+            if kind == "blocking":
+                blocking(book, session, rule)
+            else:
+                asyncio.run(asynchronous(book, session, rule))
+        except Exception as error:
+            logging.exception("The block failed")
+            book.note("ended", error=type(error).__name__)
+            work_for(PAUSE_SECONDS)
+        else:
+            book.note("ended", error=None)
+
+
+if __name__ == "__main__":
+    main()
