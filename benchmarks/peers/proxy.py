@@ -200,6 +200,11 @@ class Proxy:
         """Have a gate listen on a free port."""
         asyncio.run_coroutine_threadsafe(self._open(gate), self._loop).result()
 
+    @property
+    def thread_id(self) -> int | None:
+        """The system's id of the thread that all calls go through."""
+        return self._thread.native_id
+
     def cut(self, gate: Gate) -> None:
         """Reset the connections of a gate, and each that is made, until :meth:`mend`."""
         self._loop.call_soon_threadsafe(self._cut, gate)

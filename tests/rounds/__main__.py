@@ -28,7 +28,7 @@ from tests.rounds.stacks import Host, stack
 RUNS: Final = ROOT / ".test-runs" / "rounds"
 
 HOSTS: Final[dict[str, Host]] = {"plain": PlainHost()}
-LANES: Final = {"plain": 6}
+LANES: Final = {"plain": 3}
 """How many stacks of a host play side by side; one where it is not named."""
 
 FAILED, CANNOT_RUN, INTERRUPTED = 1, 2, 130

@@ -28,6 +28,10 @@ RACE_SECONDS: Final = 1.0
 """A process that was stopped between a decision and its call makes the call when it goes on."""
 
 
+LONGEST_WAY_SECONDS: Final = 30.0
+"""How long before it came a call may have been sent, when the machine or the network was slow."""
+
+
 class Rule(Enum):
     """What always holds."""
 
@@ -116,7 +120,6 @@ class Evidence:
         table: The table's rows.
         dead_letters: How often each message, by its number, is in the dead-letter queue.
         windows: What was wrong, and when.
-        visibility_seconds: The queue's visibility timeout.
         each_once: Whether the host promises that the table has each message once.
         left: How many messages the queue still had when the round was given up.
         deaths: The workers that ended by themselves, and how.
@@ -128,7 +131,6 @@ class Evidence:
     table: Sequence[Done]
     dead_letters: Mapping[int, int]
     windows: Sequence[Window]
-    visibility_seconds: float
     each_once: bool
     left: int = 0
     deaths: Sequence[str] = field(default_factory=tuple)
@@ -330,13 +332,19 @@ def _raced(windows: Iterable[Window], entry: Entry) -> bool:
 
 def _too_long(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iterator[Finding]:
     for message_id, entries in by_message.items():
-        # A poll asks for a message before it has it: who worked longest counts from there.
-        received = {entry.reception: entry.asked_at for entry in entries if entry.kind == "receive"}
+        received = {entry.reception: entry for entry in entries if entry.kind == "receive"}
         for entry in entries:
             if entry.kind != "change" or entry.is_release or entry.reception not in received:
                 continue
-            worked = entry.answered_at - received[entry.reception]
-            most = min(max(evidence.visibility_seconds, worked + 1), LONGEST_TIMEOUT_SECONDS)
+            reception = received[entry.reception]
+            # A worker counts from when it sent the poll, which the proxy does not see; it may have come much later.
+            away = _away(evidence.windows, entry.worker)
+            on_its_way = sum(
+                max(0.0, min(ended, entry.answered_at) - max(began, reception.asked_at - LONGEST_WAY_SECONDS))
+                for began, ended in away
+            )
+            worked = entry.answered_at - reception.asked_at
+            most = min(max(reception.timeout_seconds, worked + 1 + on_its_way), LONGEST_TIMEOUT_SECONDS)
             if entry.timeout_seconds > most:
                 yield Finding(
                     Rule.TOO_LONG,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
@@ -14,11 +13,9 @@ from tests.rounds.audit import Evidence, Finding, Window, audit
 from tests.rounds.draw import Fault, Kind, Plan
 from tests.rounds.faults import begin, impossible_here
 from tests.rounds.stacks import Stack
+from tests.rounds.starvation import starvation
 
 LOOK_SECONDS: Final = 0.25
-PULSE_SECONDS: Final = 0.1
-GAP_SECONDS: Final = 0.5
-"""A thread that is woken so much too late shows that the machine lets nobody work."""
 
 PATIENCE_SECONDS: Final = 150.0
 """How long after the last fault a round may take, beside some visibility timeouts."""
@@ -46,29 +43,6 @@ class Round:
     left_out: list[Fault] = field(default_factory=list)
 
 
-@contextmanager
-def pulse() -> Iterator[list[Window]]:
-    """Note when the machine let nobody work, until the block ends."""
-    gaps: list[Window] = []
-    stopped = threading.Event()
-
-    def beat() -> None:
-        last = monotonic()
-        while not stopped.wait(PULSE_SECONDS):
-            now = monotonic()
-            if now - last > GAP_SECONDS:
-                gaps.append(Window(None, None, last, now))
-            last = now
-
-    thread = threading.Thread(target=beat, name="pulse", daemon=True)
-    thread.start()
-    try:
-        yield gaps
-    finally:
-        stopped.set()
-        thread.join()
-
-
 class Player:
     """Plays rounds on a stack, one after the other.
 
@@ -86,7 +60,7 @@ class Player:
 
     def play(self, plan: Plan) -> Round | None:
         """Play one round; None if the run is to end."""
-        impossible = impossible_here()
+        impossible, place = impossible_here(), self._stack.place
         faults = [fault for fault in plan.faults if fault.kind not in impossible]
         self._windows, self._deaths = [], []
         began_at, first = monotonic(), len(self._stack.ledger.entries)
@@ -94,7 +68,7 @@ class Player:
             if self._stop.is_set():
                 return None
             raise TimeoutError("the workers of the stack are not ready")
-        with pulse() as gaps:
+        with starvation(place.workers, self._stack.server_pid, place.proxy.thread_id) as starved:
             sent = self._stack.send(plan)
             self._go_wrong(faults)
             is_done = self._wait(self._is_done, PATIENCE_SECONDS + 4 * plan.visibility_seconds)
@@ -107,8 +81,7 @@ class Player:
             blocks=[block for worker in self._stack.place.workers for block in worker.blocks(began_at, monotonic())],
             table=self._stack.host.table(self._stack.place.disk),
             dead_letters=self._stack.take_dead_letters() if is_done else Counter(),
-            windows=[*self._windows, *gaps],
-            visibility_seconds=plan.visibility_seconds,
+            windows=[*self._windows, *starved],
             each_once=self._stack.host.each_once,
             left=left,
             deaths=tuple(self._deaths),

@@ -73,6 +73,7 @@ class Stack:
     queue_url: str
     dead_letter_url: str
     sqs: SQSClient
+    server_pid: int
 
     def send(self, plan: Plan) -> dict[str, Work]:
         """Send the messages of a round, and return them by their ids."""
@@ -143,7 +144,7 @@ def stack(host: Host, directory: Path, *, stale_deletes_succeed: bool = True) ->
             exits.callback(worker.kill)
             worker.start()
             workers.append(worker)
-        yield Stack(host, directory, ledger, Place(workers, proxy, disk), queue_url, dead_letter_url, sqs)
+        yield Stack(host, directory, ledger, Place(workers, proxy, disk), queue_url, dead_letter_url, sqs, server.pid)
 
 
 def as_json(work: Work) -> str:
