@@ -23,11 +23,14 @@ from tests.rounds.draw import draw
 from tests.rounds.plain import PlainHost
 from tests.rounds.play import Player, Round
 from tests.rounds.progress import Kept, Run
+from tests.rounds.spark import SparkHost
 from tests.rounds.stacks import Host, stack
 
 RUNS: Final = ROOT / ".test-runs" / "rounds"
 
-HOSTS: Final[dict[str, Host]] = {"plain": PlainHost()}
+HOSTS: Final[dict[str, Host]] = {
+    host.traits.name: host for host in (PlainHost(), SparkHost("delta"), SparkHost("parquet"))
+}
 LANES: Final = {"plain": 3}
 """How many stacks of a host play side by side; one where it is not named."""
 
@@ -51,7 +54,9 @@ def main() -> int:
         parser.error(f"no such host: {', '.join(sorted(unknown))}")
     try:
         with locked(RUNS / "lock"):
-            run = Run.begin(RUNS / "run.json", options.rounds, hosts, options.seed)
+            # A file for each size, so that a round that is repeated alone does not end the run that it was found in.
+            path = RUNS / f"{'+'.join(hosts)}-{options.rounds}.json"
+            run = Run.begin(path, options.rounds, hosts, options.seed)
             return Rounds(run, keep_going=options.keep_going).play()
     except LockedError as error:
         print(f"Rounds are under way in this checkout (pid {error.pid}). Wait for their end.", file=sys.stderr)

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -22,6 +21,7 @@ import boto3
 from sqs_lease import async_lease, by_exception, dead_letter, lease, release
 from sqs_lease.core.messages import Message
 from sqs_lease.sqs.client import client_config
+from tests.rounds.notebook import Notebook, append
 
 QUEUE: Final = os.environ.get("ROUNDS_QUEUE", "")
 WAIT_SECONDS: Final = 4
@@ -29,56 +29,38 @@ PAUSE_SECONDS: Final = 0.2
 POISON: Final = ("builtins.ValueError",)
 
 
-@dataclass(frozen=True)
-class Notebook:
-    """Where a worker notes what it does, and where its table is."""
-
-    notes: Path
-    table: Path
-
-    def note(self, what: str, **details: Any) -> None:
-        with self.notes.open("a") as file:
-            file.write("\n" + json.dumps({"at": monotonic(), "what": what, **details}) + "\n")
-
-    def store(self, message: Message) -> None:
-        """Write the row of a message. An error means that it is not there."""
-        with self.table.open("a") as file:
-            # On a line of its own, also where a full disk took only a part of the last one.
-            file.write("\n" + json.dumps({"id": message.message_id, "at": monotonic()}) + "\n")
-
-
-def blocking(book: Notebook, session: boto3.Session, rule: Any) -> None:
+def blocking(book: Notebook, table: Path, session: boto3.Session, rule: Any) -> None:
     client = session.client("sqs", config=client_config())
     with lease(QUEUE, wait=WAIT_SECONDS, on_failure=rule, on_lost="raise", client=client) as batch:
         if not len(batch):
             return
-        book.note("holds", ids=[message.message_id for message in batch])
+        book.holds([message.message_id for message in batch])
         for message in batch:
             order = json.loads(message.body)
             work_for(order["seconds"])
             if (errors := errors_of(order, message)) is not None:
-                book.note("fails", id=message.message_id)
+                book.fails(message.message_id)
                 batch.fail(message, "drawn so", errors=errors)
                 continue
-            book.store(message)
+            append(table, {"id": message.message_id, "at": monotonic()})
             if order["settles_early"]:
                 batch.succeed(message)
 
 
-async def asynchronous(book: Notebook, session: boto3.Session, rule: Any) -> None:
+async def asynchronous(book: Notebook, table: Path, session: boto3.Session, rule: Any) -> None:
     client = session.client("sqs", config=client_config())
     async with async_lease(QUEUE, wait=WAIT_SECONDS, on_failure=rule, on_lost="raise", client=client) as batch:
         if not len(batch):
             return
-        book.note("holds", ids=[message.message_id for message in batch])
+        book.holds([message.message_id for message in batch])
         for message in batch:
             order = json.loads(message.body)
             await asyncio.sleep(order["seconds"])
             if (errors := errors_of(order, message)) is not None:
-                book.note("fails", id=message.message_id)
+                book.fails(message.message_id)
                 await batch.fail(message, "drawn so", errors=errors)
                 continue
-            book.store(message)
+            append(table, {"id": message.message_id, "at": monotonic()})
             if order["settles_early"]:
                 await batch.succeed(message)
 
@@ -98,22 +80,22 @@ def errors_of(order: dict[str, Any], message: Message) -> tuple[str, ...] | None
 def main() -> None:
     kind, disk, notes = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s")
-    book = Notebook(notes, disk / notes.name)
+    book, table = Notebook(notes), disk / notes.name
     session = boto3.Session()
     rule = by_exception({ValueError: dead_letter()}, otherwise=release())
-    book.note("ready")
+    book.ready()
     while True:
         try:
             if kind == "blocking":
-                blocking(book, session, rule)
+                blocking(book, table, session, rule)
             else:
-                asyncio.run(asynchronous(book, session, rule))
+                asyncio.run(asynchronous(book, table, session, rule))
         except Exception as error:
             logging.exception("The block failed")
-            book.note("ended", error=type(error).__name__)
+            book.ended(error)
             work_for(PAUSE_SECONDS)
         else:
-            book.note("ended", error=None)
+            book.ended(None)
 
 
 if __name__ == "__main__":

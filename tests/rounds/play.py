@@ -17,8 +17,8 @@ from tests.rounds.starvation import starvation
 
 LOOK_SECONDS: Final = 0.25
 
-PATIENCE_SECONDS: Final = 150.0
-"""How long after the last fault a round may take, beside some visibility timeouts."""
+PATIENCE_SECONDS: Final = 120.0
+"""How long after the last fault a round may take, beside the time that its processes may take to start."""
 
 SHARED: Final = frozenset({Kind.DISK, Kind.DATABASE})
 ENDS_PROCESSES: Final = frozenset({Kind.MEMORY, Kind.DISK})
@@ -64,6 +64,7 @@ class Player:
         faults = [fault for fault in plan.faults if fault.kind not in impossible]
         self._windows, self._deaths = [], []
         began_at, first = monotonic(), len(self._stack.ledger.entries)
+        stored_before = Counter(self._stack.host.table(place.disk))
         if not self._wait(self._is_idle, self._stack.host.start_seconds):
             if self._stop.is_set():
                 return None
@@ -71,7 +72,7 @@ class Player:
         with starvation(place.workers, self._stack.server_pid, place.proxy.thread_id) as starved:
             sent = self._stack.send(plan)
             self._go_wrong(faults)
-            is_done = self._wait(self._is_done, PATIENCE_SECONDS + 4 * plan.visibility_seconds)
+            is_done = self._wait(self._is_done, self._stack.host.start_seconds + PATIENCE_SECONDS)
         if self._stop.is_set():
             return None
         left = 0 if is_done else max(1, self._stack.left())
@@ -79,7 +80,7 @@ class Player:
             sent=sent,
             entries=self._stack.ledger.since(first),
             blocks=[block for worker in self._stack.place.workers for block in worker.blocks(began_at, monotonic())],
-            table=self._stack.host.table(self._stack.place.disk),
+            table=list((Counter(self._stack.host.table(place.disk)) - stored_before).elements()),
             dead_letters=self._stack.take_dead_letters() if is_done else Counter(),
             windows=[*self._windows, *starved],
             each_once=self._stack.host.each_once,

@@ -137,7 +137,12 @@ def stack(host: Host, directory: Path, *, stale_deletes_succeed: bool = True) ->
                 gate.worker,
                 gate,
                 host.command(number, disk),
-                {**python_environment(gate.endpoint_url, directory), "ROUNDS_QUEUE": QUEUE},
+                {
+                    **python_environment(gate.endpoint_url, directory),
+                    "ROUNDS_QUEUE": QUEUE,
+                    # A JVM lives for minutes, and is killed.
+                    "JDK_JAVA_OPTIONS": f'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "-Djava.io.tmpdir={directory}"',
+                },
                 directory,
                 has_clock,
             )
