@@ -48,7 +48,7 @@ class SparkHost:
     table_format: Literal["delta", "parquet"]
     each_once: bool = True
     disk_megabytes: int = 128
-    start_seconds: float = 240.0
+    start_seconds: float = 600.0
 
     @property
     def traits(self) -> Traits:
