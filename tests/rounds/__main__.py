@@ -31,7 +31,7 @@ RUNS: Final = ROOT / ".test-runs" / "rounds"
 HOSTS: Final[dict[str, Host]] = {
     host.traits.name: host for host in (PlainHost(), SparkHost("delta"), SparkHost("parquet"))
 }
-LANES: Final = {"plain": 3}
+LANES: Final = {"plain": 6}
 """How many stacks of a host play side by side; one where it is not named."""
 
 FAILED, CANNOT_RUN, INTERRUPTED = 1, 2, 130
@@ -147,7 +147,7 @@ class Rounds:
                     return
 
     def _keep(self, host: Host, played: Round, directory: Path) -> None:
-        kept = Kept.of(played)
+        kept = Kept.of(played, host.traits.workers)
         self._run.keep(host.traits.name, kept)
         outcome = "; ".join(sorted({rule for rule, _ in kept.findings})) or "good"
         number = len(self._run.kept[host.traits.name])

@@ -26,6 +26,8 @@ class Kept:
         faults: The kinds of faults that it had.
         left_out: Those that the machine did not allow.
         findings: The rules that were broken, and how.
+        starved_seconds: How long a worker waited for a processor, on the average: the auditor excuses a lease that
+            lapses then.
     """
 
     seed: int
@@ -35,10 +37,16 @@ class Kept:
     faults: list[str]
     left_out: list[str]
     findings: list[tuple[str, str]]
+    starved_seconds: float = 0.0
 
     @classmethod
-    def of(cls, played: Round) -> Kept:
-        """What is kept of a round that was played."""
+    def of(cls, played: Round, workers: int) -> Kept:
+        """What is kept of a round that was played by so many workers."""
+        starved = sum(
+            (window.ended_at - window.began_at) * (workers if window.worker is None else 1)
+            for window in played.evidence.windows
+            if window.kind is None
+        )
         left_out = [fault.kind.value for fault in played.left_out]
         return cls(
             seed=played.plan.seed,
@@ -48,6 +56,7 @@ class Kept:
             faults=sorted((Counter(fault.kind.value for fault in played.plan.faults) - Counter(left_out)).elements()),
             left_out=left_out,
             findings=[(finding.rule.value, finding.text) for finding in played.findings],
+            starved_seconds=round(starved / workers, 1),
         )
 
 
@@ -102,12 +111,14 @@ class Run:
 
     def table(self) -> Iterator[str]:
         """What came of it, for people: a line for each host, and one for each kind of fault."""
-        yield f"{'host':<8} {'rounds':>6} {'failed':>6} {'messages':>8} {'receptions':>10} {'seconds':>8}"
+        columns = ("rounds", 6), ("failed", 6), ("messages", 8), ("receptions", 10), ("seconds", 8), ("starved", 8)
+        yield f"{'host':<13} " + " ".join(f"{name:>{width}}" for name, width in columns)
         for host, played in self.kept.items():
             failed = sum(bool(each.findings) for each in played)
             messages, receptions = (sum(getattr(each, what) for each in played) for what in ("messages", "receptions"))
-            seconds = sum(each.seconds for each in played)
-            yield f"{host:<8} {len(played):>6} {failed:>6} {messages:>8} {receptions:>10} {seconds:>8.0f}"
+            seconds, starved = (sum(getattr(each, what) for each in played) for what in ("seconds", "starved_seconds"))
+            counts = f"{len(played):>6} {failed:>6} {messages:>8} {receptions:>10} {seconds:>8.0f} {starved:>8.0f}"
+            yield f"{host:<13} {counts}"
         for host, played in self.kept.items():
             faults = Counter(fault for each in played for fault in each.faults)
             left_out = Counter(fault for each in played for fault in each.left_out)

@@ -10,7 +10,7 @@ from tests.rounds.progress import Kept, Run
 
 
 def kept(seed: int, *findings: tuple[str, str]) -> Kept:
-    return Kept(seed, 12.5, 10, 14, ["kill -9"], [], list(findings))
+    return Kept(seed, 12.5, 10, 14, ["kill -9"], [], list(findings), starved_seconds=1.5)
 
 
 @pytest.fixture
@@ -47,5 +47,5 @@ def test_the_table_counts_rounds_and_names_each_rule_that_was_broken(path: Path)
 
     lines = list(run.table())
 
-    assert lines[1].split() == ["plain", "2", "1", "20", "28", "25"]
+    assert lines[1].split() == ["plain", "2", "1", "20", "28", "25", "3"]
     assert lines[-1] == "plain 8: a rule: how it was broken"
