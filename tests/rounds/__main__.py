@@ -20,7 +20,7 @@ from demo.lock import LockedError, locked
 from demo.processes import ROOT
 from tests.rounds.disks import unmount_left
 from tests.rounds.draw import draw
-from tests.rounds.plain import PlainHost
+from tests.rounds.plain import FIFO_TRAITS, PlainHost
 from tests.rounds.play import Player, Round
 from tests.rounds.progress import Kept, Run
 from tests.rounds.spark import SparkHost
@@ -29,9 +29,9 @@ from tests.rounds.stacks import Host, stack
 RUNS: Final = ROOT / ".test-runs" / "rounds"
 
 HOSTS: Final[dict[str, Host]] = {
-    host.traits.name: host for host in (PlainHost(), SparkHost("delta"), SparkHost("parquet"))
+    host.traits.name: host for host in (PlainHost(), PlainHost(FIFO_TRAITS), SparkHost("delta"), SparkHost("parquet"))
 }
-LANES: Final = {"plain": 6}
+LANES: Final = {"plain": 6, "fifo": 6}
 """How many stacks of a host play side by side; one where it is not named."""
 
 FAILED, CANNOT_RUN, INTERRUPTED = 1, 2, 130

@@ -41,6 +41,7 @@ class Rule(Enum):
     SILENT = "a block ends well, and what it says is not so"
     AFTER_THE_END = "a call for a lease that had ended"
     TOO_LONG = "a lease longer than the policy's"
+    ORDER = "a message is deleted ahead of an earlier one of its group"
     STUCK = "the round does not come to its end"
     DIED = "a worker ended by itself"
 
@@ -121,6 +122,7 @@ class Evidence:
         dead_letters: How often each message, by its number, is in the dead-letter queue.
         windows: What was wrong, and when.
         each_once: Whether the host promises that the table has each message once.
+        in_order: Whether the queue is a FIFO queue.
         left: How many messages the queue still had when the round was given up.
         deaths: The workers that ended by themselves, and how.
     """
@@ -132,6 +134,7 @@ class Evidence:
     dead_letters: Mapping[int, int]
     windows: Sequence[Window]
     each_once: bool
+    in_order: bool = False
     left: int = 0
     deaths: Sequence[str] = field(default_factory=tuple)
 
@@ -150,6 +153,7 @@ def audit(evidence: Evidence) -> list[Finding]:
         *_stuck(evidence),
         *_lost(evidence, by_message),
         *_twice(evidence),
+        *_order(evidence, by_message),
         *_double_holders(evidence, by_message),
         *_silent(evidence, by_message),
         *_after_the_end(evidence, by_message),
@@ -191,6 +195,24 @@ def _twice(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(Rule.TWICE, f"{message_id}: it is in the table {times} times")
         if message_id not in evidence.sent:
             yield Finding(Rule.TWICE, f"{message_id}: it is in the table, and was not sent in this round")
+
+
+def _order(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iterator[Finding]:
+    if not evidence.in_order:
+        return
+    last: dict[int, tuple[str, float]] = {}
+    for message_id, work in sorted(evidence.sent.items(), key=lambda each: each[1].number):
+        deletes = [entry for entry in by_message.get(message_id, ()) if entry.kind == "delete" and entry.acted]
+        if not deletes or evidence.dead_letters.get(work.number, 0):
+            continue
+        earlier, at = last.get(work.group, ("", 0.0))
+        if deletes[0].asked_at < at:
+            yield Finding(
+                Rule.ORDER,
+                f"{message_id}: it was deleted at {deletes[0].asked_at:.3f}, and {earlier}, which was sent before it, "
+                f"at {at:.3f}",
+            )
+        last[work.group] = (message_id, deletes[0].asked_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +301,7 @@ def _longest_free(away: Sequence[tuple[float, float]], begin: float, end: float)
 
 def _silent(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iterator[Finding]:
     for hold in _holds(evidence, by_message):
-        if not hold.block.is_green or hold.message_id in hold.block.failed:
+        if not hold.block.is_green or _is_given_back(evidence, hold.block, hold.message_id):
             continue
         entries = by_message[hold.message_id]
         deletes = [entry for entry in entries if entry.kind == "delete" and entry.reception == hold.reception]
@@ -295,6 +317,17 @@ def _silent(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> It
                 and hold.block.began_at < other.answered_at < acted[0].asked_at
             ):
                 yield Finding(Rule.SILENT, f"{who}, and {other.worker} had received it at {other.answered_at:.3f}")
+
+
+def _is_given_back(evidence: Evidence, block: Block, message_id: str) -> bool:
+    """Whether a block that ends well returns a message: it failed it, or, on a FIFO queue, one before it."""
+    work = evidence.sent.get(message_id)
+    failed = [evidence.sent[each] for each in block.failed if each in evidence.sent]
+    return message_id in block.failed or (
+        evidence.in_order
+        and work is not None
+        and any(each.group == work.group and each.number < work.number for each in failed)
+    )
 
 
 def _after_the_end(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iterator[Finding]:

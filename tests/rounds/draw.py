@@ -69,12 +69,14 @@ class Work:
         kind: `good`; `flaky`, which fails the first time; or `poison`, which goes to the dead-letter queue.
         seconds: How long the work on it takes.
         settles_early: Whether it is deleted as soon as it is done, and not at the end of its batch.
+        group: Its message group, on a FIFO queue.
     """
 
     number: int
     kind: Literal["good", "flaky", "poison"]
     seconds: float
     settles_early: bool
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Traits:
         messages: The least and the most messages.
         work_seconds: The shortest and the longest work on a message.
         kinds: The kinds of messages to draw from.
+        groups: How many message groups there are; 0 is a standard queue.
     """
 
     name: str
@@ -98,6 +101,7 @@ class Traits:
     messages: tuple[int, int]
     work_seconds: tuple[float, float]
     kinds: tuple[Literal["good", "flaky", "poison"], ...]
+    groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,13 @@ def draw(traits: Traits, seed: int) -> Plan:
     visibility = random.choice(traits.visibility_seconds)
     shortest, longest = traits.work_seconds
     messages = tuple(
-        Work(number, random.choice(traits.kinds), round(random.uniform(shortest, longest), 2), random.random() < 0.3)
+        Work(
+            number,
+            random.choice(traits.kinds),
+            round(random.uniform(shortest, longest), 2),
+            random.random() < 0.3,
+            random.randrange(traits.groups) if traits.groups else 0,
+        )
         for number in range(random.randint(*traits.messages))
     )
     faults: dict[tuple[Kind, int], Fault] = {}

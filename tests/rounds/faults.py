@@ -104,7 +104,7 @@ def begin(place: Place, fault: Fault) -> Callable[[], None]:
 
 def _between(least: float, most: float, strength: float) -> float:
     """As many small values as large ones."""
-    return least * (most / least) ** strength
+    return float(least * (most / least) ** strength)
 
 
 def _set_right(worker: Worker) -> None:

@@ -1,10 +1,10 @@
-"""The plain host: Python processes with `lease` and `async_lease`, on standard queues."""
+"""The plain hosts: Python processes with `lease` and `async_lease`, on a standard or a FIFO queue."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +34,9 @@ TRAITS: Final = Traits(
     work_seconds=(0.05, 1.0),
     kinds=("good", "good", "good", "good", "good", "good", "flaky", "poison"),
 )
+
+
+FIFO_TRAITS: Final = replace(TRAITS, name="fifo", groups=4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ class Player:
             dead_letters=self._stack.take_dead_letters() if is_done else Counter(),
             windows=[*self._windows, *starved],
             each_once=self._stack.host.each_once,
+            in_order=bool(self._stack.host.traits.groups),
             left=left,
             deaths=tuple(self._deaths),
         )

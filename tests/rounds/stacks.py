@@ -24,6 +24,7 @@ from tests.rounds.workers import Worker, python_environment
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+    from types_boto3_sqs.type_defs import SendMessageBatchRequestEntryTypeDef
 
 QUEUE: Final = "rounds"
 MAX_RECEIVE_COUNT: Final = 1000
@@ -81,11 +82,14 @@ class Stack:
             QueueUrl=self.queue_url, Attributes={"VisibilityTimeout": str(plan.visibility_seconds)}
         )
         self.ledger.visibility_seconds = plan.visibility_seconds
-        ids = send(
-            self.sqs,
-            self.queue_url,
-            [{"Id": str(work.number), "MessageBody": self.host.body(work)} for work in plan.messages],
-        )
+        entries: list[SendMessageBatchRequestEntryTypeDef] = []
+        for work in plan.messages:
+            entry: SendMessageBatchRequestEntryTypeDef = {"Id": str(work.number), "MessageBody": self.host.body(work)}
+            if self.host.traits.groups:
+                entry["MessageGroupId"] = str(work.group)
+                entry["MessageDeduplicationId"] = f"{plan.seed}-{work.number}"
+            entries.append(entry)
+        ids = send(self.sqs, self.queue_url, entries)
         return dict(zip(ids, plan.messages, strict=True))
 
     def left(self) -> int:
@@ -105,20 +109,20 @@ class Stack:
 
 
 @contextmanager
-def stack(host: Host, directory: Path, *, stale_deletes_succeed: bool = True) -> Iterator[Stack]:
+def stack(host: Host, directory: Path) -> Iterator[Stack]:
     """Start a stack, whose workers may not be ready yet, and end it with the block.
 
     Args:
         host: The host.
         directory: For logs and notes; must not exist.
-        stale_deletes_succeed: See :class:`tests.rounds.gate.FaultyGate`.
     """
     directory.mkdir(parents=True)
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(directory))
         sqs = server.sqs_client()
+        queue = f"{QUEUE}.fifo" if host.traits.groups else QUEUE
         queue_url, dead_letter_url = create_with_dead_letters(
-            sqs, QUEUE, visibility_seconds=30, max_receive_count=MAX_RECEIVE_COUNT
+            sqs, queue, visibility_seconds=30, max_receive_count=MAX_RECEIVE_COUNT
         )
         proxy = exits.enter_context(Proxy(server.endpoint_url).running())
         disk = exits.enter_context(small_disk(directory / "disk", host.disk_megabytes))
@@ -130,7 +134,8 @@ def stack(host: Host, directory: Path, *, stale_deletes_succeed: bool = True) ->
                 worker=f"worker-{number}",
                 ledger=ledger,
                 random=Random(number),
-                stale_deletes_succeed=stale_deletes_succeed,
+                # A FIFO queue refuses them on AWS, too.
+                stale_deletes_succeed=not host.traits.groups,
             )
             proxy.open(gate)
             worker = Worker(
@@ -139,7 +144,7 @@ def stack(host: Host, directory: Path, *, stale_deletes_succeed: bool = True) ->
                 host.command(number, disk),
                 {
                     **python_environment(gate.endpoint_url, directory),
-                    "ROUNDS_QUEUE": QUEUE,
+                    "ROUNDS_QUEUE": queue,
                     # A JVM lives for minutes, and is killed.
                     "JDK_JAVA_OPTIONS": f'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "-Djava.io.tmpdir={directory}"',
                 },

@@ -160,3 +160,40 @@ def test_messages_that_stay_in_flight_and_workers_that_die_are_found() -> None:
     entries, blocks = [receive(A, 0.0, 1)], [block(A, 0.1, 160.0, green=False)]
     found = audit(replace(GOOD, entries=entries, blocks=blocks, left=1, deaths=["worker-a ended with exit code 1"]))
     assert rules(found) == [Rule.DIED, Rule.STUCK]
+
+
+ANOTHER = Work(1, "good", 1.0, settles_early=False)
+IN_ORDER = replace(
+    GOOD,
+    sent={"m": work(), "n": ANOTHER},
+    entries=[*GOOD.entries, replace(receive(A, 0.0, 2), message_id="n"), replace(delete(A, 14.5, 2), message_id="n")],
+    table=[Done("m", 13.0), Done("n", 14.2)],
+    in_order=True,
+)
+
+
+def test_a_message_that_is_deleted_ahead_of_an_earlier_one_of_its_group_is_found() -> None:
+    ahead = [replace(entry, asked_at=13.5) if entry.message_id == "n" else entry for entry in IN_ORDER.entries]
+    table = [Done("m", 13.0), Done("n", 13.2)]
+    assert audit(IN_ORDER) == []
+    assert rules(audit(replace(IN_ORDER, entries=ahead, table=table))) == [Rule.ORDER]
+    other_group = {"m": work(), "n": replace(ANOTHER, group=1)}
+    assert audit(replace(IN_ORDER, entries=ahead, table=table, sent=other_group)) == []
+
+
+def test_what_is_behind_a_failed_message_of_its_group_goes_back_from_a_block_that_ends_well() -> None:
+    given_back = Block(A, frozenset({"m", "n"}), 0.1, 10.0, is_green=True, failed=frozenset({"m"}))
+    entries = [
+        receive(A, 0.0, 1),
+        replace(receive(A, 0.0, 2), message_id="n"),
+        change(A, 9.0, 1, 0.0),
+        replace(change(A, 9.1, 2, 0.0), message_id="n"),
+        receive(B, 9.5, 3),
+        delete(B, 14.0, 3),
+        replace(receive(B, 9.6, 4), message_id="n"),
+        replace(delete(B, 14.5, 4), message_id="n"),
+    ]
+    later = Block(B, frozenset({"m", "n"}), 9.7, 15.0, is_green=True)
+    evidence = replace(IN_ORDER, entries=entries, blocks=[given_back, later])
+    assert audit(evidence) == []
+    assert rules(audit(replace(evidence, in_order=False))) == [Rule.SILENT]
