@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import randrange
+from typing import Any
 
 from tests.rounds.play import Round
 
@@ -59,6 +60,12 @@ class Kept:
             starved_seconds=round(starved / workers, 1),
         )
 
+    @classmethod
+    def read(cls, stored: dict[str, Any]) -> Kept:
+        """What was kept of a round, as JSON has it."""
+        findings = [(rule, text) for rule, text in stored.pop("findings")]
+        return cls(**stored, findings=findings)
+
 
 @dataclass(slots=True)
 class Run:
@@ -83,7 +90,7 @@ class Run:
         """Go on with the run of a file, if it is the one that is asked for and not over; else begin another one."""
         if path.exists():
             stored = json.loads(path.read_text())
-            kept = {host: [Kept(**each) for each in played] for host, played in stored.pop("kept").items()}
+            kept = {host: [Kept.read(each) for each in played] for host, played in stored.pop("kept").items()}
             run = cls(path, stored["seed"], stored["rounds"], stored["hosts"], kept)
             is_asked_for = (run.rounds, run.hosts) == (rounds, list(hosts)) and seed in {None, run.seed}
             if is_asked_for and any(run.left(host) for host in hosts):
