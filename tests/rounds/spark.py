@@ -31,7 +31,7 @@ TRAITS: Final = Traits(
         Kind.MEMORY,
     ),
     visibility_seconds=(6, 10, 15),
-    messages=(20, 80),
+    messages=(10, 40),
     work_seconds=(0.0, 0.0),
     kinds=("good", "good", "good", "good", "good", "good", "good", "poison"),
 )

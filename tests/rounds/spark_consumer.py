@@ -22,6 +22,13 @@ SCHEMA: Final = "id BIGINT NOT NULL, kind STRING"
 BATCH: Final = 20
 WAIT_SECONDS: Final = 4
 PAUSE_SECONDS: Final = 0.2
+ECONOMY: Final = {
+    # Batches of some messages are not worth compiling code for, and a driver is killed before that pays.
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 REJECTED: Final = ("builtins.ValueError",)
 
 
@@ -46,6 +53,8 @@ def main() -> None:
     sink = DeltaSink(disk / "table") if kind == "delta" else ParquetSink(disk / "table")
     book, session = Notebook(notes), boto3.Session()
     with local_session(cores=1) as spark:
+        for name, value in ECONOMY.items():
+            spark.conf.set(name, value)
         book.ready()
         while True:
             try:
