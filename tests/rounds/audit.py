@@ -86,7 +86,8 @@ class Block:
         began_at: When it was entered.
         ended_at: When it was left, or its process died.
         is_green: Whether it was left without an error.
-        failed: The messages that it failed itself.
+        failed: The messages that it failed itself, and when: it holds them no longer from then on. With less than two
+            seconds left they are not even released.
     """
 
     worker: str
@@ -94,7 +95,7 @@ class Block:
     began_at: float
     ended_at: float
     is_green: bool
-    failed: frozenset[str] = frozenset()
+    failed: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,9 @@ def _holds(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Ite
                 for entry in entries
                 if entry.reception == reception and (entry.kind == "delete" or entry.is_release)
             ]
-            yield _Hold(block, message_id, reception, min([*ends, block.ended_at]))
+            yield _Hold(
+                block, message_id, reception, min([*ends, block.ended_at, block.failed.get(message_id, block.ended_at)])
+            )
 
 
 def _double_holders(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ def delete(worker: str, at: float, reception: int, *, acted: bool = True) -> Ent
 
 
 def block(worker: str, began: float, ended: float, *, green: bool = True, failed: bool = False) -> Block:
-    return Block(worker, frozenset({"m"}), began, ended, green, frozenset({"m"} if failed else ()))
+    return Block(worker, frozenset({"m"}), began, ended, green, {"m": ended - 2.0} if failed else {})
 
 
 GOOD = Evidence(
@@ -119,6 +119,11 @@ def test_two_holders_are_promised_only_while_the_first_one_or_its_service_is_awa
     assert rules(audit(replace(TWO_HOLDERS, windows=[window]))) == ([] if is_excused else [Rule.DOUBLE_HOLDER])
 
 
+def test_what_a_block_failed_is_held_no_longer_also_if_too_little_was_left_to_release_it() -> None:
+    blocks = [block(A, 0.1, 13.0, green=False, failed=True), *TWO_HOLDERS.blocks[1:]]
+    assert audit(replace(TWO_HOLDERS, blocks=blocks)) == []
+
+
 def test_several_faults_after_one_another_count_as_one() -> None:
     windows = [Window(Kind.CUT, A, 7.5, 9.5), Window(Kind.LATENCY, A, 9.0, 11.0)]
     assert audit(replace(TWO_HOLDERS, windows=windows)) == []
@@ -182,7 +187,7 @@ def test_a_message_that_is_deleted_ahead_of_an_earlier_one_of_its_group_is_found
 
 
 def test_what_is_behind_a_failed_message_of_its_group_goes_back_from_a_block_that_ends_well() -> None:
-    given_back = Block(A, frozenset({"m", "n"}), 0.1, 10.0, is_green=True, failed=frozenset({"m"}))
+    given_back = Block(A, frozenset({"m", "n"}), 0.1, 10.0, is_green=True, failed={"m": 9.0})
     entries = [
         receive(A, 0.0, 1),
         replace(receive(A, 0.0, 2), message_id="n"),

@@ -128,14 +128,14 @@ class Worker:
         """The blocks that its processes entered since a moment."""
         for incarnation in self.incarnations:
             entered: Mapping[str, Any] | None = None
-            failed: set[str] = set()
+            failed: dict[str, float] = {}
             died_at = incarnation.ended_at or now
             for note in read_lines(incarnation.notes):
                 match note["what"]:
                     case "holds":
-                        entered, failed = note, set()
+                        entered, failed = note, {}
                     case "fails":
-                        failed.add(note["id"])
+                        failed[note["id"]] = note["at"]
                     case "ended" if entered is not None:
                         if entered["at"] >= since:
                             is_green = note["error"] is None
@@ -144,8 +144,10 @@ class Worker:
             if entered is not None and entered["at"] >= since:
                 yield self._block(entered, died_at, failed, is_green=False)
 
-    def _block(self, entered: Mapping[str, Any], ended_at: float, failed: set[str], *, is_green: bool) -> Block:
-        return Block(self.name, frozenset(entered["ids"]), entered["at"], ended_at, is_green, frozenset(failed))
+    def _block(
+        self, entered: Mapping[str, Any], ended_at: float, failed: Mapping[str, float], *, is_green: bool
+    ) -> Block:
+        return Block(self.name, frozenset(entered["ids"]), entered["at"], ended_at, is_green, dict(failed))
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
