@@ -41,7 +41,7 @@ FIFO_TRAITS: Final = replace(TRAITS, name="fifo", groups=4)
 
 @dataclass(frozen=True, slots=True)
 class PlainHost:
-    """Two blocking consumers and an asynchronous one, whose table is a file for each process."""
+    """Two blocking consumers and an asynchronous one, whose table is a file for each message."""
 
     traits: Traits = TRAITS
     each_once: bool = False
@@ -55,11 +55,11 @@ class PlainHost:
 
     def table(self, disk: Path) -> list[Done]:
         """What the processes wrote."""
-        return [Done(line["id"], line["at"]) for file in disk.glob("*.jsonl") for line in read_lines(file)]
+        return [Done(line["id"], line["at"]) for file in disk.glob("*/*.jsonl") for line in read_lines(file)]
 
     def forget(self, disk: Path) -> None:
         """Remove the files."""
-        for file in disk.glob("*.jsonl"):
+        for file in disk.glob("*/*.jsonl"):
             file.unlink()
 
     def body(self, work: Work) -> str:

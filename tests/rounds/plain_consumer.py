@@ -1,7 +1,7 @@
 """A worker of the plain stack: leases messages, works on them, and notes what it does: `... blocking DISK NOTES`.
 
-The work on a message writes one line into the table, a file on a small disk of its own. The notes are elsewhere, so
-that they can be written when the table cannot. Times are those of the machine's monotonic clock.
+The work on a message takes some memory, and writes a file into the table, a directory on a small disk of its own. The
+notes are elsewhere, so that they can be written when the table cannot.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from mmap import mmap
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -26,6 +27,7 @@ from tests.rounds.notebook import Notebook, append
 QUEUE: Final = os.environ.get("ROUNDS_QUEUE", "")
 WAIT_SECONDS: Final = 4
 PAUSE_SECONDS: Final = 0.2
+MEMORY_BYTES: Final = 16 * 2**20
 POISON: Final = ("builtins.ValueError",)
 
 
@@ -37,12 +39,13 @@ def blocking(book: Notebook, table: Path, session: boto3.Session, rule: Any) -> 
         book.holds([message.message_id for message in batch])
         for message in batch:
             order = json.loads(message.body)
-            work_for(order["seconds"])
+            with mmap(-1, MEMORY_BYTES):
+                work_for(order["seconds"])
             if (errors := errors_of(order, message)) is not None:
                 book.fails(message.message_id)
                 batch.fail(message, "drawn so", errors=errors)
                 continue
-            append(table, {"id": message.message_id, "at": monotonic()})
+            store(table, message)
             if order["settles_early"]:
                 batch.succeed(message)
 
@@ -55,14 +58,21 @@ async def asynchronous(book: Notebook, table: Path, session: boto3.Session, rule
         book.holds([message.message_id for message in batch])
         for message in batch:
             order = json.loads(message.body)
-            await asyncio.sleep(order["seconds"])
+            with mmap(-1, MEMORY_BYTES):
+                await asyncio.sleep(order["seconds"])
             if (errors := errors_of(order, message)) is not None:
                 book.fails(message.message_id)
                 await batch.fail(message, "drawn so", errors=errors)
                 continue
-            append(table, {"id": message.message_id, "at": monotonic()})
+            store(table, message)
             if order["settles_early"]:
                 await batch.succeed(message)
+
+
+def store(table: Path, message: Message) -> None:
+    table.mkdir(exist_ok=True)
+    # A file of its own: a full disk still has room in the last block of a file.
+    append(table / f"{message.message_id}.jsonl", {"id": message.message_id, "at": monotonic()})
 
 
 def work_for(seconds: float) -> None:
@@ -80,7 +90,7 @@ def errors_of(order: dict[str, Any], message: Message) -> tuple[str, ...] | None
 def main() -> None:
     kind, disk, notes = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s")
-    book, table = Notebook(notes), disk / notes.name
+    book, table = Notebook(notes), disk / notes.stem
     session = boto3.Session()
     rule = by_exception({ValueError: dead_letter()}, otherwise=release())
     book.ready()
