@@ -367,10 +367,19 @@ def _raced(windows: Iterable[Window], entry: Entry) -> bool:
 
 
 def _too_long(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iterator[Finding]:
+    good = {
+        hold.reception
+        for hold in _holds(evidence, by_message)
+        if hold.block.is_green and hold.message_id not in hold.block.failed
+    }
     for message_id, entries in by_message.items():
         received = {entry.reception: entry for entry in entries if entry.kind == "receive"}
+        last_changes = {entry.reception: entry for entry in entries if entry.kind == "change"}
         for entry in entries:
             if entry.kind != "change" or entry.is_release or entry.reception not in received:
+                continue
+            if entry is last_changes[entry.reception] and entry.reception not in good:
+                # A release with a delay, which is longer each time that a message fails.
                 continue
             reception = received[entry.reception]
             # A worker counts from when it sent the poll, which the proxy does not see; it may have come much later.

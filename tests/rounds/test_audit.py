@@ -161,6 +161,12 @@ def test_a_lease_that_is_longer_than_the_time_already_worked_is_found() -> None:
     assert rules(audit(replace(GOOD, entries=entries))) == [Rule.TOO_LONG]
 
 
+def test_a_release_with_a_long_delay_is_no_long_lease() -> None:
+    entries = [receive(A, 0.0, 1), change(A, 3.0, 1, 40.0), receive(B, 43.1, 2), delete(B, 44.0, 2)]
+    blocks = [block(A, 0.1, 3.1, green=False), block(B, 43.2, 44.1)]
+    assert audit(replace(GOOD, entries=entries, blocks=blocks, table=[Done("m", 43.9)])) == []
+
+
 def test_messages_that_stay_in_flight_and_workers_that_die_are_found() -> None:
     entries, blocks = [receive(A, 0.0, 1)], [block(A, 0.1, 160.0, green=False)]
     found = audit(replace(GOOD, entries=entries, blocks=blocks, left=1, deaths=["worker-a ended with exit code 1"]))
