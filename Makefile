@@ -32,7 +32,7 @@ check: setup ## in a minute: format, types and the deterministic tests of what c
 test-processes: setup ## the tests on real processes, or those of HOST=airflow|dagster|spark; goes on where it was cut off
 	@$(PYTHON_ENVIRONMENT)/python -m tests.suite processes $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again)
 
-chaos: setup ## the same in full, with more keepers, databases and examples; with ROUNDS=100 instead so many rounds of drawn faults on each HOST=plain|spark-delta|spark-parquet, from SEED=7 on; see docs/rounds.md
+chaos: setup ## the same in full: more keepers, databases, examples. With ROUNDS=100, rounds of drawn faults: docs/rounds.md
 	@$(if $(ROUNDS),\
 		$(PYTHON_ENVIRONMENT)/python -m tests.rounds --rounds $(ROUNDS) --keep-going $(if $(HOST),--host $(HOST)) $(if $(SEED),--seed $(SEED)),\
 		$(PYTHON_ENVIRONMENT)/python -m tests.suite processes --full $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again))
