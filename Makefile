@@ -33,8 +33,10 @@ check: setup ## in a minute: format, types and the deterministic tests of what c
 test-processes: setup ## the tests on real processes, or those of HOST=airflow|dagster|spark; goes on where it was cut off
 	@$(PYTHON_ENVIRONMENT)/python -m tests.suite processes $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again)
 
-chaos: setup ## the same in full: 20 keepers at Airflow's default settings, Dagster on PostgreSQL too, more examples
-	@$(PYTHON_ENVIRONMENT)/python -m tests.suite processes --full $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again)
+chaos: setup ## the same in full: more keepers, databases, examples. With ROUNDS=100, rounds of drawn faults: docs/rounds.md
+	@$(if $(ROUNDS),\
+		$(PYTHON_ENVIRONMENT)/python -m tests.rounds --rounds $(ROUNDS) --keep-going $(if $(HOST),--host $(HOST)) $(if $(SEED),--seed $(SEED)),\
+		$(PYTHON_ENVIRONMENT)/python -m tests.suite processes --full $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again))
 
 docker-check: setup ## build the image of docker/ and run all of compose.yaml from it, without a Docker daemon; as root
 	@$(PYTHON_ENVIRONMENT)/python -m tests.docker.check

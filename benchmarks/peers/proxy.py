@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from threading import Thread
 from time import time
 from typing import Any, Final
@@ -33,6 +34,61 @@ class Reception:
 
     message_id: str
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request to the server.
+
+    Attributes:
+        head: The request line and the fields of its head, as they came.
+        body: Its body.
+    """
+
+    head: bytes
+    body: bytes
+
+    @property
+    def operation(self) -> str:
+        """The operation in AWS's JSON protocol; of any other request, its HTTP method."""
+        target = _fields(self.head).get("x-amz-target")
+        return self.head.split(b" ", 1)[0].decode("latin-1") if target is None else target.rpartition(".")[2]
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """The parameters of the operation."""
+        return _json(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server answered, or somebody in its place.
+
+    Attributes:
+        head: The status line and the fields of its head, as they came.
+        body: Its body.
+    """
+
+    head: bytes
+    body: bytes
+
+    @classmethod
+    def of(cls, status: int, content: Mapping[str, Any], fields: Mapping[str, str] | None = None) -> Answer:
+        """Write an answer in AWS's JSON protocol."""
+        body = json.dumps(content).encode()
+        lines = {"Content-Type": "application/x-amz-json-1.0", "Content-Length": str(len(body)), **(fields or {})}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        return cls(f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{head}\r\n".encode("latin-1"), body)
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return int(self.head.split(b" ", 2)[1])
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """What it says, in the JSON protocol."""
+        return _json(self.body)
 
 
 @dataclass(slots=True)
@@ -68,8 +124,22 @@ class Gate:
         """The messages that the consumer was given, each once."""
         return {reception.message_id for reception in list(self.receptions)}
 
-    def note(self, operation: str, request: Mapping[str, Any], status: int, answer: Mapping[str, Any]) -> None:
-        """Write down a call that was answered."""
+    async def pass_on(self, call: Call, forward: Callable[[], Awaitable[Answer]]) -> Answer | None:
+        """Have a call answered, and write it down.
+
+        Args:
+            call: The call.
+            forward: Has the server answer it.
+
+        Returns:
+            What the consumer is told; None tears its connection.
+        """
+        answer = await forward()
+        # Written down even where the client is cut off meanwhile: the server has done it.
+        self._note(call.operation, call.request, answer.status, answer.content)
+        return answer
+
+    def _note(self, operation: str, request: Mapping[str, Any], status: int, answer: Mapping[str, Any]) -> None:
         self.calls[operation] += 1
         if status >= 400:
             return
@@ -82,11 +152,11 @@ class Gate:
                     self._message_ids[message["ReceiptHandle"]] = message["MessageId"]
                     self.receptions.append(Reception(message["MessageId"], now))
             case "DeleteMessage" | "DeleteMessageBatch":
-                for entry in _entries(request, answer):
+                for entry in succeeded_entries(request, answer):
                     self.deleted.setdefault(self._message_ids.get(entry["ReceiptHandle"], "?"), now)
 
 
-def _entries(request: Mapping[str, Any], answer: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def succeeded_entries(request: Mapping[str, Any], answer: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     """The entries of a call that succeeded: of a batch, or the call itself."""
     if "Entries" not in request:
         return [request]
@@ -122,7 +192,18 @@ class Proxy:
 
     def gate(self) -> Gate:
         """Open a way to the server, on a free port."""
-        return asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        gate = Gate()
+        self.open(gate)
+        return gate
+
+    def open(self, gate: Gate) -> None:
+        """Have a gate listen on a free port."""
+        asyncio.run_coroutine_threadsafe(self._open(gate), self._loop).result()
+
+    @property
+    def thread_id(self) -> int | None:
+        """The system's id of the thread that all calls go through."""
+        return self._thread.native_id
 
     def cut(self, gate: Gate) -> None:
         """Reset the connections of a gate, and each that is made, until :meth:`mend`."""
@@ -145,14 +226,12 @@ class Proxy:
             connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
 
-    async def _open(self) -> Gate:
-        gate = Gate()
+    async def _open(self, gate: Gate) -> None:
         server = await asyncio.start_server(
             lambda reader, writer: self._serve(gate, reader, writer), LOOPBACK, 0, limit=LONGEST_HEAD_BYTES
         )
         self._servers.append(server)
         gate.port = server.sockets[0].getsockname()[1]
-        return gate
 
     async def _serve(self, gate: Gate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if gate.is_cut:
@@ -184,15 +263,19 @@ class Proxy:
         server_writer: asyncio.StreamWriter,
     ) -> None:
         """Pass the requests of one connection on, one after the other, until the client closes it."""
-        while True:
-            head, body = await _message(reader)
-            server_writer.write(head + body)
+
+        async def forward() -> Answer:
+            server_writer.write(call.head + call.body)
             await server_writer.drain()
-            answer_head, answer_body = await _message(server_reader)
-            # Written down even where the client is cut off meanwhile: the server has done it.
-            operation, request = _call(head, body)
-            gate.note(operation, request, int(answer_head.split(b" ", 2)[1]), _json(answer_body))
-            writer.write(answer_head + answer_body)
+            return Answer(*await _message(server_reader))
+
+        while True:
+            call = Call(*await _message(reader))
+            answer = await gate.pass_on(call, forward)
+            if answer is None:
+                writer.transport.abort()
+                return
+            writer.write(answer.head + answer.body)
             await writer.drain()
 
 
@@ -214,14 +297,6 @@ async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 def _fields(head: bytes) -> dict[str, str]:
     lines = head.decode("latin-1").split("\r\n")[1:]
     return {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def _call(head: bytes, body: bytes) -> tuple[str, Mapping[str, Any]]:
-    """The operation of a request in AWS's JSON protocol, and its parameters."""
-    target = _fields(head).get("x-amz-target")
-    if target is None:
-        return head.split(b" ", 1)[0].decode("latin-1"), {}
-    return target.rpartition(".")[2], _json(body)
 
 
 def _json(content: bytes) -> Mapping[str, Any]:

@@ -1,0 +1,67 @@
+"""The plain hosts: Python processes with `lease` and `async_lease`, on a standard or a FIFO queue."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tests.rounds.audit import Done
+from tests.rounds.draw import Kind, Traits, Work
+from tests.rounds.stacks import as_json
+from tests.rounds.workers import read_lines
+
+TRAITS: Final = Traits(
+    name="plain",
+    workers=3,
+    faults=(
+        Kind.KILL,
+        Kind.STOP,
+        Kind.CUT,
+        Kind.SILENCE,
+        Kind.LOST,
+        Kind.ERRORS,
+        Kind.THROTTLE,
+        Kind.LATENCY,
+        Kind.CLOCK,
+        Kind.DISK,
+        Kind.MEMORY,
+    ),
+    visibility_seconds=(5, 8, 12),
+    messages=(10, 40),
+    work_seconds=(0.05, 1.0),
+    kinds=("good", "good", "good", "good", "good", "good", "flaky", "poison"),
+)
+
+
+FIFO_TRAITS: Final = replace(TRAITS, name="fifo", groups=4)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainHost:
+    """Two blocking consumers and an asynchronous one, whose table is a file for each message."""
+
+    traits: Traits = TRAITS
+    each_once: bool = False
+    disk_megabytes: int = 1
+    start_seconds: float = 60.0
+
+    def command(self, number: int, disk: Path) -> Sequence[str | Path]:
+        """A consumer."""
+        kind = "asynchronous" if number == 1 else "blocking"
+        return [sys.executable, "-m", "tests.rounds.plain_consumer", kind, disk]
+
+    def table(self, disk: Path) -> list[Done]:
+        """What the processes wrote."""
+        return [Done(line["id"], line["at"]) for file in disk.glob("*/*.jsonl") for line in read_lines(file)]
+
+    def forget(self, disk: Path) -> None:
+        """Remove the files."""
+        for file in disk.glob("*/*.jsonl"):
+            file.unlink()
+
+    def body(self, work: Work) -> str:
+        """All that is known of the work."""
+        return as_json(work)
