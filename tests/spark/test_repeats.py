@@ -12,7 +12,8 @@ import pytest
 from sqs_lease.spark import JsonSource, SnsEnvelope
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.loading import Loaded, Loading
-from sqs_lease.spark.parsing import NO_IDS, Parsed
+from sqs_lease.spark.message_ids import NO_IDS
+from sqs_lease.spark.parsing import Parsed
 from sqs_lease.spark.repeats import Keys, with_keys
 from sqs_lease.spark.sources.source import Names
 from sqs_lease.testing.sink_subject import asked, record

@@ -28,6 +28,7 @@ from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import WorkspaceError
 from sqs_lease.spark.fifo_order import SEQUENCE_NUMBER, Place, in_order, places_in_json
 from sqs_lease.spark.message_groups import DEAD_LETTER_SOURCE, MESSAGES, Group, groups_of
+from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import read_path
 from sqs_lease.spark.repeats import with_keys
 from sqs_lease.spark.sinks.sink import LOOKED_UP
@@ -136,7 +137,7 @@ class BatchFile:
             without: The ids of messages that are left out, beside those that the driver rejected.
             batch_id: The batch.
         """
-        out = pa.chunked_array([*self.rejected["message_id"].chunks, *without.chunks], pa.string())
+        out = together(self.rejected["message_id"], without)
         return BatchParts.of(
             self.path, without=self._written_ids(out) if len(out) else None, parser=parser, batch_id=batch_id
         )

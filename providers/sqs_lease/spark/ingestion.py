@@ -41,10 +41,10 @@ from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, Batch
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
 from sqs_lease.spark.loading import Loaded, Loading
+from sqs_lease.spark.message_ids import NO_IDS, together, without
 from sqs_lease.spark.parsing import MessageParser, RejectParser
 from sqs_lease.spark.progress import StillHeld, watched_jobs
 from sqs_lease.spark.progress_bar import progress_bar
-from sqs_lease.spark.reconciliation import is_among
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.settings import INGESTION, session_settings
@@ -124,8 +124,7 @@ def ingest(
         waiting_at_most(Waits(longest_wait_seconds)) as waits,
     ):
         if batch is None:
-            nobody = pa.chunked_array([], pa.string())
-            batch_id = batch_id or default_id(source.identity, nobody, nobody)
+            batch_id = batch_id or default_id(source.identity, NO_IDS, NO_IDS)
             return IngestResult(batch_id, 0, 0, 0, 0, {}, 0, None, rejects is not None)
         message_ids = batch.messages[MESSAGE_ID]
         batch_id = batch_id or default_id(source.identity, message_ids, batch.messages[RECEIVE_COUNT])
@@ -169,7 +168,7 @@ def _clean_up(
 ) -> CleanUp:
     """Clean up after the commit. The messages are done by now, whatever happens here."""
     earlier = loaded.known.filter(pc.equal(loaded.known["outcome"], REJECTED))
-    rejected = pa.chunked_array([*loaded.rejected["message_id"].chunks, *earlier["message_id"].chunks], pa.string())
+    rejected = together(loaded.rejected["message_id"], earlier["message_id"])
     try:
         if not is_held():
             return CleanUp(0, 0, 0, "its messages are held no longer: whoever receives them does it")
@@ -196,7 +195,7 @@ def _all_rejected(
 ) -> IngestResult:
     """Reject a batch of which no message tells what the columns of the table are to be; there may be no table yet."""
     message_ids = batch.messages[MESSAGE_ID]
-    others = message_ids.filter(pc.invert(is_among(message_ids, batch.rejected["message_id"])))
+    others = without(message_ids, batch.rejected["message_id"])
     reasons = pa.concat_tables(
         [
             batch.rejected,

@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from sqs_lease.spark.parsing import NO_IDS, Parsed, Parser
-from sqs_lease.spark.reconciliation import Fates, is_among, reject_entries
+from sqs_lease.spark.message_ids import NO_IDS, is_among, only, together, without
+from sqs_lease.spark.parsing import Parsed, Parser
+from sqs_lease.spark.reconciliation import Fates, reject_entries
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
 from sqs_lease.spark.sinks.sink import Admission, Overtaken, Table
@@ -101,7 +102,7 @@ class Loading:
         while True:
             firsts = self.keys.firsts(rest)
             loaded.append(self._load_or_divide(firsts, load, before_commit))
-            rest = rest.filter(pc.invert(is_among(rest, firsts)))
+            rest = without(rest, firsts)
             # The table has the others' keys by now, but for those of rejects.
             of_rejects = self.keys.of(loaded[-1].rejected["message_id"])
             is_wanted = is_among(self.keys.of(rest), of_rejects)
@@ -110,7 +111,7 @@ class Loading:
             )
             rest = rest.filter(is_wanted)
             if not len(rest):
-                return _together(loaded)
+                return _summed(loaded)
 
     def _load_or_divide(
         self, part: pa.ChunkedArray, load: Callable[..., Loaded], before_commit: Callable[[], object]
@@ -145,11 +146,11 @@ class Loading:
         )
 
         def reject(_table: Table[Any], known: pa.ChunkedArray, _batch_id: str) -> Parsed:
-            return Parsed(None, NO_IDS, NO_IDS, refused.filter(pc.invert(is_among(refused["message_id"], known))))
+            return Parsed(None, NO_IDS, NO_IDS, without(refused, known))
 
         if refused.num_rows:
             loaded.append(load(refused["message_id"], reject))
-        return _together(loaded)
+        return _summed(loaded)
 
     def _load(
         self,
@@ -172,7 +173,7 @@ class Loading:
         """
         asked: Table[Any] = self.table if self.keys is None else KeyedTable(self.table, self.keys)
         is_all = part is self.expected
-        others = NO_IDS if is_all else self.expected.filter(pc.invert(is_among(self.expected, part)))
+        others = NO_IDS if is_all else without(self.expected, part)
         parsed: Parsed | None = None
         committed = False
         asked_of_rejects = False
@@ -181,25 +182,25 @@ class Loading:
             while True:
                 begin_step("asking the table")
                 looked_up = asked.look_up(self.messages)
-                known = looked_up.known.filter(is_among(looked_up.known["message_id"], part))
+                known = only(looked_up.known, part)
                 known_ids = known["message_id"]
                 ours = pc.sum(pc.equal(looked_up.known["batch_id"], self.batch_id), min_count=0).as_py()
-                if parsed is not None and (ours != ours_before or _any_among(parsed.ingested, known_ids)):
+                if parsed is not None and (ours != ours_before or len(only(parsed.ingested, known_ids))):
                     # Another try of this batch was admitted, and what its other tries had staged may be gone; or
                     # somebody else brought some of its messages.
                     self._discard(parsed)
                     parsed = None
                 ours_before = ours
-                left_out = pa.chunked_array([*known_ids.chunks, *others.chunks], pa.string())
+                left_out = together(known_ids, others)
                 if parsed is None:
                     begin_step("parsing and writing rows")
                     parsed = parse(self.table, left_out, self.batch_id)
                     asked_of_rejects = not self.asks_of_rejects
-                rejected = parsed.rejected.filter(pc.invert(is_among(parsed.rejected["message_id"], left_out)))
+                rejected = without(parsed.rejected, left_out)
                 if rejected.num_rows and not asked_of_rejects:
                     asked_of_rejects = True
                     continue
-                empty = parsed.empty.filter(pc.invert(is_among(parsed.empty, known_ids)))
+                empty = without(parsed.empty, known_ids)
                 fates = Fates(known_ids, parsed.ingested, empty, rejected["message_id"])
                 fates.require_each_once(part, self.batch_id)
                 entries = fates.entries(self.messages)
@@ -229,7 +230,7 @@ class Loading:
             self.table.discard(parsed.staged)
 
 
-def _together(loaded: Sequence[Loaded]) -> Loaded:
+def _summed(loaded: Sequence[Loaded]) -> Loaded:
     return Loaded(
         known=pa.concat_tables([one.known for one in loaded]),
         ingested=sum(one.ingested for one in loaded),
@@ -238,7 +239,3 @@ def _together(loaded: Sequence[Loaded]) -> Loaded:
         rows=sum(one.rows for one in loaded),
         version=loaded[-1].version,
     )
-
-
-def _any_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> bool:
-    return bool(pc.any(is_among(message_ids, others), min_count=0).as_py())

@@ -8,6 +8,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from sqs_lease.spark.errors import ReconciliationError
+from sqs_lease.spark.message_ids import is_among, only, together, without
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED
 
 _NAMED_MESSAGES = 3
@@ -42,10 +43,7 @@ class Fates:
         Raises:
             ReconciliationError: A message is missing, counted twice or unknown.
         """
-        accounted = pa.chunked_array(
-            [chunk for part in (self.known, self.ingested, self.empty, self.rejected) for chunk in part.chunks],
-            pa.string(),
-        )
+        accounted = together(self.known, self.ingested, self.empty, self.rejected)
         # As many, each once, and all of them expected: then none is missing either. Where every message is a record,
         # the two are equal outright, which is seen at once.
         if accounted.equals(expected) or (
@@ -58,8 +56,8 @@ class Fates:
         repeated = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
         wrong = sorted(
             {
-                *pc.filter(expected, pc.invert(is_among(expected, accounted))).to_pylist(),
-                *pc.filter(accounted, pc.invert(is_among(accounted, expected))).to_pylist(),
+                *without(expected, accounted).to_pylist(),
+                *without(accounted, expected).to_pylist(),
                 *repeated.to_pylist(),
             }
         )
@@ -77,9 +75,9 @@ class Fates:
         Args:
             messages: The batch, as :data:`.sink.LOOKED_UP`.
         """
-        done = pa.chunked_array([*self.ingested.chunks, *self.empty.chunks], pa.string())
+        done = together(self.ingested, self.empty)
         is_all = done.equals(messages["message_id"])
-        chosen = messages if is_all else messages.filter(is_among(messages["message_id"], done))
+        chosen = messages if is_all else only(messages, done)
         outcome = pc.if_else(is_among(chosen["message_id"], self.empty), EMPTY, INGESTED)
         return pa.Table.from_arrays(
             [
@@ -110,10 +108,3 @@ def reject_entries(messages: pa.Table, reasons: pa.Table) -> pa.Table:
         ],
         schema=ENTRIES,
     )
-
-
-def is_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Which of some messages are among others."""
-    if not len(message_ids) or not len(others):
-        return pa.chunked_array([pa.repeat(False, len(message_ids))])
-    return pc.is_in(message_ids, others.combine_chunks())

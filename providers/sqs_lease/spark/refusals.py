@@ -16,14 +16,13 @@ from math import ceil, log2
 from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.errors import RowsRefusedError
 from sqs_lease.spark.executors import SPARK_ERRORS
-from sqs_lease.spark.reconciliation import is_among
+from sqs_lease.spark.message_ids import only, without
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +122,9 @@ class Search:
         """What to try next of a part that was refused; the first of it comes last."""
         if isinstance(error, RowsRefusedError) and error.message_ids:
             named = pa.chunked_array([sorted(error.message_ids)], pa.string())
-            is_named = is_among(part, named)
-            if pc.any(is_named, min_count=0).as_py():
-                self._rejected |= dict.fromkeys(part.filter(is_named).to_pylist(), error)
-                rest = part.filter(pc.invert(is_named))
+            if len(here := only(part, named)):
+                self._rejected |= dict.fromkeys(here.to_pylist(), error)
+                rest = without(part, named)
                 return [rest] if len(rest) else []
         if len(part) > 1:
             half = len(part) // 2

@@ -31,6 +31,7 @@ from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
 from sqs_lease.spark.executors import SPARK_ERRORS, cannot_run_this
+from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.sink import Rest
 
@@ -132,8 +133,7 @@ class Written:
 
     def __add__(self, more: Written) -> Written:
         """This and what was written besides."""
-        chunks = [*self.message_ids.chunks, *more.message_ids.chunks]
-        return Written([*self.files, *more.files], pa.chunked_array(chunks, pa.string()))
+        return Written([*self.files, *more.files], together(self.message_ids, more.message_ids))
 
 
 def no_statistics(_metadata: pq.FileMetaData) -> Mapping[str, Any]:
