@@ -31,8 +31,8 @@ from sqs_lease.spark.message_groups import DEAD_LETTER_SOURCE, MESSAGES, Group, 
 from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import read_path
 from sqs_lease.spark.repeats import with_keys
+from sqs_lease.spark.schemas import struct_type
 from sqs_lease.spark.sinks.sink import LOOKED_UP
-from sqs_lease.spark.sources.schemas import struct_type
 from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
 

@@ -30,16 +30,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.column_types import require_plain
 from sqs_lease.spark.columns import PARQUET_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.schemas import arrow_schema, require_plain
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
 from sqs_lease.spark.sinks.sink import Rest, Staged
 from sqs_lease.spark.sinks.staging import StagedDirectories, Staging, Written, remove_directory
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
-from sqs_lease.spark.sources.arrow_types import arrow_schema
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
 

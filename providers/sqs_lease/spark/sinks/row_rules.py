@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StringType, StructType
 
-from sqs_lease.spark.sinks.table_sql import quoted
+from sqs_lease.spark.schemas import quoted
 
 Rule = tuple[str, Column]
 """What the reason calls it, and the test: a row for which it is false or null is refused."""

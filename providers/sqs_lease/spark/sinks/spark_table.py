@@ -15,13 +15,13 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.executors import SPARK_ERRORS
+from sqs_lease.spark.schemas import nullable, quoted
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import Asked, DoubtfulDirectories, Rule, judged
 from sqs_lease.spark.sinks.sink import Rest, Staged
 from sqs_lease.spark.sinks.staged_rows import StagedRows
-from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition, quoted
+from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition
 from sqs_lease.spark.sinks.write_ahead import Application
-from sqs_lease.spark.sources.arrow_types import nullable
 from sqs_lease.spark.waits import among_others
 
 _INTRODUCTION: Final = "An error occurred while calling "

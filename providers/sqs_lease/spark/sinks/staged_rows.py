@@ -26,11 +26,11 @@ from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.ledger import LedgerPlace
 from sqs_lease.spark.paths import read_path
+from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.sink import Rest, Staged
 from sqs_lease.spark.sinks.staging import SharedDirectory, StagedDirectories, Staging, Written, remove_directory
 from sqs_lease.spark.sinks.write_ahead import Application
-from sqs_lease.spark.sources.arrow_types import arrow_schema
 
 logger = logging.getLogger(__name__)
 

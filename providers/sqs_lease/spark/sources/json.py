@@ -36,9 +36,9 @@ from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_objec
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
+from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
-from sqs_lease.spark.sources.schemas import can_be_column, json_schema, notation, quoted
 from sqs_lease.spark.sources.source import KeysOf
 
 _CORRUPT: Final = "_sqs_lease_corrupt"

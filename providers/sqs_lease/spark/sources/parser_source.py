@@ -15,9 +15,8 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import IngestionError, SchemaError
-from sqs_lease.spark.sources.arrow_types import arrow_schema, nullable, record_batch
+from sqs_lease.spark.schemas import arrow_schema, notation, nullable, quoted, record_batch, struct_type
 from sqs_lease.spark.sources.json import flaw
-from sqs_lease.spark.sources.schemas import notation, quoted, struct_type
 from sqs_lease.spark.sources.text_source import TextChecker
 
 Parser = Callable[[pa.RecordBatch], Any]

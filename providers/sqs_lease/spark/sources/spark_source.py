@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.schemas import notation, quoted, struct_type
 from sqs_lease.spark.sources.json import flaw
 from sqs_lease.spark.sources.parser_source import ANSWERED_ID, ANSWERED_REASON, GIVEN, NO_ANSWER
-from sqs_lease.spark.sources.schemas import notation, quoted, struct_type
 from sqs_lease.spark.sources.text_source import TextChecker
 
 _GIVEN_ID: Final = "_sqs_lease_message_id"

@@ -10,8 +10,8 @@ from pyspark.sql.types import StructField, StructType, VariantType
 
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.schemas import quoted
 from sqs_lease.spark.sources.json import AnyJsonChecker
-from sqs_lease.spark.sources.schemas import quoted
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
+from sqs_lease.spark.schemas import quoted
 from sqs_lease.spark.sinks.delta.files import read_rows
 from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.staging import StagedFile
@@ -48,10 +49,10 @@ def merge_newest(
     """
     schema = pa.schema(table.schema().to_arrow())
     newest = newest_rows(storage, files, schema, keys)
-    values = {_quoted(name): f"{_STAGED}.{_quoted(name)}" for name in newest.schema.names}
+    values = {quoted(name): f"{_STAGED}.{quoted(name)}" for name in newest.schema.names}
     # The newest message replaces the whole row, also what it does not know of.
-    values |= {_quoted(name): "NULL" for name in schema.names if name not in newest.schema.names}
-    sent_at, batch_id = _quoted(SENT_AT), _quoted(BATCH_ID)
+    values |= {quoted(name): "NULL" for name in schema.names if name not in newest.schema.names}
+    sent_at, batch_id = quoted(SENT_AT), quoted(BATCH_ID)
     # Each batch counts the microseconds of a FIFO queue's messages from 0.
     at_least = (
         f"CASE WHEN {_STORED}.{batch_id} = {_STAGED}.{batch_id} THEN {_STORED}.{sent_at} "
@@ -60,7 +61,7 @@ def merge_newest(
     (
         table.merge(
             newest,
-            " AND ".join(f"{_STORED}.{_quoted(key)} = {_STAGED}.{_quoted(key)}" for key in keys),
+            " AND ".join(f"{_STORED}.{quoted(key)} = {_STAGED}.{quoted(key)}" for key in keys),
             source_alias=_STAGED,
             target_alias=_STORED,
             # Held as a whole, so that files of other keys are not read.
@@ -95,8 +96,3 @@ def _winners(storage: TableStorage, files: Sequence[StagedFile], schema: pa.Sche
         rows = read_rows(storage, file, schema, schema.names)
         yield rows.filter(wins.slice(start, len(rows)))
         start += len(rows)
-
-
-def _quoted(name: str) -> str:
-    doubled = name.replace("`", "``")
-    return f"`{doubled}`"

@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.column_types import check_keys
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.schemas import check_keys
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
 from sqs_lease.spark.sinks.delta.maintenance import Optimized, optimize, vacuum

@@ -18,9 +18,9 @@ import psycopg
 from psycopg import sql
 from pyspark.sql.types import StructField, StructType
 
-from sqs_lease.spark.column_types import check_keys
 from sqs_lease.spark.columns import POSTGRES_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.schemas import check_keys
 from sqs_lease.spark.sinks.differences import require_fit, require_unchanged
 from sqs_lease.spark.sinks.postgres.types import postgres_type, takes
 

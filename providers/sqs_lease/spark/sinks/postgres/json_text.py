@@ -26,7 +26,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from sqs_lease.spark.schemas import types_in
+
 _NUMBERS: Final = (BooleanType, ByteType, DecimalType, IntegerType, LongType, ShortType)
+# Of times, Spark writes the milliseconds only. A collated text is a text, too.
+_WRITTEN: Final = (*_NUMBERS, ArrayType, DateType, DoubleType, StringType, StructType)
 _ESCAPES: Final = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 # JSON has no such character but as an escape, so a text with one is not to be stored.
 _CONTROL: Final = "[\\x00-\\x1f]"
@@ -35,12 +39,7 @@ _UNWRITABLE: Final = "\x01"
 
 def can_write(kind: DataType) -> bool:
     """Whether the values of a nested type are written here as Spark means them."""
-    if isinstance(kind, StructType):
-        return all(can_write(field.dataType) for field in kind.fields)
-    if isinstance(kind, ArrayType):
-        return can_write(kind.elementType)
-    # Of times, Spark writes the milliseconds only. A collated text is a text, too.
-    return isinstance(kind, (*_NUMBERS, DateType, DoubleType, StringType))
+    return all(isinstance(inner, _WRITTEN) for _, inner in types_in(kind))
 
 
 def json_texts(values: pa.Array, kind: DataType) -> pa.Array:

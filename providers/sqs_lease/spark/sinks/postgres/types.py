@@ -45,6 +45,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.schemas import quoted, types_in
 
 _TYPES: Final[dict[type[DataType], tuple[str, ...]]] = {
     BooleanType: ("boolean",),
@@ -54,6 +55,7 @@ _TYPES: Final[dict[type[DataType], tuple[str, ...]]] = {
     LongType: ("bigint",),
     FloatType: ("real", "double precision"),
     DoubleType: ("double precision",),
+    DecimalType: ("numeric",),
     StringType: ("text", "character varying"),
     BinaryType: ("bytea",),
     DateType: ("date",),
@@ -78,20 +80,11 @@ def postgres_type(name: str, kind: DataType) -> str:
     Raises:
         SchemaError: PostgreSQL has none for it, or for what is inside of it.
     """
-    if isinstance(kind, StructType):
-        for field in kind.fields:
-            postgres_type(f"{name}.{field.name}", field.dataType)
-    elif isinstance(kind, ArrayType):
-        postgres_type(name, kind.elementType)
-    elif isinstance(kind, MapType):
-        postgres_type(name, kind.keyType)
-        postgres_type(name, kind.valueType)
-    elif isinstance(kind, DecimalType):
-        return f"numeric({kind.precision},{kind.scale})"
-    # Not isinstance: CHAR and VARCHAR are strings to Spark's classes, but have lengths.
-    if type(kind) not in _TYPES:
-        raise SchemaError(f"column {name}: a PostgreSQL table cannot store the type {kind.simpleString()}")
-    return _TYPES[type(kind)][0]
+    for path, inner in types_in(kind, name):
+        # Not isinstance: CHAR and VARCHAR are strings to Spark's classes, but have lengths.
+        if type(inner) not in _TYPES:
+            raise SchemaError(f"column {path}: a PostgreSQL table cannot store the type {inner.simpleString()}")
+    return f"numeric({kind.precision},{kind.scale})" if isinstance(kind, DecimalType) else _TYPES[type(kind)][0]
 
 
 def takes(stored: str, kind: DataType) -> bool:
@@ -112,7 +105,7 @@ def is_json(kind: DataType) -> bool:
 
 def written(name: str, kind: DataType) -> Column:
     """A column as COPY is to have it: nested values as JSON text, bytes in hexadecimal, all others as they are."""
-    column = F.col(f"`{name.replace('`', '``')}`")
+    column = F.col(quoted(name))
     if isinstance(kind, BinaryType):
         column = F.concat(F.lit("\\x"), F.hex(column))
     elif isinstance(kind, _JSON):

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.arrow_types import arrow_schema
+from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type
 from sqs_lease.spark.sources.json import NO_VALUE, flaw, json_rows
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
 from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
@@ -34,7 +34,6 @@ from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, OF_ROWS, 
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.spark.sources.s3_events.path_columns import PathColumns
 from sqs_lease.spark.sources.s3_events.reading import S3Read
-from sqs_lease.spark.sources.schemas import json_schema, notation, quoted, struct_type
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError
 from sqs_lease.spark.sources.source import CleanerOf, KeysOf
 

@@ -11,13 +11,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.schemas import json_schema, notation
 from sqs_lease.spark.sources.json import json_rows
 from sqs_lease.spark.sources.s3_events.contents import LINE, JsonDocument
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.spark.sources.s3_events.object_rows import Content, ObjectRows
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.spark.sources.s3_events.reading import S3Read
-from sqs_lease.spark.sources.schemas import json_schema, notation
 from sqs_lease.spark.sources.sns_envelope import NotANotificationError
 
 _POINTERS: Final = frozenset(

@@ -23,7 +23,7 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
-from sqs_lease.spark.sources.arrow_types import nullable, record_batch
+from sqs_lease.spark.schemas import nullable, record_batch
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Format
 from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectUnavailableError

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.types import StructType
 
-from sqs_lease.spark.sources.arrow_types import arrow_schema
+from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sources.s3_events.contents import BadContentError
 
 _HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
