@@ -398,6 +398,11 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         Ledger(tmp_path / "100%").open()
 
 
+def test_a_ledger_of_which_drivers_could_overwrite_the_commits_is_refused() -> None:
+    with pytest.raises(TableError, match="conditional_put is set"):
+        Ledger("s3://bucket/ledger", {"conditional_put": "disabled"}).open()
+
+
 def test_a_ledger_that_was_removed_meanwhile_is_named(book: Book) -> None:
     ledger = book.open()
     book.path.rename(book.path.with_name("elsewhere"))

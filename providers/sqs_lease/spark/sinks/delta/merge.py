@@ -10,9 +10,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import quoted
 from sqs_lease.spark.sinks.delta.files import read_rows
-from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.staging import StagedFile
 
 _STAGED: Final = "staged"
@@ -23,7 +23,7 @@ _BEFORE_ALL: Final = -(2**63)
 
 def merge_newest(
     table: DeltaTable,
-    storage: TableStorage,
+    storage: Place,
     files: Sequence[StagedFile],
     keys: Sequence[str],
     commit_properties: CommitProperties,
@@ -74,7 +74,7 @@ def merge_newest(
     )
 
 
-def newest_rows(storage: TableStorage, files: Sequence[StagedFile], schema: pa.Schema, keys: Sequence[str]) -> pa.Table:
+def newest_rows(storage: Place, files: Sequence[StagedFile], schema: pa.Schema, keys: Sequence[str]) -> pa.Table:
     """The newest row of each key among staged ones; of all columns, only what is needed to find them is read first."""
     deciding = list(dict.fromkeys((*keys, SENT_AT, MESSAGE_ID)))
     found = pa.concat_tables([read_rows(storage, file, schema, deciding) for file in files])
@@ -90,7 +90,7 @@ def newest_rows(storage: TableStorage, files: Sequence[StagedFile], schema: pa.S
     return pa.concat_tables(_winners(storage, files, schema, wins))
 
 
-def _winners(storage: TableStorage, files: Sequence[StagedFile], schema: pa.Schema, wins: pa.Array) -> Iterator[Any]:
+def _winners(storage: Place, files: Sequence[StagedFile], schema: pa.Schema, wins: pa.Array) -> Iterator[Any]:
     start = 0
     for file in files:
         rows = read_rows(storage, file, schema, schema.names)

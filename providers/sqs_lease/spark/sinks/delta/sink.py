@@ -21,6 +21,7 @@ from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.places import OURS, Place
 from sqs_lease.spark.schemas import check_keys
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
@@ -33,7 +34,6 @@ from sqs_lease.spark.sinks.delta.schema import (
     spark_columns,
     unsupported,
 )
-from sqs_lease.spark.sinks.delta.storage import OURS, TableStorage
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import EmptyTexts, judged, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
@@ -71,7 +71,7 @@ class DeltaSink:
         if isinstance(self.partition_by, str) or isinstance(self.upsert_by, str):
             raise TypeError("partition_by and upsert_by are lists of columns: put brackets around the one")
         # Refuses what can never be a table.
-        TableStorage.of(self.path, self.storage_options)
+        Place.of(self.path, self.storage_options)
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`..sink.Sink.open`."""
@@ -115,16 +115,13 @@ class DeltaSink:
         """
         if older_than < _LONGEST_BATCH:
             raise ValueError(f"older_than is {older_than}, and a batch may take longer: give {_LONGEST_BATCH} or more")
-        if self._storage.load() is None:
-            raise TableError(f"there is no table at {self._storage.uri}")
+        self._storage.existing()
         WriteAheadTable(OpenDelta(self._storage), self._ledger.open()).look_up(LOOKED_UP.empty_table())
         return vacuum(self._storage, older_than=older_than)
 
     def stored_rows(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """Read all rows of the table: see :class:`...rejected.ReadableSink`. It needs no Spark."""
-        table = self._storage.load()
-        if table is None:
-            raise TableError(f"there is no table at {self._storage.uri}")
+        table = self._storage.existing()
         try:
             for rows in table.to_pyarrow_dataset().to_batches(columns=list(columns), batch_size=_ROWS_AT_ONCE):
                 yield from rows.to_pylist()
@@ -132,8 +129,8 @@ class DeltaSink:
             raise self._storage.unusable("cannot be read", error) from error
 
     @property
-    def _storage(self) -> TableStorage:
-        return TableStorage.of(self.path, self.storage_options)
+    def _storage(self) -> Place:
+        return Place.of(self.path, self.storage_options)
 
     @property
     def _ledger(self) -> Ledger:
@@ -159,7 +156,7 @@ class DeltaTarget:
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> OpenDelta:
         """See :meth:`..write_ahead.Target.open`."""
-        storage = TableStorage.of(self.path, self.storage_options)
+        storage = Place.of(self.path, self.storage_options)
         check_partitions(columns, self.partition_by)
         check_keys(columns, self.upsert_by)
         table = OpenDelta(storage, delta_schema(columns).to_arrow(), tuple(self.partition_by), tuple(self.upsert_by))
@@ -178,7 +175,7 @@ class OpenDelta:
         upsert_by: The key columns.
     """
 
-    storage: TableStorage
+    storage: Place
     columns: pa.Schema | None = None
     partition_by: Sequence[str] = ()
     upsert_by: Sequence[str] = ()
@@ -187,7 +184,8 @@ class OpenDelta:
         """Create the table where there is none, and make sure that it takes these columns."""
         table = self.storage.load()
         if table is None:
-            self._create(columns)
+            self.storage.require_empty()
+            self.storage.create(delta_schema(columns), partition_by=self.partition_by)
             table = self._existing()
         self._require_writable(table, self.partition_by, self.upsert_by)
         with among_others(f"table {self.storage.uri}") as others:
@@ -359,24 +357,6 @@ class OpenDelta:
             if not any(directory == other or directory.startswith(f"{other}/") for directory in taken):
                 self.storage.remove(other)
 
-    def _create(self, columns: StructType) -> None:
-        self.storage.require_empty()
-        try:
-            DeltaTable.create(
-                self.storage.uri,
-                delta_schema(columns),
-                mode="ignore",
-                partition_by=list(self.partition_by),
-                storage_options=dict(self.storage.options) or None,
-                # Without retries: with them two drivers that create the table at once both succeed, the second on
-                # top of the first.
-                commit_properties=CommitProperties(max_commit_retries=0),
-            )
-        except CommitFailedError:
-            logger.info("table %s was created by somebody else at this moment", self.storage.uri)
-        except (DeltaError, OSError) as error:
-            raise self.storage.unusable("cannot be created", error) from error
-
     @property
     def _given(self) -> StructType:
         """The columns of what is written into it."""
@@ -405,10 +385,7 @@ class OpenDelta:
             )
 
     def _existing(self) -> DeltaTable:
-        table = self.storage.load()
-        if table is None:
-            raise TableError(f"table {self.storage.uri} is gone: somebody removed it while it was used")
-        return table
+        return self.storage.existing(was_there=True)
 
     def _newest_commit(self) -> str:
         """What is known of whoever committed last."""
