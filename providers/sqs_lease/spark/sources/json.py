@@ -32,7 +32,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
@@ -255,14 +255,6 @@ _LIMITS: Final[Mapping[type[DataType], tuple[str, str]]] = {
 _Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
 
 
-class AnyJsonChecker:
-    """Takes every JSON value."""
-
-    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
-        """See :class:`.source.Checker`."""
-        return [_why_not_json(body) for body in bodies]
-
-
 class ObjectChecker:
     """Takes JSON objects, whatever is in them."""
 
@@ -350,14 +342,6 @@ def _key(body: str, fields: Sequence[str]) -> str | None:
     if any(value is None for value in values):
         return None
     return f"json:{hashlib.sha256(json.dumps([*fields, values], sort_keys=True).encode()).hexdigest()}"
-
-
-def _why_not_json(body: str) -> str | None:
-    try:
-        decode(body)
-    except NotJsonError as error:
-        return str(error)
-    return None
 
 
 def _has_value(value: Any) -> bool:
