@@ -43,7 +43,15 @@ from sqs_lease.spark.sinks.postgres.catalog import (
     require_columns,
     require_unchanged_columns,
 )
-from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained, parameters_of, place_of, reason_of
+from sqs_lease.spark.sinks.postgres.connection import (
+    Parameters,
+    bounded_locks,
+    connect,
+    explained,
+    parameters_of,
+    place_of,
+    reason_of,
+)
 from sqs_lease.spark.sinks.postgres.copy import (
     ATTEMPT,
     COPIED_DDL,
@@ -54,7 +62,6 @@ from sqs_lease.spark.sinks.postgres.copy import (
     refused_in_task,
 )
 from sqs_lease.spark.sinks.postgres.json_text import can_write
-from sqs_lease.spark.sinks.postgres.locks import bounded_locks
 from sqs_lease.spark.sinks.postgres.types import is_json, written
 from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Overtaken, Rest, Staged
 from sqs_lease.spark.waits import among_others
