@@ -171,7 +171,7 @@ class Loading:
             begin_step: As for :meth:`load`.
             writers: The others that write the table.
         """
-        asked: Table[Any] = self.table if self.keys is None else KeyedTable(self.table, self.keys)
+        asked: Table[Any] | KeyedTable = self.table if self.keys is None else KeyedTable(self.table, self.keys)
         is_all = part is self.expected
         others = NO_IDS if is_all else without(self.expected, part)
         parsed: Parsed | None = None

@@ -16,10 +16,9 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyspark.sql import DataFrame
 
 from sqs_lease.spark.message_ids import is_among, together, without
-from sqs_lease.spark.sinks.sink import INGESTED, KNOWN, LOOKED_UP, REJECTED, Admission, LookUp, Staged, Table
+from sqs_lease.spark.sinks.sink import INGESTED, KNOWN, LOOKED_UP, REJECTED, Admission, LookUp, Table
 from sqs_lease.spark.sources.source import Names
 
 KEY: Final = "key"
@@ -99,7 +98,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class KeyedTable:
-    """A table that is asked by keys, and otherwise the table: see :class:`.sinks.sink.Table`.
+    """A table that is asked, and told, by keys: see :class:`.sinks.sink.Table`.
 
     Attributes:
         table: The table.
@@ -126,14 +125,6 @@ class KeyedTable:
         is_first = is_among(known["message_id"], self.keys.firsts(message_ids))
         by = pc.if_else(pc.and_(is_first, pc.is_valid(own.filter(is_known))), known["batch_id"], "")
         return KeyedLookUp(asked, known.set_column(1, KNOWN.field(1), by))
-
-    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
-        """See :meth:`.sinks.sink.Table.stage`."""
-        return self.table.stage(rows, batch_id)
-
-    def discard(self, staged: Staged) -> None:
-        """See :meth:`.sinks.sink.Table.discard`."""
-        self.table.discard(staged)
 
     def commit(self, looked_up: KeyedLookUp, admission: Admission) -> int | None:
         """See :meth:`.sinks.sink.Table.commit`."""
