@@ -26,10 +26,18 @@ from sqs_lease.core.messages import Message
 from sqs_lease.spark import columns
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.fifo_order import SEQUENCE_NUMBER, Place, in_order, places_in_json
-from sqs_lease.spark.message_groups import DEAD_LETTER_SOURCE, MESSAGES, Group, groups_of
+from sqs_lease.spark.message_groups import (
+    DEAD_LETTER_SOURCE,
+    MESSAGES,
+    SEQUENCE_NUMBER,
+    Group,
+    Place,
+    groups_of,
+    in_order,
+    places_in_json,
+)
 from sqs_lease.spark.message_ids import together
-from sqs_lease.spark.paths import read_path
+from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
 from sqs_lease.spark.schemas import struct_type
 from sqs_lease.spark.sinks.sink import LOOKED_UP
@@ -180,13 +188,7 @@ class BatchFile:
         if not self.is_shared:
             columns = struct_type(schema)
             return spark.createDataFrame(pq.read_table(path, columns=columns.names), columns)
-        return (
-            spark.read.schema(schema)
-            # The session may tolerate both, but a message left out here would be lost.
-            .option("ignoreMissingFiles", "false")
-            .option("ignoreCorruptFiles", "false")
-            .parquet(read_path(path))
-        )
+        return read_parquet(spark, path, schema)
 
 
 @contextmanager

@@ -31,7 +31,6 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
@@ -47,9 +46,10 @@ from sqs_lease.spark.progress import StillHeld, watched_jobs
 from sqs_lease.spark.progress_bar import progress_bar
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.results import IngestResult
-from sqs_lease.spark.settings import INGESTION, session_settings
+from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
 from sqs_lease.spark.sources.source import IS_STORED, ArrowSource, CleanerOf, CleaningSource, KeyedSource, Source
+from sqs_lease.spark.spark_errors import kind_of
 from sqs_lease.spark.waits import LIMIT_SECONDS, Waits, waiting_at_most
 
 logger = logging.getLogger(__name__)
@@ -180,8 +180,7 @@ def _clean_up(
             stored = messages.withColumn(IS_STORED, F.lit(True))
         cleaned = cleaner(stored)
     except Exception as error:  # noqa: BLE001 - it is of many kinds, and the batch is in the table
-        condition = error.getCondition() if isinstance(error, PySparkException) else None
-        cleaned = CleanUp(0, 0, 0, condition or type(error).__name__)
+        cleaned = CleanUp(0, 0, 0, kind_of(error))
     logger.info("%s: of its objects %d are cleaned up, %d were left", name, cleaned.cleaned, cleaned.left)
     if cleaned.error is not None:
         logger.warning(

@@ -15,10 +15,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.batch_file import REASONS, BatchFile
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, NOTHING_TO_STORE, REASON
-from sqs_lease.spark.executors import SPARK_ERRORS, cannot_run_this
 from sqs_lease.spark.message_ids import NO_IDS, is_among, only, together, without
 from sqs_lease.spark.sinks.sink import JudgingTable, PartsTable, Staged, Table
 from sqs_lease.spark.sources.source import ArrowParser
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
 
 logger = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.errors import RowsRefusedError
-from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.message_ids import only, without
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,7 @@ def reason_of(error: Exception) -> str:
     """Why a message is rejected of which the rows failed so: no value of a row."""
     if isinstance(error, RowsRefusedError):
         return f"refused by the table: {error.rule}"
-    condition = error.getCondition() if isinstance(error, PySparkException) else None
-    return f"its rows cannot be written ({condition or type(error).__name__})"
+    return f"its rows cannot be written ({kind_of(error)})"
 
 
 @dataclass

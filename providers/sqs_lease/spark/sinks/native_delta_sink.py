@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.schemas import check_keys, quoted
@@ -23,6 +22,7 @@ from sqs_lease.spark.sinks.spark_table import SparkTable
 from sqs_lease.spark.sinks.staged_rows import StagedRows
 from sqs_lease.spark.sinks.table_sql import write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
+from sqs_lease.spark.spark_errors import SPARK_ERRORS
 
 _CONSTRAINT: Final = "delta.constraints."
 _GENERATED: Final = "delta.generationExpression"

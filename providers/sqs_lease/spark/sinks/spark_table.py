@@ -14,7 +14,6 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.schemas import nullable, quoted
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import Asked, DoubtfulDirectories, Rule, judged
@@ -22,9 +21,9 @@ from sqs_lease.spark.sinks.sink import Rest, Staged
 from sqs_lease.spark.sinks.staged_rows import StagedRows
 from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition
 from sqs_lease.spark.sinks.write_ahead import Application
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, first_line
 from sqs_lease.spark.waits import among_others
 
-_INTRODUCTION: Final = "An error occurred while calling "
 # What Delta and Iceberg say when somebody else wrote the table, and Spark when that was this very batch, whose rows
 # were then removed.
 _COLLISIONS: Final = ("Concurrent", "CommitFailed", "Cannot fast-forward", "FILE_NOT_EXIST")
@@ -232,10 +231,3 @@ class SparkTable(ABC):
         except AnalysisException:
             # It may be there and be unreadable; then it cannot be created either, and that error says why.
             return None
-
-
-def first_line(error: Exception) -> str:
-    """What an error of Spark's says, without stack traces, plans, and rows, which follow in further lines."""
-    first, _, rest = str(error).strip().partition("\n")
-    # As Py4J introduces an exception of Java that PySpark does not know.
-    return rest.partition("\n")[0].removeprefix(": ") if first.startswith(_INTRODUCTION) and rest else first

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID
-from sqs_lease.spark.paths import read_path
+from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
@@ -56,7 +56,7 @@ class StagedRows:
         directory = f"{self.directory}/{directory_name(batch_id)}/{uuid4().hex}"
         try:
             rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(directory)
-            written = self._parquet(directory, f"{MESSAGE_ID} STRING").toArrow()
+            written = read_parquet(self.spark, directory, f"{MESSAGE_ID} STRING").toArrow()
         except BaseException:
             self._remove(directory)
             raise
@@ -99,7 +99,7 @@ class StagedRows:
         """
         directory, _, count = location.rpartition("#")
         try:
-            rows = self._parquet(directory)
+            rows = read_parquet(self.spark, directory)
             # Parquet's footers say it.
             found = rows.count()
         except AnalysisException as error:
@@ -139,15 +139,6 @@ class StagedRows:
     def _written(self, batch_id: str, write: Callable[[SharedDirectory, str], Written]) -> Staged:
         directory, message_ids = StagedDirectories(Path(self.directory)).write(batch_id, write)
         return Staged(f"{directory}#{len(message_ids)}", message_ids)
-
-    def _parquet(self, directory: str, columns: str | None = None) -> DataFrame:
-        reader = self.spark.read if columns is None else self.spark.read.schema(columns)
-        return (
-            # The session may tolerate both, but a row left out here would be lost.
-            reader.option("ignoreMissingFiles", "false")
-            .option("ignoreCorruptFiles", "false")
-            .parquet(read_path(directory) if self.place.is_local else directory)
-        )
 
     def _remove(self, directory: str) -> None:
         self.place.remove(f"{_STAGED}{directory.removeprefix(self.directory)}")

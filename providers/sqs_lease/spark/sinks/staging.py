@@ -30,10 +30,10 @@ from pyspark.sql import DataFrame, SparkSession
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
-from sqs_lease.spark.executors import SPARK_ERRORS, cannot_run_this
 from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.sink import Rest
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import quoted
-from sqs_lease.spark.settings import session_settings
+from sqs_lease.spark.session import session_settings
 
 _RANK: Final = "_sqs_lease_rank"
 _TRANSFORM: Final = re.compile(

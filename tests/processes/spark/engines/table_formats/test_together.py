@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark import Staged
-from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
+from sqs_lease.spark.spark_errors import SPARK_ERRORS
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
 from tests.processes.spark.engines.table_formats.test_changed_tables import DELTA, ICEBERG, place_of
 from tests.spark.together import expected, load_together, overlapping
