@@ -106,12 +106,7 @@ class BatchDataSource(DataSource):
 
 @dataclass(frozen=True)
 class RowGroup(InputPartition):
-    """One partition.
-
-    Attributes:
-        path: The file.
-        number: Which of its row groups.
-    """
+    """One partition."""
 
     path: str
     number: int
@@ -119,12 +114,7 @@ class RowGroup(InputPartition):
 
 @dataclass(frozen=True)
 class BatchReader(DataSourceReader):
-    """Reads one file or directory.
-
-    Attributes:
-        path: The path or address.
-        columns: The columns to read.
-    """
+    """Reads one file or directory."""
 
     path: str
     columns: StructType

@@ -154,12 +154,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class OpenLedger:
-    """A ledger that exists.
-
-    Attributes:
-        place: Where it is.
-        clock: Gives the time now, with a zone.
-    """
+    """A ledger that exists."""
 
     place: Place
     clock: Callable[[], datetime] = field(default=_now, repr=False)

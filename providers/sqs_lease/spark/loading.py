@@ -161,16 +161,7 @@ class Loading:
         begin_step: Callable[[str], object],
         writers: Others,
     ) -> Loaded:
-        """Load some of the messages, in one commit.
-
-        Args:
-            part: Their ids.
-            parse: See :meth:`.parsing.Parser.parse`; the others are left out.
-            store_rejects: As for :meth:`load`.
-            before_commit: As for :meth:`load`.
-            begin_step: As for :meth:`load`.
-            writers: The others that write the table.
-        """
+        """Load some of the messages, in one commit."""
         asked: Table[Any] | KeyedTable = self.table if self.keys is None else KeyedTable(self.table, self.keys)
         is_all = part is self.expected
         others = NO_IDS if is_all else without(self.expected, part)

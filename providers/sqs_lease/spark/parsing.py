@@ -49,13 +49,7 @@ class Parser(Protocol):
     """Stages what belongs into a table."""
 
     def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
-        """Parse and stage what the table does not know.
-
-        Args:
-            table: The table.
-            known: The ids of the messages that it knows.
-            batch_id: The batch.
-        """
+        """Parse and stage what the table does not know."""
 
 
 @dataclass(frozen=True, slots=True)

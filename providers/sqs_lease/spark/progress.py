@@ -147,12 +147,7 @@ def cancel_everything(spark: SparkSession) -> None:
 
 
 class Report:
-    """Writes progress to the log, not more often than is of use.
-
-    Args:
-        name: What the lines begin with.
-        clock: Source of time in seconds.
-    """
+    """Writes progress to the log, not more often than is of use."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name

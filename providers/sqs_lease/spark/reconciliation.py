@@ -36,10 +36,6 @@ class Fates:
         It compares the ids themselves rather than their numbers, and takes those of the records from what
         was written: observations have been seen to be empty without an error.
 
-        Args:
-            expected: The message ids of the batch, each once.
-            batch_id: The batch.
-
         Raises:
             ReconciliationError: A message is missing, counted twice or unknown.
         """

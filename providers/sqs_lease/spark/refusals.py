@@ -61,12 +61,7 @@ def reason_of(error: Exception) -> str:
 
 @dataclass
 class Search:
-    """Brings a batch into a table in parts.
-
-    Attributes:
-        load: Brings a part into the table.
-        before: Called before each part; ends the search by an error.
-    """
+    """Brings a batch into a table in parts."""
 
     load: LoadPart
     before: Callable[[], object]
@@ -77,10 +72,6 @@ class Search:
 
     def run(self, message_ids: pa.ChunkedArray, error: Exception) -> pa.Table:
         """Bring all messages into the table that it takes.
-
-        Args:
-            message_ids: The messages of the batch.
-            error: Why they could not be brought there together.
 
         Returns:
             The others, and why, as :data:`.batch_file.REASONS`.

@@ -98,12 +98,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class KeyedTable:
-    """A table that is asked, and told, by keys: see :class:`.sinks.sink.Table`.
-
-    Attributes:
-        table: The table.
-        keys: Those of the batch that is loaded.
-    """
+    """A table that is asked, and told, by keys: see :class:`.sinks.sink.Table`."""
 
     table: Table[Any]
     keys: Keys

@@ -136,10 +136,6 @@ def relaxed(kind: DataType, single: Callable[[DataType], DataType] = lambda kind
 def require_plain(columns: StructType, table: str) -> None:
     """Refuse columns of types that Parquet files do not have, or only Spark reads from them.
 
-    Args:
-        columns: The columns.
-        table: What kind of table cannot have them.
-
     Raises:
         SchemaError: There is one.
     """

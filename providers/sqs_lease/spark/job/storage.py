@@ -42,10 +42,6 @@ def local_copy(uri: str, directory: Path) -> Path:
 def write_text(uri: str, text: str) -> None:
     """Write a file that appears whole or not at all, in place of what was there.
 
-    Args:
-        uri: As for :func:`local_copy`.
-        text: Its content.
-
     Raises:
         WorkspaceError: It cannot be written.
     """

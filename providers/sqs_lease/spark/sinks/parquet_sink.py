@@ -82,11 +82,7 @@ class ParquetSink:
 
 @dataclass(frozen=True, slots=True)
 class ParquetTarget:
-    """The directory without its ledger: see :class:`.write_ahead.Target`.
-
-    Attributes:
-        path: The directory.
-    """
+    """The directory without its ledger: see :class:`.write_ahead.Target`."""
 
     path: str | Path
 
@@ -106,12 +102,7 @@ class ParquetTarget:
 
 @dataclass(frozen=True, slots=True)
 class ParquetTable:
-    """The open directory.
-
-    Attributes:
-        root: Its path.
-        columns: What is written into it.
-    """
+    """The open directory."""
 
     root: Path
     columns: StructType

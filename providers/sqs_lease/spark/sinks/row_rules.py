@@ -105,11 +105,7 @@ def iceberg_directories(columns: StructType, partition_by: Sequence[str]) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class EmptyTexts:
-    """Finds in a task the rows of which Spark has to say that :func:`not_empty` refuses them.
-
-    Attributes:
-        names: The columns.
-    """
+    """Finds in a task the rows of which Spark has to say that :func:`not_empty` refuses them."""
 
     names: Sequence[str]
 

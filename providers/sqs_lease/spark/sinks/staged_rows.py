@@ -38,12 +38,7 @@ _NOTHING_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """The rows staged for one table.
-
-    Attributes:
-        spark: The session that writes and reads them.
-        place: The ledger's.
-    """
+    """The rows staged for one table."""
 
     spark: SparkSession
     place: Place
@@ -72,13 +67,6 @@ class StagedRows:
         is_left: Callable[[pa.Table], pa.ChunkedArray],
     ) -> Staged | None:
         """See :class:`.sink.PartsTable`.
-
-        Args:
-            parts: The batch.
-            rest: Plans the rows of messages that were left.
-            batch_id: The batch.
-            columns: Of the rows.
-            is_left: See :class:`.staging.Staging`.
 
         Returns:
             All rows; None where the tasks cannot write, as they reach the directory only through Spark.

@@ -121,12 +121,7 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written.
-
-    Attributes:
-        files: The files that have rows.
-        message_ids: The message id of every row.
-    """
+    """What was written."""
 
     files: Sequence[StagedFile]
     message_ids: pa.ChunkedArray

@@ -100,15 +100,7 @@ def newest_of_each_key(rows: DataFrame, upsert_by: Sequence[str]) -> DataFrame:
 def write(
     spark: SparkSession, table: str, rows: DataFrame, upsert_by: Sequence[str], settings: Mapping[str, str]
 ) -> None:
-    """Write rows into a table in one statement: add them, or have the newest of each key win.
-
-    Args:
-        spark: The session.
-        table: The table's name, quoted.
-        rows: All columns of the table.
-        upsert_by: The key's columns; none to add all rows.
-        settings: What is set in the session meanwhile.
-    """
+    """Write rows into a table in one statement: add them, or have the newest of each key win."""
     view = f"sqs_lease_{uuid4().hex}"
     (newest_of_each_key(rows, upsert_by) if upsert_by else rows).createOrReplaceTempView(view)
     try:

@@ -68,11 +68,7 @@ _IN_A_ROW: Final = b"0" * (_NUMBER_CHARACTERS // _STRIDE - 1)
 
 @dataclass(frozen=True, slots=True)
 class ArrowJson:
-    """Reads JSON objects, one a text, that were checked for syntax before. It is pickled to Spark's tasks.
-
-    Attributes:
-        columns: The columns of a record.
-    """
+    """Reads JSON objects, one a text, that were checked for syntax before. It is pickled to Spark's tasks."""
 
     columns: StructType
 

@@ -282,11 +282,7 @@ class PlainChecker(ObjectChecker):
 
 
 class ClosedChecker(ObjectChecker):
-    """Refuses fields that are no columns.
-
-    Args:
-        columns: The names of the columns.
-    """
+    """Refuses fields that are no columns."""
 
     def __init__(self, columns: Collection[str]) -> None:
         self._columns = frozenset(columns)
@@ -300,12 +296,7 @@ class ClosedChecker(ObjectChecker):
 
 
 class OpenChecker(ObjectChecker):
-    """Collects fields that are no columns yet, and refuses those that cannot become one.
-
-    Args:
-        columns: The names of the columns.
-        can_be_column: Whether a field of that name may become a column.
-    """
+    """Collects fields that are no columns yet, and refuses those that cannot become one."""
 
     def __init__(self, columns: Collection[str], can_be_column: Callable[[str], bool]) -> None:
         self._known = {name.lower(): name for name in columns}

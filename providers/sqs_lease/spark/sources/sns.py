@@ -20,11 +20,7 @@ _SCHEMA: Final = f"{MESSAGE} STRING, MessageAttributes MAP<STRING, STRUCT<Type: 
 
 
 class EnvelopeChecker(Generic[CheckerT]):
-    """Looks into the envelopes, and has what was published looked at.
-
-    Args:
-        published: What looks at that.
-    """
+    """Looks into the envelopes, and has what was published looked at."""
 
     def __init__(self, published: CheckerT) -> None:
         self.published = published

@@ -37,13 +37,6 @@ def merge_newest(
     The newest rows of the batch are held in the driver while the table's files that have some of their keys are
     written anew. Nothing is committed where all of them are older than what the table has.
 
-    Args:
-        table: The table, loaded.
-        storage: Its place.
-        files: The staged rows.
-        keys: Columns of the table.
-        commit_properties: Go into the commit.
-
     Raises:
         CommitFailedError: Somebody else committed meanwhile.
     """

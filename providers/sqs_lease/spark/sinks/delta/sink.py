@@ -166,14 +166,7 @@ class DeltaTarget:
 
 @dataclass(frozen=True, slots=True)
 class OpenDelta:
-    """The open table: see :class:`..write_ahead.TargetTable`.
-
-    Attributes:
-        storage: Its place.
-        columns: What is written into it, as Arrow has it.
-        partition_by: The columns that its files are partitioned by.
-        upsert_by: The key columns.
-    """
+    """The open table: see :class:`..write_ahead.TargetTable`."""
 
     storage: Place
     columns: pa.Schema | None = None

@@ -118,11 +118,6 @@ def bounded_locks(connection: psycopg.Connection[Any], parameters: Parameters, o
     Who holds the lock is asked on a connection of its own, in a thread of its own, and only of a transaction that takes
     longer than a moment.
 
-    Args:
-        connection: The connection, in its transaction.
-        parameters: For another connection.
-        others: Whoever writes the table, too.
-
     Raises:
         TableError: A lock was waited for too long; the transaction is over.
     """

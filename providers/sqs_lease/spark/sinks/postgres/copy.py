@@ -114,13 +114,7 @@ class CopyRows:
 
 @dataclass(frozen=True, slots=True)
 class CopyParts:
-    """Makes the rows of one Spark task from its parts of a batch, and writes them as :class:`CopyRows` does.
-
-    Attributes:
-        parts: The batch.
-        columns: Of the staging table, but for the last one.
-        copy: Writes the rows.
-    """
+    """Makes the rows of one Spark task from its parts of a batch, and writes them as :class:`CopyRows` does."""
 
     parts: BatchParts
     columns: StructType

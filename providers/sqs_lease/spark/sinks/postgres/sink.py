@@ -81,12 +81,7 @@ _OTHER_WAYS: Final = ["hashjoin", "mergejoin", "seqscan", "bitmapscan"]
 
 @dataclass(frozen=True, slots=True)
 class PostgresLookUp:
-    """What the table knew at one moment.
-
-    Attributes:
-        messages: What was asked.
-        known: The answer.
-    """
+    """What the table knew at one moment."""
 
     messages: pa.Table
     known: pa.Table

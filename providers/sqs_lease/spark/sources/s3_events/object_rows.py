@@ -228,11 +228,7 @@ class ObjectRows:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What would be in an object, in the message itself.
-
-    Attributes:
-        text: It.
-    """
+    """What would be in an object, in the message itself."""
 
     text: str
 

@@ -17,12 +17,7 @@ _HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True)
 class PathColumns:
-    """Columns whose values are in the keys.
-
-    Attributes:
-        schema: The columns.
-        required: Those that a key must have.
-    """
+    """Columns whose values are in the keys."""
 
     schema: pa.Schema
     required: tuple[str, ...]
