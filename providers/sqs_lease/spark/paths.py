@@ -1,9 +1,11 @@
-"""Local paths as Spark takes them, differently for writing and for reading, and files that Spark must not leave out."""
+"""Local paths as Spark takes them, differently for writing and for reading, and files that are there as a whole."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -15,6 +17,19 @@ def write_path(path: Path | str) -> str:
     percent-encoded, because Hadoop does not decode it.
     """
     return f"file://{path}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all, in place of what was there, and survives a power failure."""
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_parquet(spark: SparkSession, path: Path | str, columns: str | None = None) -> DataFrame:
