@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -288,15 +288,7 @@ def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) ->
     times = in_order(messages[SENT_AT], places) if any(places) else None
     if times is None:
         return path, messages
-    ordered = path.with_name("messages-in-order.parquet")
-    with pq.ParquetFile(path) as file, pq.ParquetWriter(ordered, file.schema_arrow, write_statistics=False) as writer:
-        start = 0
-        for number in range(file.num_row_groups):
-            table = file.read_row_group(number)
-            writer.write_table(_with_times(table, times.slice(start, table.num_rows)))
-            start += table.num_rows
-    path.unlink()
-    return ordered, _with_times(messages, times)
+    return _rewritten(path, "messages-in-order.parquet", times, _with_times), _with_times(messages, times)
 
 
 def _with_times(messages: pa.Table, times: Any) -> pa.Table:
@@ -335,7 +327,7 @@ def _each_once(path: Path, messages: pa.Table, marked: str | None) -> BatchFile:
     # Not count_distinct(), which takes three times as long.
     if len(pc.unique(messages[MESSAGE_ID])) < received:
         latest = _latest(messages)
-        path, messages = _filtered(path, latest), messages.filter(latest)
+        path, messages = _rewritten(path, "messages-once.parquet", latest, pa.Table.filter), messages.filter(latest)
     return BatchFile(path, messages, received, marked)
 
 
@@ -350,13 +342,14 @@ def _latest(messages: pa.Table) -> pa.ChunkedArray:
     return pc.is_in(position, ordered["position"].filter(is_last).combine_chunks())
 
 
-def _filtered(path: Path, keep: pa.Array) -> Path:
-    chosen = path.with_name("messages-once.parquet")
-    with pq.ParquetFile(path) as file, pq.ParquetWriter(chosen, file.schema_arrow, write_statistics=False) as writer:
+def _rewritten(path: Path, name: str, values: Any, change: Callable[[pa.Table, Any], pa.Table]) -> Path:
+    """Write the file anew under another name, each row group changed by those of the values that are its own."""
+    changed = path.with_name(name)
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(changed, file.schema_arrow, write_statistics=False) as writer:
         start = 0
         for number in range(file.num_row_groups):
             table = file.read_row_group(number)
-            writer.write_table(table.filter(keep.slice(start, table.num_rows)))
+            writer.write_table(change(table, values.slice(start, table.num_rows)))
             start += table.num_rows
     path.unlink()
-    return chosen
+    return changed
