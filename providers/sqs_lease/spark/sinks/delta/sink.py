@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -214,15 +213,11 @@ class OpenDelta:
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..write_ahead.TargetTable.stage`."""
-        staging = self._staging(batch_id)
-        with self._removed_on_failure(staging.directory):
-            return self._staged(staging.directory, staging.write(rows))
+        return self._staged(batch_id, lambda staging: staging.write(rows))
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged:
         """See :class:`..sink.PartsTable`."""
-        staging = self._staging(batch_id)
-        with self._removed_on_failure(staging.directory):
-            return self._staged(staging.directory, staging.write_parts(spark, parts, rest))
+        return self._staged(batch_id, lambda staging: staging.write_parts(spark, parts, rest))
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`..write_ahead.TargetTable.apply`."""
@@ -284,34 +279,22 @@ class OpenDelta:
     def _marks(self) -> AppliedMarks:
         return AppliedMarks(self.storage.file_system(), f"{OURS}/applied")
 
-    def _staging(self, batch_id: str) -> Staging:
-        return Staging(
-            self.storage,
-            f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}",
-            pa.schema(self.columns),
-            self.partition_by,
-            statistics_of,
-            EmptyTexts(self._never_empty),
-        )
-
     @property
     def _never_empty(self) -> tuple[str, ...]:
         """The columns by which files are partitioned in which an empty text, Delta's null, cannot be."""
         fields = [field for field in pa.schema(self.columns) if field.name in self.partition_by]
         return tuple(field.name for field in fields if pa.types.is_string(field.type) and not field.nullable)
 
-    @contextmanager
-    def _removed_on_failure(self, directory: str) -> Iterator[None]:
+    def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
+        directory = f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}"
+        schema, is_left = pa.schema(self.columns), EmptyTexts(self._never_empty)
         try:
-            yield
+            written = write(Staging(self.storage, directory, schema, self.partition_by, statistics_of, is_left))
+            listing = Listing(self.upsert_by, written.files, self._given.jsonValue(), self.partition_by)
+            return Staged(listing.write(self.storage, directory), written.message_ids)
         except BaseException:
             self.storage.remove(directory)
             raise
-
-    def _staged(self, directory: str, written: Written) -> Staged:
-        listing = Listing(self.upsert_by, written.files, self._given.jsonValue(), self.partition_by)
-        location = listing.write(self.storage, directory)
-        return Staged(location, written.message_ids)
 
     def _commit(self, table: DeltaTable, listing: Listing, application: Application) -> int:
         """Add the rows, and return the version that has them, if nobody commits in between."""
