@@ -40,6 +40,7 @@ class SparkTable(ABC):
         staged: Where rows wait.
         columns: What is written into it.
         asked: What it asked of its rows when it was opened.
+        own: What this very object staged and was not told to take yet: nobody else can have taken it.
     """
 
     spark: SparkSession
@@ -48,6 +49,7 @@ class SparkTable(ABC):
     staged: StagedRows
     columns: StructType
     asked: Asked = field(default_factory=Asked, kw_only=True)
+    own: set[str] = field(default_factory=set, kw_only=True)
 
     format_name: ClassVar[str]
     """As ``USING`` has it."""
@@ -99,14 +101,19 @@ class SparkTable(ABC):
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.write_ahead.TargetTable.stage`."""
-        return self.staged.write(rows, batch_id)
+        return self._noted(self.staged.write(rows, batch_id))
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
         """See :class:`.sink.PartsTable`. Where the table has rules of its own, Spark has to look at every row."""
         if self.asked.tests:
             return None
         doubtful = DoubtfulDirectories.of(self.columns, self.asked.directories)
-        return self.staged.write_parts(parts, rest, batch_id, self.columns, doubtful)
+        staged = self.staged.write_parts(parts, rest, batch_id, self.columns, doubtful)
+        return None if staged is None else self._noted(staged)
+
+    def _noted(self, staged: Staged) -> Staged:
+        self.own.add(staged.location)
+        return staged
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`.sink.JudgingTable`."""
@@ -116,19 +123,22 @@ class SparkTable(ABC):
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
-        with among_others(f"table {self.name}") as others:
-            while not self.staged.is_applied(application):
-                before = None
-                try:
-                    before = self._version()
-                    self._take(location, application)
-                except SPARK_ERRORS as error:
-                    if not self._is_for_others(error, before):
-                        raise self.unusable("cannot be written", error) from error
-                    others.again(self._newest_commit())
-                else:
-                    self.staged.mark_applied(application)
-                    break
+        try:
+            with among_others(f"table {self.name}") as others:
+                while not self.staged.is_applied(application):
+                    before = None
+                    try:
+                        before = self._version()
+                        self._take(location, application)
+                    except SPARK_ERRORS as error:
+                        if not self._is_for_others(error, before):
+                            raise self.unusable("cannot be written", error) from error
+                        others.again(self._newest_commit())
+                    else:
+                        self.staged.mark_applied(application)
+                        break
+        finally:
+            self.own.discard(location)
         self.staged.remove(location)
         return self.version()
 
