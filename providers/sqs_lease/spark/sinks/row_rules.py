@@ -69,12 +69,8 @@ def is_object_store(location: str) -> bool:
 
 def delta_directories(columns: StructType, partition_by: Sequence[str]) -> Iterator[Rule]:
     """That the texts by which a Delta table is partitioned can be names of directories, and come back."""
-    for name in partition_by:
-        if name not in columns.names or not isinstance(columns[name].dataType, StringType):
-            continue
-        text = F.col(quoted(name))
+    for name, text, longest in _texts(columns, partition_by):
         escaped = F.regexp_replace(text, _ESCAPED, "%00")
-        longest = _NAME_BYTES - len(f"{name}=".encode())
         yield (
             f"the partition value of {name} has the character NUL, is {_NULL_DIRECTORY}, or too long for a directory",
             text.isNull()
@@ -92,15 +88,22 @@ def not_empty(names: Sequence[str]) -> Iterator[Rule]:
 
 def iceberg_directories(columns: StructType, partition_by: Sequence[str]) -> Iterator[Rule]:
     """That the texts by which an Iceberg table is partitioned can be names of directories."""
-    for name in partition_by:
-        if name not in columns.names or not isinstance(columns[name].dataType, StringType):
-            continue
-        text = F.col(quoted(name))
-        longest = _NAME_BYTES - len(f"{name}=".encode())
+    for name, text, longest in _texts(columns, partition_by):
         yield (
             f"the partition value of {name} is too long for a directory",
             text.isNull() | (F.octet_length(F.url_encode(text)) <= longest),
         )
+
+
+def _texts(columns: StructType, partition_by: Sequence[str]) -> Iterator[tuple[str, Column, int]]:
+    """The columns of texts among those: name, value, and how many bytes of it the name of a directory takes."""
+    for name in partition_by:
+        if name in columns.names and isinstance(columns[name].dataType, StringType):
+            yield name, F.col(quoted(name)), _longest(name)
+
+
+def _longest(name: str) -> int:
+    return _NAME_BYTES - len(f"{name}=".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ class DoubtfulDirectories:
 
     def _doubtful(self, name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         # No byte is written as more than three characters.
-        longest = (_NAME_BYTES - len(f"{name}=".encode())) // 3
+        longest = _longest(name) // 3
         long = pc.greater(pc.binary_length(texts), longest)
         special = pc.or_(pc.match_substring(texts, "\0"), pc.is_in(texts, pa.array(["", _NULL_DIRECTORY])))
         return pc.fill_null(pc.or_(long, special), False)
