@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.schemas import arrow_schema
-from sqs_lease.spark.sinks.postgres.json_text import can_write, is_unwritable, json_texts
+from sqs_lease.spark.sinks.postgres.types import can_write, is_unwritable, json_texts
 
 SEAT = StructType(
     [StructField('ro"w', LongType()), StructField("price", DoubleType()), StructField("free", BooleanType())]

@@ -27,8 +27,7 @@ from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import RowsRefusedError, TableError
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained
-from sqs_lease.spark.sinks.postgres.json_text import is_unwritable, json_texts
-from sqs_lease.spark.sinks.postgres.types import is_json
+from sqs_lease.spark.sinks.postgres.types import is_json, is_unwritable, json_texts
 
 ATTEMPT: Final = "_sqs_lease_attempt"
 """The last column of a staging table: which attempt of which task wrote the row."""

@@ -61,8 +61,7 @@ from sqs_lease.spark.sinks.postgres.copy import (
     copy_out,
     refused_in_task,
 )
-from sqs_lease.spark.sinks.postgres.json_text import can_write
-from sqs_lease.spark.sinks.postgres.types import is_json, written
+from sqs_lease.spark.sinks.postgres.types import can_write, is_json, written
 from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Overtaken, Rest, Staged
 from sqs_lease.spark.waits import among_others
 
