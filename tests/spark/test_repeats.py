@@ -42,8 +42,10 @@ class EachIsARow:
 def load(store: MemoryStore, batch_id: str, keys: Mapping[str, str | Names | None], *, stored: bool = False) -> Loaded:
     messages = asked(*keys)
     known_by = Keys.of_batch(with_keys(messages, list(keys.values())))
-    loading = Loading(MemoryTable(store), batch_id, messages, messages["message_id"], known_by)
-    return loading.load(EachIsARow(list(keys)), store_rejects=(lambda _: None) if stored else None)
+    store_rejects = (lambda _: None) if stored else None
+    table = MemoryTable(store)
+    loading = Loading(table, batch_id, messages, messages["message_id"], known_by, store_rejects=store_rejects)
+    return loading.load(EachIsARow(list(keys)))
 
 
 def test_the_first_message_of_a_key_is_stored_and_all_others_are_known() -> None:

@@ -143,13 +143,18 @@ def ingest(
             by_tasks = source.arrow_parser(record) if isinstance(source, ArrowSource) else None
             cleaner = source.cleaner if isinstance(source, CleaningSource) else None
             keys = Keys.of_batch(batch.messages)
-            loading = Loading(table, batch_id, batch.looked_up, message_ids, keys, asks_of_rejects=cleaner is not None)
-            loaded = loading.load(
-                MessageParser(spark, batch, lambda messages: source.parse(messages, record), by_tasks),
+            loading = Loading(
+                table,
+                batch_id,
+                batch.looked_up,
+                message_ids,
+                keys,
+                asks_of_rejects=cleaner is not None,
                 store_rejects=store_rejects,
                 before_commit=watch.require_held,
                 begin_step=watch.begin_step,
             )
+            loaded = loading.load(MessageParser(spark, batch, lambda given: source.parse(given, record), by_tasks))
             result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None, waited_seconds=waits.seconds)
             if cleaner is not None:
                 watch.begin_step("cleaning up what the messages were read from")

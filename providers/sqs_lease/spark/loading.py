@@ -60,6 +60,9 @@ class Loading:
         keys: By which the table knows them; None, the default, for their ids.
         asks_of_rejects: Whether the table is asked once more of messages that were rejected: what they were to be read
             from may be gone because another batch has them. False, the default, where nobody cleans up.
+        store_rejects: Stores rejects elsewhere, durably, so that they are done; None where nobody does.
+        before_commit: Called right before anything is committed; prevents it by an error.
+        begin_step: Told what is done from now on, for people.
     """
 
     table: Table[Any]
@@ -68,40 +71,25 @@ class Loading:
     expected: pa.ChunkedArray
     keys: Keys | None = None
     asks_of_rejects: bool = False
+    store_rejects: Callable[[pa.Table], object] | None = None
+    before_commit: Callable[[], object] = lambda: None
+    begin_step: Callable[[str], object] = lambda _: None
 
-    def load(
-        self,
-        parser: Parser,
-        *,
-        store_rejects: Callable[[pa.Table], object] | None = None,
-        before_commit: Callable[[], object] = lambda: None,
-        begin_step: Callable[[str], object] = lambda _: None,
-    ) -> Loaded:
+    def load(self, parser: Parser) -> Loaded:
         """Load the batch, in one commit; in several where the table refuses rows of some messages.
 
         Whatever ends it, nothing that was staged and not committed is left.
 
-        Args:
-            parser: Parses and stages its messages.
-            store_rejects: Stores rejects elsewhere, durably, so that they are done; None where nobody does.
-            before_commit: Called right before anything is committed; prevents it by an error.
-            begin_step: Told what is done from now on, for people.
-
         Raises:
             BatchIdReusedError, ReconciliationError, TableError: See :func:`.ingestion.ingest`.
         """
-
-        def load(part: pa.ChunkedArray, parse: Parse = parser.parse) -> Loaded:
-            with among_others(f"the table of batch {self.batch_id}") as writers:
-                return self._load(part, parse, store_rejects, before_commit, begin_step, writers)
-
         if self.keys is None:
-            return self._load_or_divide(self.expected, load, before_commit)
+            return self._load_or_divide(self.expected, parser.parse)
         loaded: list[Loaded] = []
         rest = self.expected
         while True:
             firsts = self.keys.firsts(rest)
-            loaded.append(self._load_or_divide(firsts, load, before_commit))
+            loaded.append(self._load_or_divide(firsts, parser.parse))
             rest = without(rest, firsts)
             # The table has the others' keys by now, but for those of rejects.
             of_rejects = self.keys.of(loaded[-1].rejected["message_id"])
@@ -113,34 +101,26 @@ class Loading:
             if not len(rest):
                 return _summed(loaded)
 
-    def _load_or_divide(
-        self, part: pa.ChunkedArray, load: Callable[..., Loaded], before_commit: Callable[[], object]
-    ) -> Loaded:
+    def _load_or_divide(self, part: pa.ChunkedArray, parse: Parse) -> Loaded:
         """Load messages, in several commits if the table refuses rows of some of them."""
         try:
-            return load(part)
+            return self._load(part, parse)
         except Exception as error:
             if not may_be_for_rows(error) or (len(part) == 1 and not is_certain(error)):
                 raise
             logger.warning(
                 "batch %s cannot be stored as a whole (%s): it is now tried in parts", self.batch_id, reason_of(error)
             )
-            return self._load_in_parts(part, load, error, before_commit)
+            return self._load_in_parts(part, parse, error)
 
-    def _load_in_parts(
-        self,
-        messages: pa.ChunkedArray,
-        load: Callable[..., Loaded],
-        error: Exception,
-        before_commit: Callable[[], object],
-    ) -> Loaded:
+    def _load_in_parts(self, messages: pa.ChunkedArray, parse: Parse, error: Exception) -> Loaded:
         loaded: list[Loaded] = []
 
         def load_part(part: pa.ChunkedArray) -> bool:
-            loaded.append(load(part))
+            loaded.append(self._load(part, parse))
             return loaded[-1].rows > 0
 
-        refused = Search(load_part, before_commit).run(messages, error)
+        refused = Search(load_part, self.before_commit).run(messages, error)
         logger.warning(
             "batch %s: the rows of %d messages were refused, which are rejected", self.batch_id, len(refused)
         )
@@ -149,19 +129,15 @@ class Loading:
             return Parsed(None, NO_IDS, NO_IDS, without(refused, known))
 
         if refused.num_rows:
-            loaded.append(load(refused["message_id"], reject))
+            loaded.append(self._load(refused["message_id"], reject))
         return _summed(loaded)
 
-    def _load(
-        self,
-        part: pa.ChunkedArray,
-        parse: Parse,
-        store_rejects: Callable[[pa.Table], object] | None,
-        before_commit: Callable[[], object],
-        begin_step: Callable[[str], object],
-        writers: Others,
-    ) -> Loaded:
+    def _load(self, part: pa.ChunkedArray, parse: Parse) -> Loaded:
         """Load some of the messages, in one commit."""
+        with among_others(f"the table of batch {self.batch_id}") as writers:
+            return self._load_among(writers, part, parse)
+
+    def _load_among(self, writers: Others, part: pa.ChunkedArray, parse: Parse) -> Loaded:
         asked: Table[Any] | KeyedTable = self.table if self.keys is None else KeyedTable(self.table, self.keys)
         is_all = part is self.expected
         others = NO_IDS if is_all else without(self.expected, part)
@@ -171,7 +147,7 @@ class Loading:
         ours_before = 0
         try:
             while True:
-                begin_step("asking the table")
+                self.begin_step("asking the table")
                 looked_up = asked.look_up(self.messages)
                 known = only(looked_up.known, part)
                 known_ids = known["message_id"]
@@ -184,7 +160,7 @@ class Loading:
                 ours_before = ours
                 left_out = together(known_ids, others)
                 if parsed is None:
-                    begin_step("parsing and writing rows")
+                    self.begin_step("parsing and writing rows")
                     parsed = parse(self.table, left_out, self.batch_id)
                     asked_of_rejects = not self.asks_of_rejects
                 rejected = without(parsed.rejected, left_out)
@@ -195,19 +171,19 @@ class Loading:
                 fates = Fates(known_ids, parsed.ingested, empty, rejected["message_id"])
                 fates.require_each_once(part, self.batch_id)
                 entries = fates.entries(self.messages)
-                if store_rejects is not None and rejected.num_rows:
-                    before_commit()
-                    begin_step("storing rejects")
-                    store_rejects(rejected)
+                if self.store_rejects is not None and rejected.num_rows:
+                    self.before_commit()
+                    self.begin_step("storing rejects")
+                    self.store_rejects(rejected)
                     entries = pa.concat_tables([entries, reject_entries(self.messages, rejected)])
                 version = looked_up.version
                 if entries.num_rows:
-                    before_commit()
-                    begin_step("committing")
+                    self.before_commit()
+                    self.begin_step("committing")
                     try:
                         version = asked.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
                     except Overtaken as overtaken:
-                        begin_step("waiting for others who write the table")
+                        self.begin_step("waiting for others who write the table")
                         writers.again(str(overtaken) or "somebody else committed")
                         continue
                     committed = True
