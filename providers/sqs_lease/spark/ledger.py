@@ -21,7 +21,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -36,7 +36,7 @@ from deltalake.transaction import AddAction
 
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.sinks.sink import KNOWN, Overtaken
+from sqs_lease.spark.sinks.sink import KNOWN, REMEMBERED, Overtaken
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,6 @@ FILE: Final = pa.schema(
 )
 """The columns of a file: what a sink keeps of each message of a batch, and what is the same for all of them."""
 
-
-REMEMBERED: Final = timedelta(days=29)
-"""How long after its admission a batch is known.
-
-SQS keeps a message for 14 days at most (its retention period). In the dead-letter queue of a standard queue these days
-go on; in that of a FIFO queue they begin anew.
-"""
 
 SMALL_FILES: Final = 64
 """So many files of one day are put together; they differ by the tenfold in how long a look-up takes."""

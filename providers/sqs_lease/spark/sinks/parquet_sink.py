@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -36,14 +35,11 @@ from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.schemas import arrow_schema, require_plain
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
-from sqs_lease.spark.sinks.sink import Rest, Staged
+from sqs_lease.spark.sinks.sink import STAGED_KEPT, Rest, Staged
 from sqs_lease.spark.sinks.staging import StagedDirectories, Staging, Written, remove_directory
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
-
-STAGED_KEPT: Final = timedelta(days=2)
-"""When staged rows are taken for what a killed try left behind: SQS lets no lease last longer than 12 hours."""
 
 _OURS: Final = "_sqs_lease"
 # Every refusal means that somebody else's columns went in; so many in a row, and something is wrong.

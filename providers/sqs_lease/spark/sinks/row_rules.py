@@ -17,12 +17,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StringType, StructType
 
+from sqs_lease.spark.columns import NULL_DIRECTORY
 from sqs_lease.spark.schemas import quoted
 
 Rule = tuple[str, Column]
 """What the reason calls it, and the test: a row for which it is false or null is refused."""
 
-_NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 # Of a file's name, on nearly every file system.
 _NAME_BYTES: Final = 255
 # What Spark writes as % and two digits in the name of a partition's directory.
@@ -72,9 +72,9 @@ def delta_directories(columns: StructType, partition_by: Sequence[str]) -> Itera
     for name, text, longest in _texts(columns, partition_by):
         escaped = F.regexp_replace(text, _ESCAPED, "%00")
         yield (
-            f"the partition value of {name} has the character NUL, is {_NULL_DIRECTORY}, or too long for a directory",
+            f"the partition value of {name} has the character NUL, is {NULL_DIRECTORY}, or too long for a directory",
             text.isNull()
-            | (~F.contains(text, F.lit("\0")) & (text != _NULL_DIRECTORY) & (F.octet_length(escaped) <= longest)),
+            | (~F.contains(text, F.lit("\0")) & (text != NULL_DIRECTORY) & (F.octet_length(escaped) <= longest)),
         )
         if not columns[name].nullable:
             yield from not_empty([name])
@@ -141,7 +141,7 @@ class DoubtfulDirectories:
         # No byte is written as more than three characters.
         longest = _longest(name) // 3
         long = pc.greater(pc.binary_length(texts), longest)
-        special = pc.or_(pc.match_substring(texts, "\0"), pc.is_in(texts, pa.array(["", _NULL_DIRECTORY])))
+        special = pc.or_(pc.match_substring(texts, "\0"), pc.is_in(texts, pa.array(["", NULL_DIRECTORY])))
         return pc.fill_null(pc.or_(long, special), False)
 
 

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
+from sqs_lease.spark.columns import MESSAGE_ID, NULL_DIRECTORY, SENT_AT
 from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.sink import Rest
@@ -37,8 +37,6 @@ from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
 
 logger = logging.getLogger(__name__)
 
-# How Hive, and Spark with it, writes a null in the name of a directory.
-_NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 # Rows that a task of Spark's holds before it writes them as one row group.
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 # Of which the first file's columns are looked at for values that repeat.
@@ -456,7 +454,7 @@ def _partition_values(directories: Sequence[str]) -> dict[str, str | None]:
     values: dict[str, str | None] = {}
     for directory in directories:
         name, _, value = directory.partition("=")
-        values[unquote(name)] = None if value == _NULL_DIRECTORY else unquote(value)
+        values[unquote(name)] = None if value == NULL_DIRECTORY else unquote(value)
     return values
 
 
