@@ -54,7 +54,7 @@ class Place:
         uri = str(path)
         given = {str(name): str(value) for name, value in (options or {}).items()}
         if "://" in uri:
-            if uri.startswith(_S3):
+            if uri.startswith((_S3, "s3a://")):
                 _require_safe(given)
             return cls(uri.rstrip("/"), given, "the ledger")
         root = str(Path(uri).absolute())
