@@ -9,8 +9,6 @@ that was repeated, or run twice, is named by nobody.
 from __future__ import annotations
 
 import json
-import logging
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,8 +32,7 @@ from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.sink import Rest
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
-
-logger = logging.getLogger(__name__)
+from sqs_lease.spark.workspace import remove_tree
 
 # Rows that a task of Spark's holds before it writes them as one row group.
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
@@ -498,12 +495,7 @@ class StagedDirectories:
 
 def remove_directory(directory: Path) -> None:
     """Remove staged rows. They do no harm where that fails, so it must not fail the batch."""
-    try:
-        shutil.rmtree(directory)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        logger.warning("left over, and not part of the table: %s (%s)", directory, error)
+    remove_tree(directory, "left over, and not part of the table")
     # The batch's directory stays while other tries have theirs in it.
     with suppress(OSError):
         directory.parent.rmdir()
