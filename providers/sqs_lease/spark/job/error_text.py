@@ -112,8 +112,9 @@ def _raised_in_worker(text: str) -> str | None:
     line = _last_line(text)
     if line is None or _TEXT_IS_TOLD.match(line):
         return line
-    before, _, _ = text.rpartition(_TRACEBACK)[2].partition(f"\n{line}")
-    frames = [(match[1], match[2], match[3]) for one in before.splitlines() if (match := _FRAME.match(one))]
+    lines = text.rpartition(_TRACEBACK)[2].splitlines()
+    before = map(_FRAME.match, lines[: lines.index(line)])
+    frames = [(match[1], match[2], match[3]) for match in before if match]
     return f"{_kind(line)}{_place(frames)}"
 
 
