@@ -170,6 +170,29 @@ def test_a_spark_job_needs_no_queue() -> None:
 
 
 @pytest.mark.parametrize(
+    ("clean_source", "more"),
+    [
+        ("delete", {"s3:DeleteObject", "s3:DeleteObjectVersion"}),
+        (
+            "tag",
+            {
+                *("s3:GetObjectTagging", "s3:GetObjectVersionTagging"),
+                *("s3:PutObjectTagging", "s3:PutObjectVersionTagging"),
+            },
+        ),
+    ],
+)
+def test_a_spark_job_that_cleans_up_may_do_so_with_the_objects_alone(clean_source: str, more: set[str]) -> None:
+    places = ["--files", "s3://batches/orders", "--objects", "s3://landing"]
+    ran = sqs_lease("policy", "orders", "--spark", *places, "--clean-source", clean_source)
+
+    allowed = statements(ran)
+    assert set(allowed["Objects"]["Action"]) == {"s3:GetObject", "s3:GetObjectVersion"} | more
+    assert allowed["Objects"]["Resource"] == ["arn:aws:s3:::landing/*"]
+    assert allowed["Files"]["Action"] == ["s3:GetObject", "s3:PutObject"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["orders", "--spark"], "Error: There is nothing to allow. Nothing on S3 is allowed for files"),
@@ -177,6 +200,8 @@ def test_a_spark_job_needs_no_queue() -> None:
         (["orders", "--spark", "--files", "s3://[x"], "Error: --files: 's3://[x' is not an address on S3"),
         (["orders", "--spark", "--files", "s3://batch*/x"], "Error: --files: 's3://batch*/x' is not an address on S3"),
         (["orders", "--objects", "s3://landing"], "Error: --objects is for --spark"),
+        (["orders", "--clean-source", "tag"], "Error: --clean-source is for --spark with --objects"),
+        (["orders", "--spark", "--clean-source", "tag"], "Error: --clean-source is for --spark with --objects"),
         (["orders", "--redrive", "--files", "s3://b"], "Error: --files is for --airflow or --dagster or --spark"),
     ],
 )

@@ -18,6 +18,7 @@ from uuid import uuid4
 import boto3
 import dagster as dg
 import dagster_pipes
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from airflow.sdk import DAG
 
@@ -27,7 +28,7 @@ from sqs_lease.airflow import SqsMoveMessagesOperator, SqsQueueDepthSensor, read
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.transfer.lease import HandedLease
 from sqs_lease.airflow.transfer.payload import load_lease, publishable, remove_files
-from sqs_lease.cli.permissions import IMPLIED, RECORDED, Place, needs_of
+from sqs_lease.cli.permissions import CLEAN_SOURCE, IMPLIED, RECORDED, Place, needs_of
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, Threshold
 from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_backlog_sensor
@@ -35,6 +36,7 @@ from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri, workspace_path
 from sqs_lease.keeper import moving
 from sqs_lease.spark.job import reporting, storage
+from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.sqs.errors import SqsError
@@ -249,6 +251,23 @@ def test_objects_that_messages_name(wire: Wire, bucket: str) -> None:
             assert ObjectStore(2).fetch(wanted, file) == len(b"content")
 
     assert wire.actions(bucket) == RECORDED["spark"][Place.OBJECTS]
+
+
+@pytest.mark.parametrize(("clean_source", "tags"), [("delete", None), ("tag", {"stored": "yes"})])
+def test_what_cleans_up_objects(wire: Wire, bucket: str, clean_source: str, tags: dict[str, str] | None) -> None:
+    s3 = boto3.client("s3")
+    tag = s3.put_object(Bucket=bucket, Key="plain", Body=b"content")["ETag"].strip('"')
+    s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    version = s3.put_object(Bucket=bucket, Key="object", Body=b"content")["VersionId"]
+    told = [{"key": "plain", "version_id": None, "tag": tag}, {"key": "object", "version_id": version, "tag": None}]
+    wire.calls.clear()
+    (cleaned,) = ObjectCleaner(ObjectStore(2), 2, tags)(
+        iter([pa.RecordBatch.from_pylist([{"bucket": bucket, **its} for its in told])])
+    )
+
+    assert cleaned.to_pylist() == [{"cleaned": 2, "left": 0, "failed": 0, "error": None}]
+    # Reading the object is allowed already: a condition asks for it.
+    assert wire.actions(bucket) - RECORDED["spark"][Place.OBJECTS] == CLEAN_SOURCE[clean_source]
 
 
 def test_a_redrive(

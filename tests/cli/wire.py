@@ -172,8 +172,11 @@ def _s3_actions(
 ) -> tuple[str, ...]:
     if not bucket:
         return ("ListAllMyBuckets",)
-    if "versionId" in query and method in {"GET", "HEAD"}:
-        return ("GetObjectVersion",)
+    version = "Version" if "versionId" in query else ""
+    if "tagging" in query and key:
+        return (f"{method.capitalize()}Object{version}Tagging",)
+    if version and method in {"GET", "HEAD", "DELETE"}:
+        return ("DeleteObjectVersion" if method == "DELETE" else "GetObjectVersion",)
     if method == "POST" and "delete" in query:
         return ("DeleteObject",)
     if not key:

@@ -158,7 +158,7 @@ def test_a_failure_with_an_unknown_outcome_keeps_the_file(book: Book) -> None:
 
     with (
         patch.object(DeltaTable, "create_write_transaction", unheard),
-        pytest.raises(TableError, match=f"ledger {book.path} cannot be written: connection reset"),
+        pytest.raises(TableError, match=f"ledger {book.path} cannot be written .connection reset."),
     ):
         ledger.admit(ledger.snapshot(), "first", entries({"a": NOON}), None)
     assert book.find({"a": NOON}) == {"a": "first"}
@@ -396,6 +396,11 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         Ledger(tmp_path / "file" / "ledger").open()
     with pytest.raises(TableError, match="has a % in it"):
         Ledger(tmp_path / "100%").open()
+
+
+def test_a_ledger_of_which_drivers_could_overwrite_the_commits_is_refused() -> None:
+    with pytest.raises(TableError, match="conditional_put is set"):
+        Ledger("s3://bucket/ledger", {"conditional_put": "disabled"}).open()
 
 
 def test_a_ledger_that_was_removed_meanwhile_is_named(book: Book) -> None:

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from sqs_lease.batch_files.manifest import write_manifest
 from sqs_lease.spark import AttributeColumns, DeltaSink, JsonSource, ingest
 from sqs_lease.spark.batch_file import written_batch
-from sqs_lease.spark.settings import session_settings
-from sqs_lease.spark.sources.text_source import TextChecker
+from sqs_lease.spark.session import session_settings
+from sqs_lease.spark.sources.whole_bodies import TextChecker
 from tests.spark.samples import SCHEMA, good, message, rows
 
 pytestmark = pytest.mark.processes

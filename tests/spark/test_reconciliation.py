@@ -9,7 +9,8 @@ import pytest
 
 from sqs_lease.spark import ReconciliationError
 from sqs_lease.spark.batch_file import REASONS
-from sqs_lease.spark.reconciliation import Fates, is_among, reject_entries
+from sqs_lease.spark.loading import Fates, reject_entries
+from sqs_lease.spark.message_ids import is_among
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, LOOKED_UP, REJECTED
 
 SENT = datetime(2026, 3, 1, tzinfo=UTC)

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark import DeltaSink, JsonSource, LeaseLostError, RowsRefusedError, TableError
 from sqs_lease.spark.refusals import Search, may_be_for_rows
-from sqs_lease.spark.sinks.spark_table import first_line
+from sqs_lease.spark.spark_errors import first_line
 from tests.spark.samples import SCHEMA, Place, good, message, stored_ids
 
 REFUSED = RowsRefusedError("table orders refuses a row", rule="constraint positive")

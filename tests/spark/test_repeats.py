@@ -12,7 +12,8 @@ import pytest
 from sqs_lease.spark import JsonSource, SnsEnvelope
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.loading import Loaded, Loading
-from sqs_lease.spark.parsing import NO_IDS, Parsed
+from sqs_lease.spark.message_ids import NO_IDS
+from sqs_lease.spark.parsing import Parsed
 from sqs_lease.spark.repeats import Keys, with_keys
 from sqs_lease.spark.sources.source import Names
 from sqs_lease.testing.sink_subject import asked, record
@@ -41,8 +42,10 @@ class EachIsARow:
 def load(store: MemoryStore, batch_id: str, keys: Mapping[str, str | Names | None], *, stored: bool = False) -> Loaded:
     messages = asked(*keys)
     known_by = Keys.of_batch(with_keys(messages, list(keys.values())))
-    loading = Loading(MemoryTable(store), batch_id, messages, messages["message_id"], known_by)
-    return loading.load(EachIsARow(list(keys)), store_rejects=(lambda _: None) if stored else None)
+    store_rejects = (lambda _: None) if stored else None
+    table = MemoryTable(store)
+    loading = Loading(table, batch_id, messages, messages["message_id"], known_by, store_rejects=store_rejects)
+    return loading.load(EachIsARow(list(keys)))
 
 
 def test_the_first_message_of_a_key_is_stored_and_all_others_are_known() -> None:

@@ -19,7 +19,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from sqs_lease.spark import Staged
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.loading import Loading
-from sqs_lease.spark.parsing import NO_IDS, Parsed
+from sqs_lease.spark.message_ids import NO_IDS
+from sqs_lease.spark.parsing import Parsed
 from sqs_lease.spark.sinks.sink import LOOKED_UP
 from sqs_lease.testing.sink_subject import SENT, record
 

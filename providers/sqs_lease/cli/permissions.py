@@ -72,6 +72,19 @@ RECORDED: Final[Mapping[str, Needs]] = {
     },
 }
 
+CLEAN_SOURCE: Final[Mapping[str, frozenset[str]]] = {
+    "delete": frozenset({"s3:DeleteObject", "s3:DeleteObjectVersion"}),
+    "tag": frozenset(
+        {
+            "s3:GetObjectTagging",
+            "s3:GetObjectVersionTagging",
+            "s3:PutObjectTagging",
+            "s3:PutObjectVersionTagging",
+        }
+    ),
+}
+"""What `clean_source` of S3EventsSource calls for objects, besides what reads them: recorded, too."""
+
 IMPLIED: Final[Mapping[str, Needs]] = {
     # SQS moves with the caller's permissions (StartMessageMoveTask, in the SQS Developer Guide).
     "sqs:StartMessageMoveTask": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ import typer
 
 from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queues, Region, aws_access
 from sqs_lease.cli.output import CommandError, print_json, print_note
-from sqs_lease.cli.permissions import Place, key_actions, needs_of
+from sqs_lease.cli.permissions import CLEAN_SOURCE, Place, key_actions, needs_of
 from sqs_lease.cli.queue_access import QueueCaller
 from sqs_lease.cli.queue_checks import QueueState
 from sqs_lease.cli.session import own_access
@@ -29,6 +30,13 @@ _MEANT_BY_IAM: Final = re.compile(r"[*?$]")
 """Wildcards and the beginning of a policy variable. IAM takes them literally as ``${*}``, ``${?}`` and ``${$}``."""
 
 _MADE_BY: Final = {"aws-cn": "amazonaws.com.cn"}
+
+
+class CleanSource(StrEnum):
+    """What becomes of an object whose records are stored: `clean_source` of S3EventsSource."""
+
+    DELETE = "delete"
+    TAG = "tag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,10 @@ def policy(
         list[str] | None,
         typer.Option("--objects", metavar="S3-URI", help="What messages about S3 objects name. May be repeated."),
     ] = None,
+    clean_source: Annotated[
+        CleanSource | None,
+        typer.Option("--clean-source", help="What the Spark job does to these objects once their records are stored."),
+    ] = None,
     as_json: Json = False,
     region: Region = None,
     profile: Profile = None,
@@ -112,6 +124,8 @@ def policy(
         Place.FILES: [S3Place.of(uri, "--files") for uri in files or ()],
         Place.OBJECTS: [S3Place.of(uri, "--objects") for uri in objects or ()],
     }
+    if clean_source is not None and not (spark and objects):
+        raise CommandError("--clean-source is for --spark with --objects")
     needs = needs_of(uses)
     notes: list[str] = []
     found: list[QueueAndDeadLetters] = []
@@ -124,7 +138,7 @@ def policy(
             notes.append(f"Nothing on S3 is allowed for {place}: name the place by {option} s3://bucket/prefix.")
         elif places[place] and place not in needs:
             raise CommandError(f"{option} is for {_uses_of(place)}")
-    statements = list(policy_statements(uses, found, places))
+    statements = list(policy_statements(uses, found, places, clean_source))
     if not statements:
         raise CommandError(f"There is nothing to allow. {' '.join(notes)}")
     document = {"Version": "2012-10-17", "Statement": statements}
@@ -141,7 +155,10 @@ def _uses_of(place: Place) -> str:
 
 
 def policy_statements(
-    uses: frozenset[str], queues: Iterable[QueueAndDeadLetters], places: Mapping[Place, Sequence[S3Place]]
+    uses: frozenset[str],
+    queues: Iterable[QueueAndDeadLetters],
+    places: Mapping[Place, Sequence[S3Place]],
+    clean_source: CleanSource | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The statements of a policy.
 
@@ -149,8 +166,11 @@ def policy_statements(
         uses: Keys of :data:`sqs_lease.cli.permissions.RECORDED`.
         queues: The queues.
         places: Places on S3, by what is there.
+        clean_source: What becomes of objects whose records are stored; None where they are left.
     """
-    needs = needs_of(uses)
+    needs = dict(needs_of(uses))
+    if clean_source is not None:
+        needs[Place.OBJECTS] |= CLEAN_SOURCE[clean_source]
     pairs = list(queues)
     by_place = {
         Place.QUEUE: list(dict.fromkeys(pair.queue for pair in pairs if pair.queue is not None)),

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from sqs_lease.spark.sinks.write_ahead import WriteAheadSink
     from sqs_lease.spark.sources.array_elements import ArrayElements
     from sqs_lease.spark.sources.attribute_columns import AttributeColumns
+    from sqs_lease.spark.sources.functions import ParserSource, SparkSource
     from sqs_lease.spark.sources.json import JsonSource
-    from sqs_lease.spark.sources.parser_source import ParserSource
     from sqs_lease.spark.sources.pinned_schema import InferredSchema
     from sqs_lease.spark.sources.s3_events import (
         ExtendedClientSource,
@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     )
     from sqs_lease.spark.sources.sns import SnsEnvelope
     from sqs_lease.spark.sources.source import Source
-    from sqs_lease.spark.sources.spark_source import SparkSource
-    from sqs_lease.spark.sources.text_source import TextSource
-    from sqs_lease.spark.sources.variant_source import VariantSource
+    from sqs_lease.spark.sources.whole_bodies import TextSource, VariantSource
 
 __all__ = [
     "NOTHING_TO_STORE",
@@ -116,7 +114,7 @@ _MODULES: Final = {
     "NativeDeltaSink": "sqs_lease.spark.sinks.native_delta_sink",
     "Overtaken": "sqs_lease.spark.sinks.sink",
     "ParquetSink": "sqs_lease.spark.sinks.parquet_sink",
-    "ParserSource": "sqs_lease.spark.sources.parser_source",
+    "ParserSource": "sqs_lease.spark.sources.functions",
     "PostgresSink": "sqs_lease.spark.sinks.postgres.sink",
     "ReconciliationError": "sqs_lease.spark.errors",
     "RowsRefusedError": "sqs_lease.spark.errors",
@@ -126,11 +124,11 @@ _MODULES: Final = {
     "Sink": "sqs_lease.spark.sinks.sink",
     "SnsEnvelope": "sqs_lease.spark.sources.sns",
     "Source": "sqs_lease.spark.sources.source",
-    "SparkSource": "sqs_lease.spark.sources.spark_source",
+    "SparkSource": "sqs_lease.spark.sources.functions",
     "Staged": "sqs_lease.spark.sinks.sink",
     "TableError": "sqs_lease.spark.errors",
-    "TextSource": "sqs_lease.spark.sources.text_source",
-    "VariantSource": "sqs_lease.spark.sources.variant_source",
+    "TextSource": "sqs_lease.spark.sources.whole_bodies",
+    "VariantSource": "sqs_lease.spark.sources.whole_bodies",
     "WorkspaceError": "sqs_lease.spark.errors",
     "WriteAheadSink": "sqs_lease.spark.sinks.write_ahead",
     "ingest": "sqs_lease.spark.ingestion",

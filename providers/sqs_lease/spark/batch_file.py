@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -26,12 +26,21 @@ from sqs_lease.core.messages import Message
 from sqs_lease.spark import columns
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.fifo_order import SEQUENCE_NUMBER, Place, in_order, places_in_json
-from sqs_lease.spark.message_groups import DEAD_LETTER_SOURCE, MESSAGES, Group, groups_of
-from sqs_lease.spark.paths import read_path
+from sqs_lease.spark.message_groups import (
+    DEAD_LETTER_SOURCE,
+    MESSAGES,
+    SEQUENCE_NUMBER,
+    Group,
+    Place,
+    groups_of,
+    in_order,
+    places_in_json,
+)
+from sqs_lease.spark.message_ids import together
+from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
+from sqs_lease.spark.schemas import struct_type
 from sqs_lease.spark.sinks.sink import LOOKED_UP
-from sqs_lease.spark.sources.schemas import struct_type
 from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
 
@@ -136,7 +145,7 @@ class BatchFile:
             without: The ids of messages that are left out, beside those that the driver rejected.
             batch_id: The batch.
         """
-        out = pa.chunked_array([*self.rejected["message_id"].chunks, *without.chunks], pa.string())
+        out = together(self.rejected["message_id"], without)
         return BatchParts.of(
             self.path, without=self._written_ids(out) if len(out) else None, parser=parser, batch_id=batch_id
         )
@@ -179,13 +188,7 @@ class BatchFile:
         if not self.is_shared:
             columns = struct_type(schema)
             return spark.createDataFrame(pq.read_table(path, columns=columns.names), columns)
-        return (
-            spark.read.schema(schema)
-            # The session may tolerate both, but a message left out here would be lost.
-            .option("ignoreMissingFiles", "false")
-            .option("ignoreCorruptFiles", "false")
-            .parquet(read_path(path))
-        )
+        return read_parquet(spark, path, schema)
 
 
 @contextmanager
@@ -285,15 +288,7 @@ def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) ->
     times = in_order(messages[SENT_AT], places) if any(places) else None
     if times is None:
         return path, messages
-    ordered = path.with_name("messages-in-order.parquet")
-    with pq.ParquetFile(path) as file, pq.ParquetWriter(ordered, file.schema_arrow, write_statistics=False) as writer:
-        start = 0
-        for number in range(file.num_row_groups):
-            table = file.read_row_group(number)
-            writer.write_table(_with_times(table, times.slice(start, table.num_rows)))
-            start += table.num_rows
-    path.unlink()
-    return ordered, _with_times(messages, times)
+    return _rewritten(path, "messages-in-order.parquet", times, _with_times), _with_times(messages, times)
 
 
 def _with_times(messages: pa.Table, times: Any) -> pa.Table:
@@ -332,7 +327,7 @@ def _each_once(path: Path, messages: pa.Table, marked: str | None) -> BatchFile:
     # Not count_distinct(), which takes three times as long.
     if len(pc.unique(messages[MESSAGE_ID])) < received:
         latest = _latest(messages)
-        path, messages = _filtered(path, latest), messages.filter(latest)
+        path, messages = _rewritten(path, "messages-once.parquet", latest, pa.Table.filter), messages.filter(latest)
     return BatchFile(path, messages, received, marked)
 
 
@@ -347,13 +342,14 @@ def _latest(messages: pa.Table) -> pa.ChunkedArray:
     return pc.is_in(position, ordered["position"].filter(is_last).combine_chunks())
 
 
-def _filtered(path: Path, keep: pa.Array) -> Path:
-    chosen = path.with_name("messages-once.parquet")
-    with pq.ParquetFile(path) as file, pq.ParquetWriter(chosen, file.schema_arrow, write_statistics=False) as writer:
+def _rewritten(path: Path, name: str, values: Any, change: Callable[[pa.Table, Any], pa.Table]) -> Path:
+    """Write the file anew under another name, each row group changed by those of the values that are its own."""
+    changed = path.with_name(name)
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(changed, file.schema_arrow, write_statistics=False) as writer:
         start = 0
         for number in range(file.num_row_groups):
             table = file.read_row_group(number)
-            writer.write_table(table.filter(keep.slice(start, table.num_rows)))
+            writer.write_table(change(table, values.slice(start, table.num_rows)))
             start += table.num_rows
     path.unlink()
-    return chosen
+    return changed

@@ -29,8 +29,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sqs_lease.batch_files.manifest import SCHEMA, ManifestError, manifest_header, opened_manifest
+from sqs_lease.batch_files.manifest import ManifestError, manifest_header, opened_manifest
 from sqs_lease.core.messages import attributes_from_plain
+from sqs_lease.spark.schemas import arrow_schema
 
 FORMAT: Final = "sqs_lease"
 """The name of the data source: ``spark.read.format("sqs_lease")``."""
@@ -65,17 +66,6 @@ _COLUMNS: Final = StructType(
         StructField("not_json", StringType()),
     ]
 )
-_TEXTS: Final = pa.map_(pa.string(), pa.string())
-_VALUES: Final = pa.map_(
-    pa.string(), pa.struct([("DataType", pa.string()), ("StringValue", pa.string()), ("BinaryValue", pa.binary())])
-)
-_ARROW: Final[Mapping[str, pa.DataType]] = {
-    **{field.name: field.type for field in SCHEMA},
-    _BATCH_ID: pa.string(),
-    _QUEUE_URL: pa.string(),
-    _ATTRIBUTES: _TEXTS,
-    _MESSAGE_ATTRIBUTES: _VALUES,
-}
 
 
 class BatchDataSource(DataSource):
@@ -116,12 +106,7 @@ class BatchDataSource(DataSource):
 
 @dataclass(frozen=True)
 class RowGroup(InputPartition):
-    """One partition.
-
-    Attributes:
-        path: The file.
-        number: Which of its row groups.
-    """
+    """One partition."""
 
     path: str
     number: int
@@ -129,12 +114,7 @@ class RowGroup(InputPartition):
 
 @dataclass(frozen=True)
 class BatchReader(DataSourceReader):
-    """Reads one file or directory.
-
-    Attributes:
-        path: The path or address.
-        columns: The columns to read.
-    """
+    """Reads one file or directory."""
 
     path: str
     columns: StructType
@@ -172,17 +152,17 @@ class BatchReader(DataSourceReader):
 
 def _messages(rows: pa.RecordBatch, header: Mapping[str, Any], wanted: StructType) -> pa.RecordBatch:
     columns = []
+    schema = arrow_schema(wanted)
     for name in wanted.names:
         if name in (_BATCH_ID, _QUEUE_URL):
             columns.append(pa.repeat(str(header.get(name, "")), rows.num_rows))
         elif name == _ATTRIBUTES:
             given = rows.column(name).to_pylist()
-            columns.append(pa.array([list(json.loads(text).items()) for text in given], _TEXTS))
+            columns.append(pa.array([list(json.loads(text).items()) for text in given], schema.field(name).type))
         elif name == _MESSAGE_ATTRIBUTES:
-            columns.append(pa.array([_values(text) for text in rows.column(name).to_pylist()], _VALUES))
+            columns.append(pa.array([_values(text) for text in rows.column(name).to_pylist()], schema.field(name).type))
         else:
             columns.append(rows.column(name))
-    schema = pa.schema([pa.field(field.name, _ARROW[field.name], field.nullable) for field in wanted.fields])
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

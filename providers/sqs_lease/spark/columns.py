@@ -45,6 +45,9 @@ DELTA_COLUMNS: Final = frozenset({"_change_type", "_commit_version", "_commit_ti
 PARQUET_COLUMNS: Final = frozenset({"ingested_batch"})
 """The name by which readers find the directories of batches in a directory of Parquet files."""
 
+NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
+"""How Hive, and Spark with it, writes a null in the name of a partition's directory."""
+
 _TAKEN_SOMEWHERE: Final = POSTGRES_COLUMNS | ICEBERG_COLUMNS | DELTA_COLUMNS | PARQUET_COLUMNS
 
 _RESERVED: Final = (MESSAGE_ID, SENT_AT, BATCH_ID, REASON)

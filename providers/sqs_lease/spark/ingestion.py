@@ -31,7 +31,6 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
@@ -41,15 +40,16 @@ from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, Batch
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
 from sqs_lease.spark.loading import Loaded, Loading
+from sqs_lease.spark.message_ids import NO_IDS, together, without
 from sqs_lease.spark.parsing import MessageParser, RejectParser
 from sqs_lease.spark.progress import StillHeld, watched_jobs
 from sqs_lease.spark.progress_bar import progress_bar
-from sqs_lease.spark.reconciliation import is_among
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.results import IngestResult
-from sqs_lease.spark.settings import INGESTION, session_settings
+from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
 from sqs_lease.spark.sources.source import IS_STORED, ArrowSource, CleanerOf, CleaningSource, KeyedSource, Source
+from sqs_lease.spark.spark_errors import kind_of
 from sqs_lease.spark.waits import LIMIT_SECONDS, Waits, waiting_at_most
 
 logger = logging.getLogger(__name__)
@@ -124,8 +124,7 @@ def ingest(
         waiting_at_most(Waits(longest_wait_seconds)) as waits,
     ):
         if batch is None:
-            nobody = pa.chunked_array([], pa.string())
-            batch_id = batch_id or default_id(source.identity, nobody, nobody)
+            batch_id = batch_id or default_id(source.identity, NO_IDS, NO_IDS)
             return IngestResult(batch_id, 0, 0, 0, 0, {}, 0, None, rejects is not None)
         message_ids = batch.messages[MESSAGE_ID]
         batch_id = batch_id or default_id(source.identity, message_ids, batch.messages[RECEIVE_COUNT])
@@ -144,13 +143,18 @@ def ingest(
             by_tasks = source.arrow_parser(record) if isinstance(source, ArrowSource) else None
             cleaner = source.cleaner if isinstance(source, CleaningSource) else None
             keys = Keys.of_batch(batch.messages)
-            loading = Loading(table, batch_id, batch.looked_up, message_ids, keys, asks_of_rejects=cleaner is not None)
-            loaded = loading.load(
-                MessageParser(spark, batch, lambda messages: source.parse(messages, record), by_tasks),
+            loading = Loading(
+                table,
+                batch_id,
+                batch.looked_up,
+                message_ids,
+                keys,
+                asks_of_rejects=cleaner is not None,
                 store_rejects=store_rejects,
                 before_commit=watch.require_held,
                 begin_step=watch.begin_step,
             )
+            loaded = loading.load(MessageParser(spark, batch, lambda given: source.parse(given, record), by_tasks))
             result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None, waited_seconds=waits.seconds)
             if cleaner is not None:
                 watch.begin_step("cleaning up what the messages were read from")
@@ -169,7 +173,7 @@ def _clean_up(
 ) -> CleanUp:
     """Clean up after the commit. The messages are done by now, whatever happens here."""
     earlier = loaded.known.filter(pc.equal(loaded.known["outcome"], REJECTED))
-    rejected = pa.chunked_array([*loaded.rejected["message_id"].chunks, *earlier["message_id"].chunks], pa.string())
+    rejected = together(loaded.rejected["message_id"], earlier["message_id"])
     try:
         if not is_held():
             return CleanUp(0, 0, 0, "its messages are held no longer: whoever receives them does it")
@@ -181,8 +185,7 @@ def _clean_up(
             stored = messages.withColumn(IS_STORED, F.lit(True))
         cleaned = cleaner(stored)
     except Exception as error:  # noqa: BLE001 - it is of many kinds, and the batch is in the table
-        condition = error.getCondition() if isinstance(error, PySparkException) else None
-        cleaned = CleanUp(0, 0, 0, condition or type(error).__name__)
+        cleaned = CleanUp(0, 0, 0, kind_of(error))
     logger.info("%s: of its objects %d are cleaned up, %d were left", name, cleaned.cleaned, cleaned.left)
     if cleaned.error is not None:
         logger.warning(
@@ -196,7 +199,7 @@ def _all_rejected(
 ) -> IngestResult:
     """Reject a batch of which no message tells what the columns of the table are to be; there may be no table yet."""
     message_ids = batch.messages[MESSAGE_ID]
-    others = message_ids.filter(pc.invert(is_among(message_ids, batch.rejected["message_id"])))
+    others = without(message_ids, batch.rejected["message_id"])
     reasons = pa.concat_tables(
         [
             batch.rejected,

@@ -11,7 +11,7 @@ clock, so that a wrong clock makes nobody forget too early.
 
 Many small files of a day are put together, because a look-up opens all files with messages of the same minutes.
 
-:class:`LedgerPlace` says where it lies, and :class:`LedgerSnapshot` is one version of it.
+:class:`LedgerSnapshot` is one version of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -29,15 +29,14 @@ from uuid import uuid4
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.dataset as pds  # type: ignore[import-untyped]
-import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.sinks.delta.storage import ObjectStore
-from sqs_lease.spark.sinks.sink import KNOWN, Overtaken
+from sqs_lease.spark.places import Place
+from sqs_lease.spark.sinks.sink import KNOWN, REMEMBERED, Overtaken
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +56,6 @@ FILE: Final = pa.schema(
 )
 """The columns of a file: what a sink keeps of each message of a batch, and what is the same for all of them."""
 
-
-REMEMBERED: Final = timedelta(days=29)
-"""How long after its admission a batch is known.
-
-SQS keeps a message for 14 days at most (its retention period). In the dead-letter queue of a standard queue these days
-go on; in that of a FIFO queue they begin anew.
-"""
 
 SMALL_FILES: Final = 64
 """So many files of one day are put together; they differ by the tenfold in how long a look-up takes."""
@@ -102,12 +94,12 @@ class Ledger:
     @property
     def address(self) -> str:
         """The path, absolute, or the address."""
-        return self.place.address
+        return self.place.uri
 
     @property
-    def place(self) -> LedgerPlace:
+    def place(self) -> Place:
         """Where it lies."""
-        return LedgerPlace.of(self.path, self.storage_options)
+        return Place.of_ledger(self.path, self.storage_options)
 
     def open(self) -> OpenLedger:
         """Find the ledger, or create it; several processes may do so at once.
@@ -116,8 +108,8 @@ class Ledger:
             TableError: It can neither be found nor created there.
         """
         ledger = OpenLedger(self.place, self.clock)
-        if ledger.load() is None:
-            ledger.create()
+        if ledger.place.load() is None:
+            ledger.place.create(_TABLE, partition_by=[DAY], configuration=_CONFIGURATION)
         return ledger
 
     def newest(self) -> Abandoned | None:
@@ -128,10 +120,8 @@ class Ledger:
         Raises:
             TableError: There is no ledger, or it cannot be read.
         """
-        ledger = OpenLedger(self.place, self.clock)
-        if ledger.load() is None:
-            raise TableError(f"there is no ledger at {self.address}")
-        return ledger.snapshot().staged()
+        self.place.existing()
+        return OpenLedger(self.place, self.clock).snapshot().staged()
 
     def abandon(self, batch_id: str) -> Abandoned:
         """Give up a batch that was admitted and that the table cannot take, so that later ones go on.
@@ -157,14 +147,9 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class OpenLedger:
-    """A ledger that exists.
+    """A ledger that exists."""
 
-    Attributes:
-        place: Where it is.
-        clock: Gives the time now, with a zone.
-    """
-
-    place: LedgerPlace
+    place: Place
     clock: Callable[[], datetime] = field(default=_now, repr=False)
 
     def snapshot(self) -> LedgerSnapshot:
@@ -173,9 +158,7 @@ class OpenLedger:
         Raises:
             TableError: It cannot be read.
         """
-        table = self.load()
-        if table is None:
-            raise TableError(f"the ledger {self.place.address} is gone: somebody removed it while it was used")
+        table = self.place.existing(was_there=True)
         return LedgerSnapshot(self.place, table, pa.table(table.get_add_actions(flatten=True)))
 
     def admit(self, snapshot: LedgerSnapshot, batch_id: str, entries: pa.Table, location: str | None) -> Admitted:
@@ -221,10 +204,10 @@ class OpenLedger:
                 return admitted
             if now.table.version() == snapshot.table.version():
                 raise self.place.unusable("cannot be written", error) from error
-            self.place.filesystem().delete_file(file)
+            self.place.file_system().delete_file(file)
             other = now.newest()
             raise Overtaken(
-                f"batch {other.batch_id if other else 'unknown'} was admitted to the ledger {self.place.address}"
+                f"batch {other.batch_id if other else 'unknown'} was admitted to the ledger {self.place.uri}"
             ) from error
         except (DeltaError, OSError) as error:
             raise self.place.unusable("cannot be written", error) from error
@@ -236,7 +219,7 @@ class OpenLedger:
         newest, staged = snapshot.newest(), snapshot.staged()
         if newest is None or staged is None or staged.batch_id != batch_id:
             raise TableError(
-                f"batch {batch_id} is not the newest of the ledger {self.place.address}, or has no rows that wait: "
+                f"batch {batch_id} is not the newest of the ledger {self.place.uri}, or has no rows that wait: "
                 "only a batch that the table still has to take can be given up"
             )
         try:
@@ -248,13 +231,13 @@ class OpenLedger:
             )
         except CommitFailedError as error:
             raise TableError(
-                f"batch {batch_id} was not given up: somebody else wrote the ledger {self.place.address} at this "
+                f"batch {batch_id} was not given up: somebody else wrote the ledger {self.place.uri} at this "
                 "moment. Stop all ingestions into the table, and try again"
             ) from error
         except (DeltaError, OSError) as error:
             raise self.place.unusable("cannot be written", error) from error
         logger.warning(
-            "ledger %s: batch %s was given up: %d messages", self.place.address, batch_id, len(staged.message_ids)
+            "ledger %s: batch %s was given up: %d messages", self.place.uri, batch_id, len(staged.message_ids)
         )
         return staged
 
@@ -298,13 +281,13 @@ class OpenLedger:
             # Files that left the ledger a week ago or longer, and those that never got into it.
             vacuumed = snapshot.table.vacuum(full=True, dry_run=False)
         except CommitFailedError:
-            logger.debug("ledger %s: somebody else was faster than the clean-up", self.place.address)
+            logger.debug("ledger %s: somebody else was faster than the clean-up", self.place.uri)
         except (DeltaError, OSError, TableError) as error:
-            logger.warning("ledger %s was not cleaned up, which is tried again: %s", self.place.address, error)
+            logger.warning("ledger %s was not cleaned up, which is tried again: %s", self.place.uri, error)
         else:
             logger.info(
                 "ledger %s: forgot %d batches from before %s, removed %d files",
-                self.place.address,
+                self.place.uri,
                 removed["num_removed_files"],
                 oldest,
                 len(vacuumed),
@@ -317,43 +300,12 @@ class OpenLedger:
                 table = self.snapshot().table
                 table.optimize.compact(partition_filters=[(DAY, "=", day.isoformat())])
             except CommitFailedError:
-                logger.debug("ledger %s: somebody else put its files together at this moment", self.place.address)
+                logger.debug("ledger %s: somebody else put its files together at this moment", self.place.uri)
             except (DeltaError, OSError, TableError) as error:
-                logger.warning("ledger %s was not compacted, which is tried again: %s", self.place.address, error)
-
-    def load(self) -> DeltaTable | None:
-        """The newest version; None where there is no ledger."""
-        try:
-            return DeltaTable(self.place.address, storage_options=self.place.options)
-        except TableNotFoundError:
-            return None
-        except (DeltaError, OSError) as error:
-            raise self.place.unusable("cannot be read", error) from error
-
-    def create(self) -> None:
-        """Create the ledger, unless somebody else does at this moment."""
-        if self.place.is_local and "%" in self.place.address:
-            raise TableError(
-                f"{self.place.address} has a % in it, which delta-rs takes for an escape: use another path"
-            )
-        try:
-            DeltaTable.create(
-                self.place.address,
-                _TABLE,
-                mode="ignore",
-                partition_by=[DAY],
-                configuration=_CONFIGURATION,
-                storage_options=self.place.options,
-                # With retries, two processes that create it at once both succeed, the second on top of the first.
-                commit_properties=CommitProperties(max_commit_retries=0),
-            )
-        except CommitFailedError:
-            logger.debug("ledger %s was created by somebody else at this moment", self.place.address)
-        except (DeltaError, OSError) as error:
-            raise self.place.unusable("cannot be created", error) from error
+                logger.warning("ledger %s was not compacted, which is tried again: %s", self.place.uri, error)
 
     def _write(self, file: str, rows: pa.Table) -> int:
-        filesystem = self.place.filesystem()
+        filesystem = self.place.file_system()
         if self.place.is_local:
             filesystem.create_dir(str(Path(file).parent))
         with filesystem.open_output_stream(file) as stream:
@@ -366,48 +318,6 @@ class OpenLedger:
             )
         size: int = filesystem.get_file_info(file).size
         return size
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerPlace:
-    """Where a ledger lies.
-
-    Attributes:
-        address: An absolute path, or an address as deltalake takes it.
-        storage_options: How deltalake is to reach an address.
-    """
-
-    address: str
-    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(cls, path: str | Path, storage_options: Mapping[str, str] | None) -> LedgerPlace:
-        """Make a path absolute."""
-        address = str(path).rstrip("/") if "://" in str(path) else str(Path(path).absolute())
-        return cls(address, storage_options)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a directory."""
-        return "://" not in self.address
-
-    @property
-    def options(self) -> dict[str, str] | None:
-        """The storage options as deltalake takes them."""
-        return None if self.storage_options is None else dict(self.storage_options)
-
-    def filesystem(self) -> pafs.FileSystem:
-        """The place as a file system."""
-        if self.is_local:
-            return pafs.SubTreeFileSystem(self.address, pafs.LocalFileSystem())
-        return pafs.PyFileSystem(ObjectStore(self.address, self.options))
-
-    def unusable(self, what: str, error: Exception) -> TableError:
-        """The error to raise over another one."""
-        return TableError(
-            f"the ledger {self.address} {what}: {error}. Check that this process may read and write there, and that "
-            "the disk is not full"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,7 +403,7 @@ class LedgerSnapshot:
         files: What the log says of each file: one row a file.
     """
 
-    place: LedgerPlace
+    place: Place
     table: DeltaTable
     files: pa.Table
 
@@ -600,7 +510,7 @@ class LedgerSnapshot:
         """Take something from the chosen files, a few of which are in memory at a time."""
         paths = self.files["path"].filter(chosen).to_pylist()
         try:
-            files = pds.dataset(paths, schema=FILE, format="parquet", filesystem=self.place.filesystem())
+            files = pds.dataset(paths, schema=FILE, format="parquet", filesystem=self.place.file_system())
             return take(files.scanner(columns=columns, filter=where, fragment_readahead=_FILES_AT_ONCE))
         except (OSError, pa.ArrowInvalid) as error:
             raise self.place.unusable("cannot be read", error) from error

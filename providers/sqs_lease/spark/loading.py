@@ -8,22 +8,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from sqs_lease.spark.parsing import NO_IDS, Parsed, Parser
-from sqs_lease.spark.reconciliation import Fates, is_among, reject_entries
+from sqs_lease.spark.errors import ReconciliationError
+from sqs_lease.spark.message_ids import NO_IDS, is_among, only, together, without
+from sqs_lease.spark.parsing import Parsed, Parser
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
-from sqs_lease.spark.sinks.sink import Admission, Overtaken, Table
+from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, Overtaken, Table
 from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
 
 Parse = Callable[[Table[Any], pa.ChunkedArray, str], Parsed]
 """See :meth:`.parsing.Parser.parse`."""
+
+_NAMED_MESSAGES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,9 @@ class Loading:
         keys: By which the table knows them; None, the default, for their ids.
         asks_of_rejects: Whether the table is asked once more of messages that were rejected: what they were to be read
             from may be gone because another batch has them. False, the default, where nobody cleans up.
+        store_rejects: Stores rejects elsewhere, durably, so that they are done; None where nobody does.
+        before_commit: Called right before anything is committed; prevents it by an error.
+        begin_step: Told what is done from now on, for people.
     """
 
     table: Table[Any]
@@ -67,41 +73,26 @@ class Loading:
     expected: pa.ChunkedArray
     keys: Keys | None = None
     asks_of_rejects: bool = False
+    store_rejects: Callable[[pa.Table], object] | None = None
+    before_commit: Callable[[], object] = lambda: None
+    begin_step: Callable[[str], object] = lambda _: None
 
-    def load(
-        self,
-        parser: Parser,
-        *,
-        store_rejects: Callable[[pa.Table], object] | None = None,
-        before_commit: Callable[[], object] = lambda: None,
-        begin_step: Callable[[str], object] = lambda _: None,
-    ) -> Loaded:
+    def load(self, parser: Parser) -> Loaded:
         """Load the batch, in one commit; in several where the table refuses rows of some messages.
 
         Whatever ends it, nothing that was staged and not committed is left.
 
-        Args:
-            parser: Parses and stages its messages.
-            store_rejects: Stores rejects elsewhere, durably, so that they are done; None where nobody does.
-            before_commit: Called right before anything is committed; prevents it by an error.
-            begin_step: Told what is done from now on, for people.
-
         Raises:
             BatchIdReusedError, ReconciliationError, TableError: See :func:`.ingestion.ingest`.
         """
-
-        def load(part: pa.ChunkedArray, parse: Parse = parser.parse) -> Loaded:
-            with among_others(f"the table of batch {self.batch_id}") as writers:
-                return self._load(part, parse, store_rejects, before_commit, begin_step, writers)
-
         if self.keys is None:
-            return self._load_or_divide(self.expected, load, before_commit)
+            return self._load_or_divide(self.expected, parser.parse)
         loaded: list[Loaded] = []
         rest = self.expected
         while True:
             firsts = self.keys.firsts(rest)
-            loaded.append(self._load_or_divide(firsts, load, before_commit))
-            rest = rest.filter(pc.invert(is_among(rest, firsts)))
+            loaded.append(self._load_or_divide(firsts, parser.parse))
+            rest = without(rest, firsts)
             # The table has the others' keys by now, but for those of rejects.
             of_rejects = self.keys.of(loaded[-1].rejected["message_id"])
             is_wanted = is_among(self.keys.of(rest), of_rejects)
@@ -110,112 +101,91 @@ class Loading:
             )
             rest = rest.filter(is_wanted)
             if not len(rest):
-                return _together(loaded)
+                return _summed(loaded)
 
-    def _load_or_divide(
-        self, part: pa.ChunkedArray, load: Callable[..., Loaded], before_commit: Callable[[], object]
-    ) -> Loaded:
+    def _load_or_divide(self, part: pa.ChunkedArray, parse: Parse) -> Loaded:
         """Load messages, in several commits if the table refuses rows of some of them."""
         try:
-            return load(part)
+            return self._load(part, parse)
         except Exception as error:
             if not may_be_for_rows(error) or (len(part) == 1 and not is_certain(error)):
                 raise
             logger.warning(
                 "batch %s cannot be stored as a whole (%s): it is now tried in parts", self.batch_id, reason_of(error)
             )
-            return self._load_in_parts(part, load, error, before_commit)
+            return self._load_in_parts(part, parse, error)
 
-    def _load_in_parts(
-        self,
-        messages: pa.ChunkedArray,
-        load: Callable[..., Loaded],
-        error: Exception,
-        before_commit: Callable[[], object],
-    ) -> Loaded:
+    def _load_in_parts(self, messages: pa.ChunkedArray, parse: Parse, error: Exception) -> Loaded:
         loaded: list[Loaded] = []
 
         def load_part(part: pa.ChunkedArray) -> bool:
-            loaded.append(load(part))
+            loaded.append(self._load(part, parse))
             return loaded[-1].rows > 0
 
-        refused = Search(load_part, before_commit).run(messages, error)
+        refused = Search(load_part, self.before_commit).run(messages, error)
         logger.warning(
             "batch %s: the rows of %d messages were refused, which are rejected", self.batch_id, len(refused)
         )
 
         def reject(_table: Table[Any], known: pa.ChunkedArray, _batch_id: str) -> Parsed:
-            return Parsed(None, NO_IDS, NO_IDS, refused.filter(pc.invert(is_among(refused["message_id"], known))))
+            return Parsed(None, NO_IDS, NO_IDS, without(refused, known))
 
         if refused.num_rows:
-            loaded.append(load(refused["message_id"], reject))
-        return _together(loaded)
+            loaded.append(self._load(refused["message_id"], reject))
+        return _summed(loaded)
 
-    def _load(
-        self,
-        part: pa.ChunkedArray,
-        parse: Parse,
-        store_rejects: Callable[[pa.Table], object] | None,
-        before_commit: Callable[[], object],
-        begin_step: Callable[[str], object],
-        writers: Others,
-    ) -> Loaded:
-        """Load some of the messages, in one commit.
+    def _load(self, part: pa.ChunkedArray, parse: Parse) -> Loaded:
+        """Load some of the messages, in one commit."""
+        with among_others(f"the table of batch {self.batch_id}") as writers:
+            return self._load_among(writers, part, parse)
 
-        Args:
-            part: Their ids.
-            parse: See :meth:`.parsing.Parser.parse`; the others are left out.
-            store_rejects: As for :meth:`load`.
-            before_commit: As for :meth:`load`.
-            begin_step: As for :meth:`load`.
-            writers: The others that write the table.
-        """
-        asked: Table[Any] = self.table if self.keys is None else KeyedTable(self.table, self.keys)
+    def _load_among(self, writers: Others, part: pa.ChunkedArray, parse: Parse) -> Loaded:
+        asked: Table[Any] | KeyedTable = self.table if self.keys is None else KeyedTable(self.table, self.keys)
         is_all = part is self.expected
-        others = NO_IDS if is_all else self.expected.filter(pc.invert(is_among(self.expected, part)))
+        others = NO_IDS if is_all else without(self.expected, part)
         parsed: Parsed | None = None
         committed = False
         asked_of_rejects = False
         ours_before = 0
         try:
             while True:
-                begin_step("asking the table")
+                self.begin_step("asking the table")
                 looked_up = asked.look_up(self.messages)
-                known = looked_up.known.filter(is_among(looked_up.known["message_id"], part))
+                known = only(looked_up.known, part)
                 known_ids = known["message_id"]
                 ours = pc.sum(pc.equal(looked_up.known["batch_id"], self.batch_id), min_count=0).as_py()
-                if parsed is not None and (ours != ours_before or _any_among(parsed.ingested, known_ids)):
+                if parsed is not None and (ours != ours_before or len(only(parsed.ingested, known_ids))):
                     # Another try of this batch was admitted, and what its other tries had staged may be gone; or
                     # somebody else brought some of its messages.
                     self._discard(parsed)
                     parsed = None
                 ours_before = ours
-                left_out = pa.chunked_array([*known_ids.chunks, *others.chunks], pa.string())
+                left_out = together(known_ids, others)
                 if parsed is None:
-                    begin_step("parsing and writing rows")
+                    self.begin_step("parsing and writing rows")
                     parsed = parse(self.table, left_out, self.batch_id)
                     asked_of_rejects = not self.asks_of_rejects
-                rejected = parsed.rejected.filter(pc.invert(is_among(parsed.rejected["message_id"], left_out)))
+                rejected = without(parsed.rejected, left_out)
                 if rejected.num_rows and not asked_of_rejects:
                     asked_of_rejects = True
                     continue
-                empty = parsed.empty.filter(pc.invert(is_among(parsed.empty, known_ids)))
+                empty = without(parsed.empty, known_ids)
                 fates = Fates(known_ids, parsed.ingested, empty, rejected["message_id"])
                 fates.require_each_once(part, self.batch_id)
                 entries = fates.entries(self.messages)
-                if store_rejects is not None and rejected.num_rows:
-                    before_commit()
-                    begin_step("storing rejects")
-                    store_rejects(rejected)
+                if self.store_rejects is not None and rejected.num_rows:
+                    self.before_commit()
+                    self.begin_step("storing rejects")
+                    self.store_rejects(rejected)
                     entries = pa.concat_tables([entries, reject_entries(self.messages, rejected)])
                 version = looked_up.version
                 if entries.num_rows:
-                    before_commit()
-                    begin_step("committing")
+                    self.before_commit()
+                    self.begin_step("committing")
                     try:
                         version = asked.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
                     except Overtaken as overtaken:
-                        begin_step("waiting for others who write the table")
+                        self.begin_step("waiting for others who write the table")
                         writers.again(str(overtaken) or "somebody else committed")
                         continue
                     committed = True
@@ -229,7 +199,7 @@ class Loading:
             self.table.discard(parsed.staged)
 
 
-def _together(loaded: Sequence[Loaded]) -> Loaded:
+def _summed(loaded: Sequence[Loaded]) -> Loaded:
     return Loaded(
         known=pa.concat_tables([one.known for one in loaded]),
         ingested=sum(one.ingested for one in loaded),
@@ -240,5 +210,93 @@ def _together(loaded: Sequence[Loaded]) -> Loaded:
     )
 
 
-def _any_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> bool:
-    return bool(pc.any(is_among(message_ids, others), min_count=0).as_py())
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """What becomes of the messages of a batch, in four parts of message ids.
+
+    Attributes:
+        known: What the table knew before.
+        ingested: What has rows among those that are to be committed.
+        empty: What has nothing to store.
+        rejected: What is no record.
+    """
+
+    known: pa.ChunkedArray
+    ingested: pa.ChunkedArray
+    empty: pa.ChunkedArray
+    rejected: pa.ChunkedArray
+
+    def require_each_once(self, expected: pa.ChunkedArray, batch_id: str) -> None:
+        """Compare with the messages of the batch.
+
+        It compares the ids themselves rather than their numbers, and takes those of the records from what
+        was written: observations have been seen to be empty without an error.
+
+        Raises:
+            ReconciliationError: A message is missing, counted twice or unknown.
+        """
+        accounted = together(self.known, self.ingested, self.empty, self.rejected)
+        # As many, each once, and all of them expected: then none is missing either. Where every message is a record,
+        # the two are equal outright, which is seen at once.
+        if accounted.equals(expected) or (
+            len(accounted) == len(expected)
+            and len(pc.unique(accounted)) == len(expected)
+            and pc.all(is_among(accounted, expected), min_count=0).as_py()
+        ):
+            return
+        counted = pc.value_counts(accounted)
+        repeated = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
+        wrong = sorted(
+            {
+                *without(expected, accounted).to_pylist(),
+                *without(accounted, expected).to_pylist(),
+                *repeated.to_pylist(),
+            }
+        )
+        raise ReconciliationError(
+            f"batch {batch_id} does not add up, so nothing of it was committed: of {len(expected)} messages "
+            f"{len(self.ingested)} were written, {len(self.empty)} had nothing to store, {len(self.rejected)} were "
+            f"rejected and {len(self.known)} in the table already; {len(wrong)} are missing, counted twice or unknown, "
+            f"for example {', '.join(map(str, wrong[:_NAMED_MESSAGES]))}. This is a fault of the source or of Spark, "
+            "not of the messages: run the batch again, and report it if that does not help"
+        )
+
+    def entries(self, messages: pa.Table) -> pa.Table:
+        """The messages that are ingested or empty, as :data:`.sink.ENTRIES`.
+
+        Args:
+            messages: The batch, as :data:`.sink.LOOKED_UP`.
+        """
+        done = together(self.ingested, self.empty)
+        is_all = done.equals(messages["message_id"])
+        chosen = messages if is_all else only(messages, done)
+        outcome = pc.if_else(is_among(chosen["message_id"], self.empty), EMPTY, INGESTED)
+        return pa.Table.from_arrays(
+            [
+                chosen["message_id"],
+                chosen["sent_at"],
+                outcome,
+                pa.chunked_array([pa.nulls(chosen.num_rows, pa.string())]),
+            ],
+            schema=ENTRIES,
+        )
+
+
+def reject_entries(messages: pa.Table, reasons: pa.Table) -> pa.Table:
+    """Messages that were stored as rejects, as :data:`.sink.ENTRIES`.
+
+    Args:
+        messages: The batch, as :data:`.sink.LOOKED_UP`.
+        reasons: Which, and why, as :data:`.batch_file.REASONS`.
+    """
+    position = pc.index_in(messages["message_id"], reasons["message_id"].combine_chunks())
+    chosen = messages.filter(pc.is_valid(position))
+    return pa.Table.from_arrays(
+        [
+            chosen["message_id"],
+            chosen["sent_at"],
+            pa.chunked_array([pa.repeat(REJECTED, chosen.num_rows)]),
+            reasons["reason"].take(position.drop_null()),
+        ],
+        schema=ENTRIES,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -15,15 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.batch_file import REASONS, BatchFile
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, NOTHING_TO_STORE, REASON
-from sqs_lease.spark.executors import SPARK_ERRORS, cannot_run_this
-from sqs_lease.spark.reconciliation import is_among
+from sqs_lease.spark.message_ids import NO_IDS, is_among, only, together, without
 from sqs_lease.spark.sinks.sink import JudgingTable, PartsTable, Staged, Table
 from sqs_lease.spark.sources.source import ArrowParser
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
 
 logger = logging.getLogger(__name__)
-
-NO_IDS: Final = pa.chunked_array([], pa.string())
-"""No messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +49,7 @@ class Parser(Protocol):
     """Stages what belongs into a table."""
 
     def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
-        """Parse and stage what the table does not know.
-
-        Args:
-            table: The table.
-            known: The ids of the messages that it knows.
-            batch_id: The batch.
-        """
+        """Parse and stage what the table does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +73,18 @@ class MessageParser:
         torn = REASONS.empty_table()
         while True:
             rejected = pa.concat_tables([self.batch.rejected, torn])
-            done = _together(known, rejected["message_id"])
+            done = together(known, rejected["message_id"])
             if pc.all(is_among(self.batch.messages[batch_file.MESSAGE_ID], done)).as_py():
                 return Parsed(None, NO_IDS, NO_IDS, rejected)
-            staged, reasons = self._stage(table, _together(known, torn["message_id"]), batch_id)
+            staged, reasons = self._stage(table, together(known, torn["message_id"]), batch_id)
             try:
                 nothing = pc.equal(reasons["reason"], NOTHING_TO_STORE)
                 seen = _each_once(reasons.filter(pc.invert(nothing)))
                 ingested = self._with_rows(staged)
-                torn_now = seen.filter(is_among(seen["message_id"], ingested))
+                torn_now = only(seen, ingested)
                 if not torn_now.num_rows:
                     empty = pa.chunked_array([pc.unique(reasons["message_id"].filter(nothing))], pa.string())
-                    empty = empty.filter(pc.invert(is_among(empty, seen["message_id"])))
+                    empty = without(empty, seen["message_id"])
                     parsed = Parsed(staged, ingested, empty, pa.concat_tables([rejected, seen]))
                     return parsed if parsed.rows else _without_rows(parsed, table)
             except BaseException:
@@ -191,17 +182,13 @@ class RejectParser:
 
     def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
         """See :class:`Parser`. A reject is a record of its table."""
-        wanted = self.reasons.filter(pc.invert(is_among(self.reasons["message_id"], known)))
+        wanted = without(self.reasons, known)
         if not wanted.num_rows:
             return Parsed(None, NO_IDS, NO_IDS, REASONS.empty_table())
         rows = self.batch.rejects(self.spark, wanted).withColumn(BATCH_ID, F.lit(batch_id))
         staged = table.stage(rows, batch_id)
         ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
         return Parsed(staged, ingested, NO_IDS, REASONS.empty_table())
-
-
-def _together(*parts: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.string())
 
 
 def _each_once(reasons: pa.Table) -> pa.Table:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
@@ -111,7 +111,7 @@ def watched_jobs(
         LeaseLostError: The block was ended by the cancellation of its jobs.
     """
     watch = Watch(name, still_held)
-    engine: _Engine = _Connect(spark) if _is_connect(spark) else _Classic(spark, name)
+    engine = _Connect(spark) if _is_connect(spark) else _Classic(spark, name)
     stop = Event()
     thread = Thread(
         target=_attend, args=(watch, engine, Report(name), bar, stop), name=f"sqs-lease {name}", daemon=True
@@ -147,12 +147,7 @@ def cancel_everything(spark: SparkSession) -> None:
 
 
 class Report:
-    """Writes progress to the log, not more often than is of use.
-
-    Args:
-        name: What the lines begin with.
-        clock: Source of time in seconds.
-    """
+    """Writes progress to the log, not more often than is of use."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -176,18 +171,7 @@ class Report:
             logger.info("%s: %s", self._name, text)
 
 
-class _Engine(Protocol):
-    """What differs between the two kinds of session."""
-
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-    def stages(self) -> Iterable[tuple[int, int, int]]: ...
-    def cancel(self) -> None: ...
-    def cancel_and_wait(self) -> None: ...
-    def interrupted(self) -> None: ...
-
-
-def _attend(watch: Watch, engine: _Engine, report: Report, bar: ProgressBar | None, stop: Event) -> None:
+def _attend(watch: Watch, engine: _Classic | _Connect, report: Report, bar: ProgressBar | None, stop: Event) -> None:
     next_look = time.monotonic() + HELD_SECONDS
     while not stop.wait(TICK_SECONDS):
         if not watch.lost and time.monotonic() >= next_look:

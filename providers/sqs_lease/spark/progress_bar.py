@@ -21,13 +21,7 @@ _NOTEBOOK: Final = "ipykernel."
 
 
 class ProgressBar:
-    """One line about one ingestion. It is written by one thread at a time.
-
-    Args:
-        name: What the line begins with.
-        stream: Where it is written.
-        clock: Source of time in seconds.
-    """
+    """One line about one ingestion. It is written by one thread at a time."""
 
     def __init__(self, name: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name if len(name) <= _SHOWN_NAME_CHARACTERS else f"{name[: _SHOWN_NAME_CHARACTERS - 3]}..."
@@ -70,11 +64,7 @@ class ProgressBar:
 
 
 def progress_bar(name: str) -> ProgressBar | None:
-    """A bar on standard error; None where that is neither a terminal nor a notebook.
-
-    Args:
-        name: What the line begins with.
-    """
+    """A bar on standard error; None where that is neither a terminal nor a notebook."""
     stream: TextIO | None = sys.stderr
     # A process without a console has none.
     if stream is None or not (stream.isatty() or _is_notebook(stream)):

@@ -16,14 +16,13 @@ from math import ceil, log2
 from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.errors import RowsRefusedError
-from sqs_lease.spark.executors import SPARK_ERRORS
-from sqs_lease.spark.reconciliation import is_among
+from sqs_lease.spark.message_ids import only, without
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -57,18 +56,12 @@ def reason_of(error: Exception) -> str:
     """Why a message is rejected of which the rows failed so: no value of a row."""
     if isinstance(error, RowsRefusedError):
         return f"refused by the table: {error.rule}"
-    condition = error.getCondition() if isinstance(error, PySparkException) else None
-    return f"its rows cannot be written ({condition or type(error).__name__})"
+    return f"its rows cannot be written ({kind_of(error)})"
 
 
 @dataclass
 class Search:
-    """Brings a batch into a table in parts.
-
-    Attributes:
-        load: Brings a part into the table.
-        before: Called before each part; ends the search by an error.
-    """
+    """Brings a batch into a table in parts."""
 
     load: LoadPart
     before: Callable[[], object]
@@ -79,10 +72,6 @@ class Search:
 
     def run(self, message_ids: pa.ChunkedArray, error: Exception) -> pa.Table:
         """Bring all messages into the table that it takes.
-
-        Args:
-            message_ids: The messages of the batch.
-            error: Why they could not be brought there together.
 
         Returns:
             The others, and why, as :data:`.batch_file.REASONS`.
@@ -123,10 +112,9 @@ class Search:
         """What to try next of a part that was refused; the first of it comes last."""
         if isinstance(error, RowsRefusedError) and error.message_ids:
             named = pa.chunked_array([sorted(error.message_ids)], pa.string())
-            is_named = is_among(part, named)
-            if pc.any(is_named, min_count=0).as_py():
-                self._rejected |= dict.fromkeys(part.filter(is_named).to_pylist(), error)
-                rest = part.filter(pc.invert(is_named))
+            if len(here := only(part, named)):
+                self._rejected |= dict.fromkeys(here.to_pylist(), error)
+                rest = without(part, named)
                 return [rest] if len(rest) else []
         if len(part) > 1:
             half = len(part) // 2

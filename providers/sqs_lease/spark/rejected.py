@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark.columns import MESSAGE_ID, REJECT, SENT_AT
-from sqs_lease.spark.ledger import REMEMBERED
+from sqs_lease.spark.sinks.sink import REMEMBERED
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,9 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyspark.sql import DataFrame
 
-from sqs_lease.spark.reconciliation import is_among
-from sqs_lease.spark.sinks.sink import INGESTED, KNOWN, LOOKED_UP, REJECTED, Admission, LookUp, Staged, Table
+from sqs_lease.spark.message_ids import is_among, together, without
+from sqs_lease.spark.sinks.sink import INGESTED, KNOWN, LOOKED_UP, REJECTED, Admission, LookUp, Table
 from sqs_lease.spark.sources.source import Names
 
 KEY: Final = "key"
@@ -99,12 +98,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class KeyedTable:
-    """A table that is asked by keys, and otherwise the table: see :class:`.sinks.sink.Table`.
-
-    Attributes:
-        table: The table.
-        keys: Those of the batch that is loaded.
-    """
+    """A table that is asked, and told, by keys: see :class:`.sinks.sink.Table`."""
 
     table: Table[Any]
     keys: Keys
@@ -114,11 +108,7 @@ class KeyedTable:
         message_ids = messages["message_id"]
         keys = self.keys.of(message_ids)
         repeats, also = self.keys.others_of(message_ids)
-        any_of_them = pc.unique(
-            pa.chunked_array(
-                [*keys.chunks, *message_ids.chunks, *repeats.drop_null().chunks, *also.drop_null().chunks], pa.string()
-            )
-        )
+        any_of_them = pc.unique(together(keys, message_ids, repeats.drop_null(), also.drop_null()))
         # A repeat was sent at another time.
         asked = self.table.look_up(_at_any_time(any_of_them))
         found = asked.known["message_id"].combine_chunks()
@@ -130,14 +120,6 @@ class KeyedTable:
         is_first = is_among(known["message_id"], self.keys.firsts(message_ids))
         by = pc.if_else(pc.and_(is_first, pc.is_valid(own.filter(is_known))), known["batch_id"], "")
         return KeyedLookUp(asked, known.set_column(1, KNOWN.field(1), by))
-
-    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
-        """See :meth:`.sinks.sink.Table.stage`."""
-        return self.table.stage(rows, batch_id)
-
-    def discard(self, staged: Staged) -> None:
-        """See :meth:`.sinks.sink.Table.discard`."""
-        self.table.discard(staged)
 
     def commit(self, looked_up: KeyedLookUp, admission: Admission) -> int | None:
         """See :meth:`.sinks.sink.Table.commit`."""
@@ -153,10 +135,7 @@ class KeyedTable:
         """Entries for the further names of messages, but for names that the table has or is given."""
         _, also = self.keys.others_of(taken["message_id"])
         names = pa.chunked_array([pc.unique(also.drop_null())], pa.string())
-        given = pa.chunked_array(
-            [*keyed["message_id"].chunks, *looked_up.asked.known["message_id"].chunks], pa.string()
-        )
-        names = names.filter(pc.invert(is_among(names, given)))
+        names = without(names, together(keyed["message_id"], looked_up.asked.known["message_id"]))
         count = len(names)
         return pa.Table.from_arrays(
             [

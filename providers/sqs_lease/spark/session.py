@@ -1,15 +1,30 @@
-"""A Spark of one's own on this machine, for small batches and tests."""
+"""Spark sessions: one of the process's own, that of a job, and settings for the length of one block."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from sqs_lease.spark.java_home import java_for_spark
+from sqs_lease.spark.java_home import java_for_spark, require_java
+
+INGESTION: Final[Mapping[str, str]] = {
+    # The default, INT96, is deprecated in Parquet, and Delta wants microseconds.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # EXCEPTION would fail the whole batch for one old date, and quote the value in the error text.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    # TIMESTAMP in a schema is a moment; with the other choice it would be TIMESTAMP_NTZ, and times with a zone rejects.
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    # The file of a batch has a third of its bodies' bytes, or less: by the default, 128 MB, a million messages of 1 KB
+    # would be three tasks, on whatever cluster.
+    "spark.sql.files.maxPartitionBytes": "32m",
+}
+"""What a stored batch must not leave to the session that happens to run it."""
 
 
 @contextmanager
@@ -27,20 +42,65 @@ def local_session(cores: int = 2) -> Iterator[SparkSession]:
     """
     if SparkSession.getActiveSession() is not None:
         raise RuntimeError("this process has a Spark session already; pass that one to ingest()")
-    with java_for_spark():
-        # Python workers, should a source want any, must run what the driver runs, not the first python3 on PATH.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        spark = (
-            SparkSession.builder.master(f"local[{cores}]")
-            .appName("sqs-lease")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.sql.session.timeZone", "UTC")
-            .getOrCreate()
-        )
+    with driver_session(master=f"local[{cores}]", remote=None, conf={}) as spark:
+        yield spark
+
+
+@contextmanager
+def driver_session(*, master: str | None, remote: str | None, conf: Mapping[str, Any]) -> Iterator[SparkSession]:
+    """Start or join the session of a job, and stop it at the end of the block.
+
+    It works in UTC, unless ``conf`` says otherwise: timestamps without a zone in messages are read in its zone.
+
+    Args:
+        master: For example ``local[2]`` or ``spark://host:7077``; None where spark-submit says it.
+        remote: The address of a Connect server, ``sc://host:port``; None for a driver in this process.
+        conf: Settings; they override those made here.
+
+    Raises:
+        JavaError: There is no Java that Spark can run on.
+    """
+    is_local = master is not None and master.startswith("local")
+    if master is not None and not is_local:
+        require_java()
+    builder = SparkSession.builder.appName("sqs-lease")
+    settings: dict[str, Any] = {"spark.sql.session.timeZone": "UTC"}
+    if remote is not None:
+        builder = builder.remote(remote)
+    else:
+        settings["spark.ui.showConsoleProgress"] = "false"
+        if master is not None:
+            # Python workers must run what the driver runs, not the first python3 on PATH.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            builder = builder.master(master)
+            settings["spark.ui.enabled"] = "false"
+            if is_local:
+                settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    for name, value in {**settings, **conf}.items():
+        builder = builder.config(name, value)
+    with java_for_spark() if is_local else nullcontext():
+        spark = builder.getOrCreate()
         try:
             yield spark
         finally:
             spark.stop()
+
+
+@contextmanager
+def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Set ``settings``, and put back what was set before at the end of the block.
+
+    Settings belong to the session: threads that ingest at the same time need sessions of their own
+    (``spark.newSession()``).
+    """
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, earlier)

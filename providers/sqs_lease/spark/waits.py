@@ -30,13 +30,7 @@ _LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 class Waits:
-    """All waiting of one ingestion.
-
-    Args:
-        limit_seconds: How long one thing is waited for, at most.
-        clock: Source of time in seconds.
-        sleep: Waits for some seconds.
-    """
+    """All waiting of one ingestion."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ def scratch_directory(workspace: str | Path | None) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        _remove(directory)
+        remove_tree(directory)
         os.close(lock)
 
 
@@ -90,15 +90,16 @@ def _sweep(root: Path) -> None:
             # Alive.
             pass
         else:
-            _remove(directory)
+            remove_tree(directory)
         finally:
             os.close(lock)
 
 
-def _remove(directory: Path) -> None:
+def remove_tree(directory: Path, left_over: str = "left over in the workspace") -> None:
+    """Remove a directory with all that is in it; where that fails, it is logged as left over, and does no harm."""
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:
         pass
     except OSError as error:
-        logger.warning("left over in the workspace: %s (%s)", directory, error)
+        logger.warning("%s: %s (%s)", left_over, directory, error)

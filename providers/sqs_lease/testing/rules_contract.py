@@ -19,8 +19,9 @@ from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.columns import MESSAGE_ID, REASON
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.loading import Loaded, Loading
-from sqs_lease.spark.parsing import NO_IDS, Parsed
-from sqs_lease.spark.settings import INGESTION, session_settings
+from sqs_lease.spark.message_ids import NO_IDS
+from sqs_lease.spark.parsing import Parsed
+from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import JudgingTable
 from sqs_lease.testing.sink_subject import Subject, asked, known, record
 

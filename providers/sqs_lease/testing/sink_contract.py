@@ -34,7 +34,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError
-from sqs_lease.spark.settings import INGESTION, session_settings
+from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Admission, Overtaken, Staged
 from sqs_lease.testing.sink_subject import (
     COLUMNS,

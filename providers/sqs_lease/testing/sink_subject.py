@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT, table_columns
-from sqs_lease.spark.settings import INGESTION, session_settings
+from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import (
     ENTRIES,
     INGESTED,

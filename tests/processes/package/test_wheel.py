@@ -70,7 +70,6 @@ NEEDED_FROM_USERS = {
     "sqs_lease.spark.sinks.postgres.catalog": "psycopg",
     "sqs_lease.spark.sinks.postgres.connection": "psycopg",
     "sqs_lease.spark.sinks.postgres.copy": "psycopg",
-    "sqs_lease.spark.sinks.postgres.locks": "psycopg",
     "sqs_lease.spark.sinks.postgres.sink": "psycopg",
     "sqs_lease.spark.sinks.postgres.types": "psycopg",
     "sqs_lease.testing.pytest_plugin": "pytest",

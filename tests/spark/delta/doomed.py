@@ -12,8 +12,8 @@ from unittest.mock import patch
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
-from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.sink import Admission, Staged
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_subject import asked, entries
@@ -26,7 +26,7 @@ def die(*_: object) -> NoReturn:
 
 def main() -> None:
     order = json.load(sys.stdin)
-    storage = TableStorage(order["uri"], order["options"])
+    storage = Place(order["uri"], order["options"])
     message_ids = order["message_ids"]
     ledger = Ledger(f"{storage.uri}/_sqs_lease/ledger", storage.options or None)
     table = WriteAheadTable(OpenDelta(storage), ledger.open())

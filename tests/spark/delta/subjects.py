@@ -13,9 +13,9 @@ from pyspark.sql.types import DayTimeIntervalType, StructField, StructType, Year
 
 from sqs_lease.spark import DeltaSink
 from sqs_lease.spark.ledger import OpenLedger
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.delta.files import FILES
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
-from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.testing.sink_contract import Subject, interrupted
 
 REFUSED_TYPES = (DayTimeIntervalType(), StructType([StructField("a", YearMonthIntervalType())]))
@@ -34,7 +34,7 @@ def read_rows(sink: DeltaSink) -> list[dict[str, Any]]:
 
 def leftovers(sink: DeltaSink) -> list[str]:
     """Data files of batches that the table does not name."""
-    storage = TableStorage.of(sink.path, sink.storage_options)
+    storage = Place.of(sink.path, sink.storage_options)
     table = load(sink)
     return [
         file
@@ -43,7 +43,7 @@ def leftovers(sink: DeltaSink) -> list[str]:
     ]
 
 
-def below(storage: TableStorage, directory: str) -> list[str]:
+def below(storage: Place, directory: str) -> list[str]:
     """The files of a directory, by their paths relative to the table."""
     found = storage.file_system().get_file_info(FileSelector(directory, recursive=True, allow_not_found=True))
     return [entry.path for entry in found if entry.type == FileType.File]

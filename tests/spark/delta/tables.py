@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT, table_columns
-from sqs_lease.spark.sinks.delta.files import FILES, statistics_of
+from sqs_lease.spark.message_ids import NO_IDS
+from sqs_lease.spark.places import Place
+from sqs_lease.spark.sinks.delta.files import statistics_of
 from sqs_lease.spark.sinks.delta.schema import delta_schema
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
-from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.staging import StagedFile, Staging, TaskWriter, Written, answered
 from sqs_lease.spark.sinks.write_ahead import Application
 
@@ -42,14 +42,14 @@ def arrow_schema(columns: StructType = COLUMNS) -> pa.Schema:
 
 
 def open_table(
-    place: Path | TableStorage,
+    place: Path | Place,
     *,
     columns: StructType = COLUMNS,
     partition_by: Sequence[str] = (),
     upsert_by: Sequence[str] = (),
     widen: bool = False,
 ) -> OpenDelta:
-    storage = place if isinstance(place, TableStorage) else TableStorage.of(place)
+    storage = place if isinstance(place, Place) else Place.of(place)
     table = OpenDelta(storage, arrow_schema(columns), partition_by, upsert_by)
     table.prepare(columns, widen=widen)
     return table
@@ -74,9 +74,11 @@ def stage(
     table: OpenDelta, rows: Iterable[Mapping[str, Any]], *, batch: str = "batch", one_by_one: bool = False
 ) -> str:
     """Stage rows, and return their location."""
-    directory = f"{FILES}/{batch}/{uuid4().hex}"
-    files = write_files(table, directory, rows, one_by_one=one_by_one)
-    return table._staged(directory, Written(files, pa.chunked_array([], pa.string()))).location
+
+    def write(staging: Staging) -> Written:
+        return Written(write_files(table, staging.directory, rows, one_by_one=one_by_one), NO_IDS)
+
+    return table._staged(batch, write).location
 
 
 def application(number: int, *, ledger_id: str = "ledger") -> Application:

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.delta.files import Listing, statistics_of
-from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.staging import StagedFile
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -89,7 +89,7 @@ def test_only_the_first_columns_of_a_wide_table_have_statistics(tmp_path: Path) 
 
 
 def test_a_listing_is_read_as_it_was_written(tmp_path: Path) -> None:
-    storage = TableStorage.of(tmp_path)
+    storage = Place.of(tmp_path)
     file = StagedFile("batches/b/t/part-1.parquet", 7, 1, {"c": None, "d": "é/ %"}, {"numRecords": 1}, 9)
     listing = Listing(["id"], [file])
 
@@ -101,7 +101,7 @@ def test_a_listing_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_listing_that_has_gone_is_missed_by_name(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=rf"table {tmp_path}: batches/b/t/staged.json has gone, so an admitted batch"):
-        Listing.read(TableStorage.of(tmp_path), "batches/b/t/staged.json")
+        Listing.read(Place.of(tmp_path), "batches/b/t/staged.json")
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[1]", '{"upsert_by": [], "files": [{"path": "x"}]}'])
@@ -109,4 +109,4 @@ def test_a_listing_that_is_damaged_is_named(tmp_path: Path, content: str) -> Non
     (tmp_path / "staged.json").write_text(content)
 
     with pytest.raises(TableError, match=r"staged.json cannot be read"):
-        Listing.read(TableStorage.of(tmp_path), "staged.json")
+        Listing.read(Place.of(tmp_path), "staged.json")

@@ -16,8 +16,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from sqs_lease.spark.column_types import check_keys
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.schemas import check_keys
 from tests.spark.delta.tables import COLUMNS, application, columns_of, open_table, row, stage, stored
 
 

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 
 from sqs_lease.spark import DeltaSink, Ledger, Staged, TableError
-from sqs_lease.spark.sinks.delta.storage import TableStorage
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_subject import asked, entries, known
@@ -199,8 +199,8 @@ def test_a_directory_that_another_driver_makes_while_it_is_listed_was_empty(
             assert selector.allow_not_found
             raise FileNotFoundError(selector.base_dir)
 
-    storage = TableStorage(str(tmp_path / "table"))
-    monkeypatch.setattr(TableStorage, "file_system", lambda _: MadeMeanwhile())
+    storage = Place(str(tmp_path / "table"))
+    monkeypatch.setattr(Place, "file_system", lambda _: MadeMeanwhile())
     storage.require_empty()
 
 

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql.types import BooleanType, DateType, DecimalType, ShortType, TimestampType
 
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks import staging
 from sqs_lease.spark.sinks.delta.files import Listing, read_rows, statistics_of
-from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.staging import Staging, TaskWriter, answered
 from tests.spark.delta.tables import NOON, application, arrow_schema, columns_of, open_table, row, stage
 
@@ -72,7 +72,7 @@ def test_rows_of_a_staged_file_have_the_columns_of_their_partition_again(tmp_pat
 
 
 def test_a_repeated_task_writes_files_of_other_names(tmp_path: Path) -> None:
-    storage = TableStorage.of(tmp_path)
+    storage = Place.of(tmp_path)
     rows = pa.Table.from_pylist([row(1, "m1")], schema=arrow_schema())
 
     paths = set()
@@ -86,14 +86,14 @@ def test_a_repeated_task_writes_files_of_other_names(tmp_path: Path) -> None:
 
 
 def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
-    writer = TaskWriter(Staging(TableStorage.of(tmp_path), "batches/b/t", arrow_schema(), ("name",)))
+    writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", arrow_schema(), ("name",)))
 
     assert [*writer.write(arrow_schema().empty_table()), *writer.finish()] == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_task_answers_with_the_ids_and_sizes_of_all_that_it_wrote(tmp_path: Path) -> None:
-    writer = TaskWriter(Staging(TableStorage.of(tmp_path), "batches/b/t", arrow_schema(), (), statistics_of))
+    writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", arrow_schema(), (), statistics_of))
     answers: list[Any] = []
     for n in range(3):
         rows = pa.Table.from_pylist([row(n, f"m{n}"), row(n, f"m{n}")], schema=arrow_schema())
@@ -108,7 +108,7 @@ def test_a_task_answers_with_the_ids_and_sizes_of_all_that_it_wrote(tmp_path: Pa
 
 def test_a_task_holds_no_more_than_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "_ROW_GROUP_BYTES", 500)
-    writer = TaskWriter(Staging(TableStorage.of(tmp_path), "batches/b/t", arrow_schema(), (), statistics_of))
+    writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", arrow_schema(), (), statistics_of))
     for n in range(30):
         assert list(writer.write(pa.Table.from_pylist([row(n, f"m{n}")], schema=arrow_schema()))) == []
     (answer,) = writer.finish()
@@ -127,7 +127,7 @@ def test_times_are_stored_in_utc_and_decimals_by_the_letter(tmp_path: Path) -> N
     )
     at = datetime(2026, 3, 1, 14, 0, 0, 1, tzinfo=timezone(timedelta(hours=2)))
     given = {"id": 1, "price": Decimal("1234567890123456.7891"), "at": at, "_message_id": "m1", "_sent_at": NOON}
-    writer = TaskWriter(Staging(TableStorage.of(tmp_path), "batches/b/t", schema, (), statistics_of))
+    writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", schema, (), statistics_of))
     rows = pa.Table.from_pylist([{**given, "_batch_id": "b"}], schema=elsewhere)
     (answer,) = [*writer.write(rows), *writer.finish()]
 

@@ -35,7 +35,7 @@ def test_what_was_marked_is_known_and_what_is_before_it(rows: StagedRows) -> Non
 
 
 def test_rows_are_removed_and_those_of_others_stay(rows: StagedRows) -> None:
-    files = rows.place.filesystem()
+    files = rows.place.file_system()
     for name in ("a", "b"):
         if rows.place.is_local:
             files.create_dir(f"_staged/batch/{name}")

@@ -19,7 +19,7 @@ def in_worker(*lines: str) -> str:
             "[PYTHON_EXCEPTION] An exception was thrown from the Python worker:",
             "Traceback (most recent call last):",
             '  File "/opt/spark/python/lib/pyspark.zip/pyspark/worker.py", line 1, in main',
-            '  File "/opt/site-packages/sqs_lease/spark/sources/parser_source.py", line 2, in _answer',
+            '  File "/opt/site-packages/sqs_lease/spark/sources/functions.py", line 2, in _answer',
             '  File "/app/orders.py", line 3, in parse',
             "    number = int(body)",
             "             ^^^^^^^^^",
@@ -42,7 +42,7 @@ RAISED_AGAIN = [
     "orders.UnknownOrderError: order 4711 has",
     f"no customer {SECRET}",
 ]
-OF_A_PACKAGE = f"sqs_lease.spark.sources.parser_source.ParserError: the parser gave no column {SECRET}"
+OF_A_PACKAGE = f"sqs_lease.spark.sources.functions.ParserError: the parser gave no column {SECRET}"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from demo.processes import ROOT
 from sqs_lease.ingestion.spec import SINKS, SOURCES, Kind, Part, SpecError
 from sqs_lease.spark import DeltaSink, InferredSchema, JsonSource
 from sqs_lease.spark.job.parts import SINK_CLASSES, SOURCE_CLASSES, class_named, make_sink, make_source
-from sqs_lease.spark.sources.parser_source import ParserSource
+from sqs_lease.spark.sources.functions import ParserSource
 from sqs_lease.spark.sources.s3_events import S3EventsSource
 from sqs_lease.spark.sources.sns import SnsEnvelope
 from tests.spark.job.waiting_parser import wait_for_ever

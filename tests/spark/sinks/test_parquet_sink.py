@@ -13,8 +13,8 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from sqs_lease.spark import Ledger
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, STAGED_KEPT, ParquetSink, ParquetTable, ParquetTarget
-from sqs_lease.spark.sinks.sink import Admission, Staged
+from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, ParquetSink, ParquetTable, ParquetTarget
+from sqs_lease.spark.sinks.sink import STAGED_KEPT, Admission, Staged
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.testing.sink_contract import COLUMNS
 from sqs_lease.testing.sink_subject import asked, columns_of, entries, known

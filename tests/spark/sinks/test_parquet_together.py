@@ -17,9 +17,9 @@ from pyspark.sql.types import StringType
 
 from sqs_lease.spark import Staged
 from sqs_lease.spark.columns import MESSAGE_ID
+from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, ParquetSink
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
-from sqs_lease.spark.sources.arrow_types import arrow_schema
 from sqs_lease.testing.sink_subject import COLUMNS, columns_of
 from tests.spark.together import BatchOf, expected, load_together, of_queues, of_tries, overlapping
 

@@ -11,9 +11,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
 from sqs_lease.spark.sinks.sink import Admission, Staged
-from sqs_lease.spark.sources.arrow_types import arrow_schema
 from sqs_lease.testing.sink_subject import COLUMNS, asked, entries, known, record
 from tests.spark.sinks.conftest import Database
 

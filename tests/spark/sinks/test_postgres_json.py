@@ -24,8 +24,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sqs_lease.spark.sinks.postgres.json_text import can_write, is_unwritable, json_texts
-from sqs_lease.spark.sources.arrow_types import arrow_schema
+from sqs_lease.spark.schemas import arrow_schema
+from sqs_lease.spark.sinks.postgres.types import can_write, is_unwritable, json_texts
 
 SEAT = StructType(
     [StructField('ro"w', LongType()), StructField("price", DoubleType()), StructField("free", BooleanType())]

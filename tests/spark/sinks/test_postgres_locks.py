@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from sqs_lease.spark import PostgresSink, TableError
-from sqs_lease.spark.sinks.postgres import locks
+from sqs_lease.spark.sinks.postgres import connection
 from sqs_lease.spark.sinks.postgres.sink import PostgresTable
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.waits import Waits, waiting_at_most
@@ -40,7 +40,7 @@ def holder(database: Database, table: PostgresTable) -> Iterator[psycopg.Connect
 def test_a_lock_that_is_held_too_long_ends_the_wait_with_who_holds_it(
     table: PostgresTable, holder: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "LOOK_SECONDS", 0.05)
     says = r"table public.orders in .* was waited for longer than 3 s, .*process \d+ of nightly vacuum \(user .*\): let"
     with waiting_at_most(Waits(3)) as waits, pytest.raises(TableError, match=says):
         table.look_up(asked("m1"))
@@ -52,7 +52,7 @@ def test_whoever_waits_says_for_whom_and_goes_on_when_the_lock_is_free(
     holder: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(locks, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "LOOK_SECONDS", 0.05)
     told = Event()
 
     class Telling(logging.Handler):

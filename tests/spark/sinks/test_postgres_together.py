@@ -12,8 +12,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark import Staged
+from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
-from sqs_lease.spark.sources.arrow_types import arrow_schema
 from sqs_lease.testing.sink_subject import COLUMNS
 from tests.spark.sinks.conftest import Database
 from tests.spark.together import BatchOf, expected, load_together, of_queues, of_tries, overlapping

@@ -14,6 +14,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.schemas import quoted
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
 from sqs_lease.spark.sinks.table_sql import (
@@ -22,7 +23,6 @@ from sqs_lease.spark.sinks.table_sql import (
     literal,
     merge_newest,
     partition,
-    quoted,
     type_of,
 )
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
-from sqs_lease.spark.settings import INGESTION, session_settings
+from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sources.source import Source
 
 SENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -11,7 +11,7 @@ from sqs_lease.spark.sources.array_elements import ArrayElements
 from sqs_lease.spark.sources.json import JsonSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.sns import SnsEnvelope
-from sqs_lease.spark.sources.variant_source import VariantSource
+from sqs_lease.spark.sources.whole_bodies import VariantSource
 from tests.spark.sources.parsing import parsed
 from tests.spark.sources.s3_messages import in_sns
 

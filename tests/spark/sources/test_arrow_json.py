@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark.columns import MESSAGE_ID, REASON
-from sqs_lease.spark.settings import INGESTION, session_settings
+from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sources import arrow_json
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.json import JsonSource

@@ -15,8 +15,8 @@ from sqs_lease.batch_files.manifest import write_manifest
 from sqs_lease.spark import DeltaSink, ingest
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sources.attribute_columns import AttributeColumns
+from sqs_lease.spark.sources.functions import ParserSource
 from sqs_lease.spark.sources.json import JsonSource
-from sqs_lease.spark.sources.parser_source import ParserSource
 from sqs_lease.spark.sources.sns import SnsEnvelope
 from tests.spark.sources.parsing import parsed
 from tests.spark.sources.s3_messages import in_sns

@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.settings import INGESTION, session_settings
+from sqs_lease.spark.schemas import struct_type
+from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.json import ClosedChecker, JsonSource, TimestampUnit
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
-from sqs_lease.spark.sources.schemas import struct_type
 from tests.spark.sources.parsing import Parsed, parsed
 
 pytestmark = pytest.mark.processes

@@ -12,9 +12,8 @@ from pyspark.sql import SparkSession
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.arrow_types import arrow_schema
-from sqs_lease.spark.sources.parser_source import NO_ANSWER, Answers, ParserError, ParserSource
-from sqs_lease.spark.sources.schemas import struct_type
+from sqs_lease.spark.schemas import arrow_schema, struct_type
+from sqs_lease.spark.sources.functions import NO_ANSWER, Answers, ParserError, ParserSource
 from tests.spark.sources.parsing import SENT, parsed
 
 RECORD = pa.schema([("n", pa.int64()), ("word", pa.string())])

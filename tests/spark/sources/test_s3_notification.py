@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects, key_of, listed_body
-from sqs_lease.spark.sources.sns_envelope import NotANotificationError
-from sqs_lease.spark.sources.source import Names
+from sqs_lease.spark.sources.source import Names, NotANotificationError
 from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record
 
 TEST_EVENT = {

@@ -14,8 +14,9 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.sources.json import JsonSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.sns import SnsEnvelope
-from sqs_lease.spark.sources.sns_envelope import NotANotificationError, unwrap
-from sqs_lease.spark.sources.text_source import TextSource
+from sqs_lease.spark.sources.sns_envelope import unwrap
+from sqs_lease.spark.sources.source import NotANotificationError
+from sqs_lease.spark.sources.whole_bodies import TextSource
 from tests.spark.sources.parsing import parsed
 from tests.spark.sources.s3_messages import in_sns
 

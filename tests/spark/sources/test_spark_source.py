@@ -11,8 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 
 from sqs_lease.spark.columns import NOTHING_TO_STORE
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.parser_source import NO_ANSWER
-from sqs_lease.spark.sources.spark_source import SparkSource
+from sqs_lease.spark.sources.functions import NO_ANSWER, SparkSource
 from tests.spark.sources.parsing import parsed
 
 pytestmark = pytest.mark.processes

@@ -9,8 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark.sources.source import Source
-from sqs_lease.spark.sources.text_source import TextSource
-from sqs_lease.spark.sources.variant_source import VariantSource
+from sqs_lease.spark.sources.whole_bodies import TextSource, VariantSource
 from tests.spark.sources.parsing import parsed
 
 pytestmark = pytest.mark.processes

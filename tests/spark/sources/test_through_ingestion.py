@@ -16,7 +16,7 @@ from pyspark.errors import PythonException
 from sqs_lease.spark import DeltaSink, JsonSource
 from sqs_lease.spark.columns import NOTHING_TO_STORE
 from sqs_lease.spark.ingestion import NOTHING_TO_INFER
-from sqs_lease.spark.sources.parser_source import ParserSource
+from sqs_lease.spark.sources.functions import ParserSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.s3_events import S3EventsSource
 from sqs_lease.spark.sources.sns import SnsEnvelope

@@ -20,7 +20,7 @@ from sqs_lease.batch_files.manifest import ManifestError
 from sqs_lease.core.messages import Message
 from sqs_lease.ingestion.spec import SpecError
 from sqs_lease.spark.errors import IngestionError
-from sqs_lease.spark.executors import SPARK_ERRORS
+from sqs_lease.spark.spark_errors import SPARK_ERRORS
 
 EXPECTED: Final = (IngestionError, ManifestError, SpecError)
 """Errors whose text is enough."""
@@ -109,19 +109,13 @@ def trace(error: BaseException) -> str:
 
 def _raised_in_worker(text: str) -> str | None:
     """The exception at the end of the last traceback in a text: its kind and its place."""
-    _, found, rest = text.rpartition(_TRACEBACK)
-    if not found:
-        return None
-    frames: list[tuple[str, str, str]] = []
-    for line in rest.splitlines():
-        if match := _FRAME.match(line):
-            frames.append((match[1], match[2], match[3]))
-        elif line.strip() and not line[0].isspace():
-            if _TEXT_IS_TOLD.match(line):
-                return line
-            kind = _KIND.match(line)
-            return f"{kind[0] if kind else 'an exception'}{_place(frames)}"
-    return None
+    line = _last_line(text)
+    if line is None or _TEXT_IS_TOLD.match(line):
+        return line
+    lines = text.rpartition(_TRACEBACK)[2].splitlines()
+    before = map(_FRAME.match, lines[: lines.index(line)])
+    frames = [(match[1], match[2], match[3]) for match in before if match]
+    return f"{_kind(line)}{_place(frames)}"
 
 
 def _last_line(text: str) -> str | None:
@@ -129,6 +123,11 @@ def _last_line(text: str) -> str | None:
     _, found, rest = text.rpartition(_TRACEBACK)
     lines = (line for line in rest.splitlines() if line.strip() and not line[0].isspace())
     return next(lines, None) if found else None
+
+
+def _kind(line: str) -> str:
+    kind = _KIND.match(line)
+    return kind[0] if kind else "an exception"
 
 
 def _place(frames: list[tuple[str, str, str]]) -> str:
@@ -147,8 +146,7 @@ def _frames_in_worker(text: str) -> Iterator[str]:
             yield line
         elif within and line.strip() and not line[0].isspace():
             within = False
-            kind = _KIND.match(line)
-            yield kind[0] if kind else "an exception"
+            yield _kind(line)
         elif within:
             yield line
 

@@ -22,13 +22,13 @@ from sqs_lease.batch_files.manifest import read_manifest
 from sqs_lease.core.messages import Message
 from sqs_lease.ingestion.spec import S3, IngestionSpec, with_environment
 from sqs_lease.spark.ingestion import ingest
-from sqs_lease.spark.job.driver_session import driver_session
 from sqs_lease.spark.job.error_text import EXPECTED, note_what_was_raised, one_line, trace
 from sqs_lease.spark.job.parts import make_sink, make_source
 from sqs_lease.spark.job.reporting import CONTEXT, MESSAGES, Report, reporting
 from sqs_lease.spark.job.storage import local_copy, write_text
 from sqs_lease.spark.job.termination import EXIT_CODE, Termination, end_with_standard_input
 from sqs_lease.spark.progress import cancel_everything
+from sqs_lease.spark.session import driver_session
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ from sqs_lease.spark.sources.source import Source
 
 SOURCE_CLASSES: Final[Mapping[str, str]] = {
     "json": "json.JsonSource",
-    "text": "text_source.TextSource",
-    "variant": "variant_source.VariantSource",
+    "text": "whole_bodies.TextSource",
+    "variant": "whole_bodies.VariantSource",
     "s3-events": "s3_events.S3EventsSource",
     "extended-client": "s3_events.ExtendedClientSource",
     "sns": "sns.SnsEnvelope",
     "elements": "array_elements.ArrayElements",
     "attributes": "attribute_columns.AttributeColumns",
-    "parser": "parser_source.ParserSource",
-    "spark": "spark_source.SparkSource",
+    "parser": "functions.ParserSource",
+    "spark": "functions.SparkSource",
 }
 """The classes in ``sqs_lease.spark.sources`` by the kind that a spec names."""
 

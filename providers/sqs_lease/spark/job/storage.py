@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -12,6 +11,7 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sqs_lease.spark.errors import WorkspaceError
+from sqs_lease.spark.paths import write_whole
 
 
 def local_copy(uri: str, directory: Path) -> Path:
@@ -42,10 +42,6 @@ def local_copy(uri: str, directory: Path) -> Path:
 def write_text(uri: str, text: str) -> None:
     """Write a file that appears whole or not at all, in place of what was there.
 
-    Args:
-        uri: As for :func:`local_copy`.
-        text: Its content.
-
     Raises:
         WorkspaceError: It cannot be written.
     """
@@ -56,15 +52,7 @@ def write_text(uri: str, text: str) -> None:
             _client().put_object(Bucket=bucket, Key=key, Body=text.encode(), ContentType="application/json")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{path.name}.{uuid4().hex}")
-            try:
-                with partial.open("w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
+            write_whole(path, text)
     except (OSError, BotoCoreError, ClientError) as error:
         raise WorkspaceError(f"{uri} cannot be written: {error}") from None
 

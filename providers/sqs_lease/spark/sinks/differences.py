@@ -62,10 +62,6 @@ def misfits(stored: StructType, columns: StructType) -> list[str]:
 def require_fit(table: str, differs: Sequence[str]) -> None:
     """Refuse a schema for which a table is opened.
 
-    Args:
-        table: Which.
-        differs: How it differs from the table's.
-
     Raises:
         SchemaError: It does.
     """
@@ -79,10 +75,6 @@ def require_fit(table: str, differs: Sequence[str]) -> None:
 def require_unchanged(table: str, differs: Sequence[str]) -> None:
     """Refuse to admit a batch into a table that it does not fit any more.
 
-    Args:
-        table: Which.
-        differs: How it differs from what the batch's rows were made for.
-
     Raises:
         SchemaError: It does.
     """
@@ -95,10 +87,6 @@ def require_unchanged(table: str, differs: Sequence[str]) -> None:
 
 def require_taken(table: str, differs: Sequence[str]) -> None:
     """Refuse to bend rows that were admitted, where a table cannot have them as they are.
-
-    Args:
-        table: Which.
-        differs: How it differs from the rows.
 
     Raises:
         TableError: It does.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 from uuid import uuid4
@@ -26,18 +26,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ByteType, DataType, IntegerType, ShortType, StructField, StructType
 
-from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.column_types import check_keys, relaxed, require_plain
 from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.schemas import check_keys, quoted, relaxed, require_plain
 from sqs_lease.spark.sinks.row_rules import Asked, Rule, iceberg_directories, is_object_store
-from sqs_lease.spark.sinks.sink import Rest, Staged
 from sqs_lease.spark.sinks.spark_table import SparkTable
 from sqs_lease.spark.sinks.staged_rows import StagedRows
-from sqs_lease.spark.sinks.table_sql import literal, quoted, write
+from sqs_lease.spark.sinks.table_sql import literal, write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
+from sqs_lease.spark.spark_errors import SPARK_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -86,34 +84,12 @@ class IcebergTable(SparkTable):
 
     Attributes:
         catalog: The table's catalog, quoted.
-        own: What this very object staged and was not told to take yet: nobody else can have taken it.
     """
 
     catalog: str
-    own: set[str] = field(default_factory=set)
 
     format_name: ClassVar[str] = "iceberg"
     needs: ClassVar[str] = "Iceberg's jar and settings and the table's catalog"
-
-    def stage(self, rows: DataFrame, batch_id: str) -> Staged:
-        """See :meth:`.write_ahead.TargetTable.stage`."""
-        staged = SparkTable.stage(self, rows, batch_id)
-        self.own.add(staged.location)
-        return staged
-
-    def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
-        """See :class:`.sink.PartsTable`."""
-        staged = SparkTable.stage_parts(self, spark, parts, rest, batch_id)
-        if staged is not None:
-            self.own.add(staged.location)
-        return staged
-
-    def apply(self, location: str, application: Application) -> int | None:
-        """See :meth:`.write_ahead.TargetTable.apply`."""
-        try:
-            return SparkTable.apply(self, location, application)
-        finally:
-            self.own.discard(location)
 
     def _as_stored(self, columns: StructType) -> StructType:
         return _as_iceberg(columns)

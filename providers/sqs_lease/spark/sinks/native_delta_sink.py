@@ -12,17 +12,17 @@ from typing import ClassVar, Final
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from sqs_lease.spark.column_types import check_keys
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
+from sqs_lease.spark.schemas import check_keys, quoted
 from sqs_lease.spark.sinks.delta.schema import delta_schema
 from sqs_lease.spark.sinks.row_rules import Asked, Rule, delta_directories, is_object_store
 from sqs_lease.spark.sinks.spark_table import SparkTable
 from sqs_lease.spark.sinks.staged_rows import StagedRows
-from sqs_lease.spark.sinks.table_sql import quoted, write
+from sqs_lease.spark.sinks.table_sql import write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
+from sqs_lease.spark.spark_errors import SPARK_ERRORS
 
 _CONSTRAINT: Final = "delta.constraints."
 _GENERATED: Final = "delta.generationExpression"

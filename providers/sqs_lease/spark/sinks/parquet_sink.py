@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -30,21 +29,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.column_types import require_plain
 from sqs_lease.spark.columns import PARQUET_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.schemas import arrow_schema, require_plain
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
-from sqs_lease.spark.sinks.sink import Rest, Staged
+from sqs_lease.spark.sinks.sink import STAGED_KEPT, Rest, Staged
 from sqs_lease.spark.sinks.staging import StagedDirectories, Staging, Written, remove_directory
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
-from sqs_lease.spark.sources.arrow_types import arrow_schema
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
-
-STAGED_KEPT: Final = timedelta(days=2)
-"""When staged rows are taken for what a killed try left behind: SQS lets no lease last longer than 12 hours."""
 
 _OURS: Final = "_sqs_lease"
 # Every refusal means that somebody else's columns went in; so many in a row, and something is wrong.
@@ -83,11 +78,7 @@ class ParquetSink:
 
 @dataclass(frozen=True, slots=True)
 class ParquetTarget:
-    """The directory without its ledger: see :class:`.write_ahead.Target`.
-
-    Attributes:
-        path: The directory.
-    """
+    """The directory without its ledger: see :class:`.write_ahead.Target`."""
 
     path: str | Path
 
@@ -107,12 +98,7 @@ class ParquetTarget:
 
 @dataclass(frozen=True, slots=True)
 class ParquetTable:
-    """The open directory.
-
-    Attributes:
-        root: Its path.
-        columns: What is written into it.
-    """
+    """The open directory."""
 
     root: Path
     columns: StructType

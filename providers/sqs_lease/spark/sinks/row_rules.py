@@ -17,12 +17,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StringType, StructType
 
-from sqs_lease.spark.sinks.table_sql import quoted
+from sqs_lease.spark.columns import NULL_DIRECTORY
+from sqs_lease.spark.schemas import quoted
 
 Rule = tuple[str, Column]
 """What the reason calls it, and the test: a row for which it is false or null is refused."""
 
-_NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 # Of a file's name, on nearly every file system.
 _NAME_BYTES: Final = 255
 # What Spark writes as % and two digits in the name of a partition's directory.
@@ -69,16 +69,12 @@ def is_object_store(location: str) -> bool:
 
 def delta_directories(columns: StructType, partition_by: Sequence[str]) -> Iterator[Rule]:
     """That the texts by which a Delta table is partitioned can be names of directories, and come back."""
-    for name in partition_by:
-        if name not in columns.names or not isinstance(columns[name].dataType, StringType):
-            continue
-        text = F.col(quoted(name))
+    for name, text, longest in _texts(columns, partition_by):
         escaped = F.regexp_replace(text, _ESCAPED, "%00")
-        longest = _NAME_BYTES - len(f"{name}=".encode())
         yield (
-            f"the partition value of {name} has the character NUL, is {_NULL_DIRECTORY}, or too long for a directory",
+            f"the partition value of {name} has the character NUL, is {NULL_DIRECTORY}, or too long for a directory",
             text.isNull()
-            | (~F.contains(text, F.lit("\0")) & (text != _NULL_DIRECTORY) & (F.octet_length(escaped) <= longest)),
+            | (~F.contains(text, F.lit("\0")) & (text != NULL_DIRECTORY) & (F.octet_length(escaped) <= longest)),
         )
         if not columns[name].nullable:
             yield from not_empty([name])
@@ -92,24 +88,27 @@ def not_empty(names: Sequence[str]) -> Iterator[Rule]:
 
 def iceberg_directories(columns: StructType, partition_by: Sequence[str]) -> Iterator[Rule]:
     """That the texts by which an Iceberg table is partitioned can be names of directories."""
-    for name in partition_by:
-        if name not in columns.names or not isinstance(columns[name].dataType, StringType):
-            continue
-        text = F.col(quoted(name))
-        longest = _NAME_BYTES - len(f"{name}=".encode())
+    for name, text, longest in _texts(columns, partition_by):
         yield (
             f"the partition value of {name} is too long for a directory",
             text.isNull() | (F.octet_length(F.url_encode(text)) <= longest),
         )
 
 
+def _texts(columns: StructType, partition_by: Sequence[str]) -> Iterator[tuple[str, Column, int]]:
+    """The columns of texts among those: name, value, and how many bytes of it the name of a directory takes."""
+    for name in partition_by:
+        if name in columns.names and isinstance(columns[name].dataType, StringType):
+            yield name, F.col(quoted(name)), _longest(name)
+
+
+def _longest(name: str) -> int:
+    return _NAME_BYTES - len(f"{name}=".encode())
+
+
 @dataclass(frozen=True, slots=True)
 class EmptyTexts:
-    """Finds in a task the rows of which Spark has to say that :func:`not_empty` refuses them.
-
-    Attributes:
-        names: The columns.
-    """
+    """Finds in a task the rows of which Spark has to say that :func:`not_empty` refuses them."""
 
     names: Sequence[str]
 
@@ -140,9 +139,9 @@ class DoubtfulDirectories:
 
     def _doubtful(self, name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         # No byte is written as more than three characters.
-        longest = (_NAME_BYTES - len(f"{name}=".encode())) // 3
+        longest = _longest(name) // 3
         long = pc.greater(pc.binary_length(texts), longest)
-        special = pc.or_(pc.match_substring(texts, "\0"), pc.is_in(texts, pa.array(["", _NULL_DIRECTORY])))
+        special = pc.or_(pc.match_substring(texts, "\0"), pc.is_in(texts, pa.array(["", NULL_DIRECTORY])))
         return pc.fill_null(pc.or_(long, special), False)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -29,6 +30,16 @@ EMPTY: Final = "empty"
 
 REJECTED: Final = "rejected"
 """Outcome of a message that was put into the rejects table instead, and is done."""
+
+REMEMBERED: Final = timedelta(days=29)
+"""How long after its admission a batch is known.
+
+SQS keeps a message for 14 days at most (its retention period). In the dead-letter queue of a standard queue these days
+go on; in that of a FIFO queue they begin anew.
+"""
+
+STAGED_KEPT: Final = timedelta(days=2)
+"""When staged rows are taken for what a killed try left behind: SQS lets no lease last longer than 12 hours."""
 
 LOOKED_UP: Final = pa.schema(
     [pa.field("message_id", pa.string(), nullable=False), pa.field("sent_at", pa.timestamp("us", tz="UTC"))]

@@ -14,17 +14,16 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.executors import SPARK_ERRORS
+from sqs_lease.spark.schemas import nullable, quoted
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import Asked, DoubtfulDirectories, Rule, judged
 from sqs_lease.spark.sinks.sink import Rest, Staged
 from sqs_lease.spark.sinks.staged_rows import StagedRows, is_empty
-from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition, quoted
+from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition
 from sqs_lease.spark.sinks.write_ahead import Application
-from sqs_lease.spark.sources.arrow_types import nullable
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, first_line
 from sqs_lease.spark.waits import among_others
 
-_INTRODUCTION: Final = "An error occurred while calling "
 # What Delta and Iceberg say when somebody else wrote the table, and Spark when that was this very batch, whose rows
 # were then removed.
 _COLLISIONS: Final = ("Concurrent", "CommitFailed", "Cannot fast-forward", "FILE_NOT_EXIST")
@@ -41,6 +40,7 @@ class SparkTable(ABC):
         staged: Where rows wait.
         columns: What is written into it.
         asked: What it asked of its rows when it was opened.
+        own: What this very object staged and was not told to take yet: nobody else can have taken it.
     """
 
     spark: SparkSession
@@ -49,6 +49,7 @@ class SparkTable(ABC):
     staged: StagedRows
     columns: StructType
     asked: Asked = field(default_factory=Asked, kw_only=True)
+    own: set[str] = field(default_factory=set, kw_only=True)
 
     format_name: ClassVar[str]
     """As ``USING`` has it."""
@@ -100,14 +101,19 @@ class SparkTable(ABC):
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.write_ahead.TargetTable.stage`."""
-        return self.staged.write(rows, batch_id)
+        return self._noted(self.staged.write(rows, batch_id))
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
         """See :class:`.sink.PartsTable`. Where the table has rules of its own, Spark has to look at every row."""
         if self.asked.tests:
             return None
         doubtful = DoubtfulDirectories.of(self.columns, self.asked.directories)
-        return self.staged.write_parts(parts, rest, batch_id, self.columns, doubtful)
+        staged = self.staged.write_parts(parts, rest, batch_id, self.columns, doubtful)
+        return None if staged is None else self._noted(staged)
+
+    def _noted(self, staged: Staged) -> Staged:
+        self.own.add(staged.location)
+        return staged
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`.sink.JudgingTable`."""
@@ -117,19 +123,22 @@ class SparkTable(ABC):
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
-        with among_others(f"table {self.name}") as others:
-            while not is_empty(location) and not self.staged.is_applied(application):
-                before = None
-                try:
-                    before = self._version()
-                    self._take(location, application)
-                except SPARK_ERRORS as error:
-                    if not self._is_for_others(error, before):
-                        raise self.unusable("cannot be written", error) from error
-                    others.again(self._newest_commit())
-                else:
-                    self.staged.mark_applied(application)
-                    break
+        try:
+            with among_others(f"table {self.name}") as others:
+                while not is_empty(location) and not self.staged.is_applied(application):
+                    before = None
+                    try:
+                        before = self._version()
+                        self._take(location, application)
+                    except SPARK_ERRORS as error:
+                        if not self._is_for_others(error, before):
+                            raise self.unusable("cannot be written", error) from error
+                        others.again(self._newest_commit())
+                    else:
+                        self.staged.mark_applied(application)
+                        break
+        finally:
+            self.own.discard(location)
         self.staged.remove(location)
         return self.version()
 
@@ -232,10 +241,3 @@ class SparkTable(ABC):
         except AnalysisException:
             # It may be there and be unreadable; then it cannot be created either, and that error says why.
             return None
-
-
-def first_line(error: Exception) -> str:
-    """What an error of Spark's says, without stack traces, plans, and rows, which follow in further lines."""
-    first, _, rest = str(error).strip().partition("\n")
-    # As Py4J introduces an exception of Java that PySpark does not know.
-    return rest.partition("\n")[0].removeprefix(": ") if first.startswith(_INTRODUCTION) and rest else first

@@ -7,7 +7,6 @@ somebody else. Spark writes and reads the rows; all else is done through the led
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,15 +23,13 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID
-from sqs_lease.spark.ledger import LedgerPlace
-from sqs_lease.spark.paths import read_path
+from sqs_lease.spark.paths import read_parquet
+from sqs_lease.spark.places import Place
+from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staging import SharedDirectory, StagedDirectories, Staging, Written, remove_directory
+from sqs_lease.spark.sinks.staging import SharedDirectory, StagedDirectories, Staging, Written
 from sqs_lease.spark.sinks.write_ahead import Application
-from sqs_lease.spark.sources.arrow_types import arrow_schema
-
-logger = logging.getLogger(__name__)
 
 _STAGED: Final = "_staged"
 _S3A: Final = re.compile("^s3://")
@@ -46,15 +43,10 @@ def is_empty(location: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """The rows staged for one table.
-
-    Attributes:
-        spark: The session that writes and reads them.
-        place: The ledger's.
-    """
+    """The rows staged for one table."""
 
     spark: SparkSession
-    place: LedgerPlace
+    place: Place
 
     def write(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.sink.Table.stage`. The location ends with the number of rows."""
@@ -64,7 +56,7 @@ class StagedRows:
         directory = f"{self.directory}/{directory_name(batch_id)}/{uuid4().hex}"
         try:
             rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(directory)
-            written = self._parquet(directory, f"{MESSAGE_ID} STRING").toArrow()
+            written = read_parquet(self.spark, directory, f"{MESSAGE_ID} STRING").toArrow()
         except BaseException:
             self._remove(directory)
             raise
@@ -80,13 +72,6 @@ class StagedRows:
         is_left: Callable[[pa.Table], pa.ChunkedArray],
     ) -> Staged | None:
         """See :class:`.sink.PartsTable`.
-
-        Args:
-            parts: The batch.
-            rest: Plans the rows of messages that were left.
-            batch_id: The batch.
-            columns: Of the rows.
-            is_left: See :class:`.staging.Staging`.
 
         Returns:
             All rows; None where the tasks cannot write, as they reach the directory only through Spark.
@@ -107,7 +92,7 @@ class StagedRows:
         """
         directory, _, count = location.rpartition("#")
         try:
-            rows = self._parquet(directory)
+            rows = read_parquet(self.spark, directory)
             # Parquet's footers say it.
             found = rows.count()
         except AnalysisException as error:
@@ -138,33 +123,15 @@ class StagedRows:
     def directory(self) -> str:
         """An absolute path, or an address as Spark takes it: below a name that ``vacuum`` leaves alone."""
         # Spark calls it by the name of the file system that ships with it.
-        return f"{_S3A.sub('s3a://', self.place.address)}/{_STAGED}"
+        return f"{_S3A.sub('s3a://', self.place.uri)}/{_STAGED}"
 
     @property
     def _marks(self) -> AppliedMarks:
-        return AppliedMarks(self.place.filesystem(), f"{_STAGED}/applied")
+        return AppliedMarks(self.place.file_system(), f"{_STAGED}/applied")
 
     def _written(self, batch_id: str, write: Callable[[SharedDirectory, str], Written]) -> Staged:
         directory, message_ids = StagedDirectories(Path(self.directory)).write(batch_id, write)
         return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
-    def _parquet(self, directory: str, columns: str | None = None) -> DataFrame:
-        reader = self.spark.read if columns is None else self.spark.read.schema(columns)
-        return (
-            # The session may tolerate both, but a row left out here would be lost.
-            reader.option("ignoreMissingFiles", "false")
-            .option("ignoreCorruptFiles", "false")
-            .parquet(read_path(directory) if self.place.is_local else directory)
-        )
-
     def _remove(self, directory: str) -> None:
-        """Remove a directory. It does no harm where that fails, so it must not fail the batch."""
-        if self.place.is_local:
-            remove_directory(Path(directory))
-            return
-        try:
-            self.place.filesystem().delete_dir(f"{_STAGED}{directory.removeprefix(self.directory)}")
-        except FileNotFoundError:
-            return
-        except (DeltaError, OSError) as error:
-            logger.warning("left over, and not part of the table: %s (%s)", directory, type(error).__name__)
+        self.place.remove(f"{_STAGED}{directory.removeprefix(self.directory)}")

@@ -9,8 +9,6 @@ that was repeated, or run twice, is named by nobody.
 from __future__ import annotations
 
 import json
-import logging
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,15 +27,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
-from sqs_lease.spark.executors import SPARK_ERRORS, cannot_run_this
+from sqs_lease.spark.columns import MESSAGE_ID, NULL_DIRECTORY, SENT_AT
+from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.sinks.sink import Rest
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
+from sqs_lease.spark.workspace import remove_tree
 
-logger = logging.getLogger(__name__)
-
-# How Hive, and Spark with it, writes a null in the name of a directory.
-_NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 # Rows that a task of Spark's holds before it writes them as one row group.
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 # Of which the first file's columns are looked at for values that repeat.
@@ -120,20 +116,14 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written.
-
-    Attributes:
-        files: The files that have rows.
-        message_ids: The message id of every row.
-    """
+    """What was written."""
 
     files: Sequence[StagedFile]
     message_ids: pa.ChunkedArray
 
     def __add__(self, more: Written) -> Written:
         """This and what was written besides."""
-        chunks = [*self.message_ids.chunks, *more.message_ids.chunks]
-        return Written([*self.files, *more.files], pa.chunked_array(chunks, pa.string()))
+        return Written([*self.files, *more.files], together(self.message_ids, more.message_ids))
 
 
 def no_statistics(_metadata: pq.FileMetaData) -> Mapping[str, Any]:
@@ -461,7 +451,7 @@ def _partition_values(directories: Sequence[str]) -> dict[str, str | None]:
     values: dict[str, str | None] = {}
     for directory in directories:
         name, _, value = directory.partition("=")
-        values[unquote(name)] = None if value == _NULL_DIRECTORY else unquote(value)
+        values[unquote(name)] = None if value == NULL_DIRECTORY else unquote(value)
     return values
 
 
@@ -505,12 +495,7 @@ class StagedDirectories:
 
 def remove_directory(directory: Path) -> None:
     """Remove staged rows. They do no harm where that fails, so it must not fail the batch."""
-    try:
-        shutil.rmtree(directory)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        logger.warning("left over, and not part of the table: %s (%s)", directory, error)
+    remove_tree(directory, "left over, and not part of the table")
     # The batch's directory stays while other tries have theirs in it.
     with suppress(OSError):
         directory.parent.rmdir()

@@ -13,17 +13,13 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.settings import session_settings
+from sqs_lease.spark.schemas import quoted
+from sqs_lease.spark.session import session_settings
 
 _RANK: Final = "_sqs_lease_rank"
 _TRANSFORM: Final = re.compile(
     r"(?P<head>(?:(?:years|months|days|hours)\(|(?:bucket|truncate)\(\s*\d+\s*,)\s*)(?P<column>[^()]+?)\s*\)"
 )
-
-
-def quoted(name: str) -> str:
-    """One name, for SQL."""
-    return f"`{name.replace('`', '``')}`"
 
 
 def literal(text: str) -> str:
@@ -104,15 +100,7 @@ def newest_of_each_key(rows: DataFrame, upsert_by: Sequence[str]) -> DataFrame:
 def write(
     spark: SparkSession, table: str, rows: DataFrame, upsert_by: Sequence[str], settings: Mapping[str, str]
 ) -> None:
-    """Write rows into a table in one statement: add them, or have the newest of each key win.
-
-    Args:
-        spark: The session.
-        table: The table's name, quoted.
-        rows: All columns of the table.
-        upsert_by: The key's columns; none to add all rows.
-        settings: What is set in the session meanwhile.
-    """
+    """Write rows into a table in one statement: add them, or have the newest of each key win."""
     view = f"sqs_lease_{uuid4().hex}"
     (newest_of_each_key(rows, upsert_by) if upsert_by else rows).createOrReplaceTempView(view)
     try:

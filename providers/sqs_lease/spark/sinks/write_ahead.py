@@ -163,7 +163,7 @@ class WriteAheadTable:
         if before != pc.sum(pc.equal(looked_up.known["batch_id"], batch_id), min_count=0).as_py():
             raise BatchIdReusedError(
                 f"batch id {batch_id} stands for other messages already: {before} of them are in the ledger "
-                f"{self.ledger.place.address}. Leave batch_id out, or give every batch an id of its own"
+                f"{self.ledger.place.uri}. Leave batch_id out, or give every batch an id of its own"
             )
         location = None if admission.staged is None else admission.staged.location
         if location is not None and isinstance(self.target, CheckedTarget):
@@ -195,5 +195,5 @@ class WriteAheadTable:
             raise TableError(
                 f"{error}. Batch {admitted.batch_id} was admitted and waits for the table, and so does every later "
                 "batch; the next ingestion tries again. If it can never be added, give it up: "
-                f"Ledger({self.ledger.place.address!r}).abandon({admitted.batch_id!r})"
+                f"Ledger({self.ledger.place.uri!r}).abandon({admitted.batch_id!r})"
             ) from error

@@ -19,11 +19,7 @@ from sqs_lease.spark.sources.source import AroundSource, CheckerT
 
 
 class ElementsChecker(Generic[CheckerT]):
-    """Has each element looked at.
-
-    Args:
-        element: What looks at them.
-    """
+    """Has each element looked at."""
 
     def __init__(self, element: CheckerT) -> None:
         self.element = element

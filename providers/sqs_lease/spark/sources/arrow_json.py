@@ -31,10 +31,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sqs_lease.spark.sources.arrow_types import arrow_schema
+from sqs_lease.spark.schemas import arrow_schema, types_in
 
 # Not FLOAT, which the two round differently; nor BINARY, MAP and TIMESTAMP_NTZ, which Arrow does not read or not so.
-_SAME: Final = (BooleanType, DoubleType, IntegerType, LongType, ShortType)
+_SAME: Final = (
+    *(ArrayType, BooleanType, DateType, DecimalType, DoubleType),
+    *(IntegerType, LongType, ShortType, StructType, TimestampType),
+)
 _MOST_BYTES: Final = 50_000
 """A longer text may have a name of more than 50 000 characters, which Spark refuses."""
 
@@ -65,18 +68,16 @@ _IN_A_ROW: Final = b"0" * (_NUMBER_CHARACTERS // _STRIDE - 1)
 
 @dataclass(frozen=True, slots=True)
 class ArrowJson:
-    """Reads JSON objects, one a text, that were checked for syntax before. It is pickled to Spark's tasks.
-
-    Attributes:
-        columns: The columns of a record.
-    """
+    """Reads JSON objects, one a text, that were checked for syntax before. It is pickled to Spark's tasks."""
 
     columns: StructType
 
     @classmethod
     def of(cls, columns: StructType) -> ArrowJson | None:
         """The reader for these columns; None where Arrow does not read one of their types as Spark does."""
-        return cls(columns) if _is_same(columns) else None
+        # Not the subclasses of StringType, nor its collations.
+        is_same = all(isinstance(kind, _SAME) or kind == StringType() for _, kind in types_in(columns))
+        return cls(columns) if is_same else None
 
     def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
         """See :class:`.source.ArrowParser`."""
@@ -200,15 +201,6 @@ def _may_have_long_number(texts: pa.Array, joined: pa.Buffer) -> bool:
     return False
 
 
-def _is_same(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return all(_is_same(field.dataType) for field in kind.fields)
-    if isinstance(kind, ArrayType):
-        return _is_same(kind.elementType)
-    # Not the subclasses of StringType, nor its collations.
-    return isinstance(kind, (*_SAME, DateType, DecimalType, TimestampType)) or kind == StringType()
-
-
 def _read_as(kind: DataType) -> pa.DataType:
     """The type that Arrow is to read; what it reads too freely it gets as text, or as a wider type, to be converted."""
     if isinstance(kind, DateType | TimestampType):
@@ -263,11 +255,7 @@ def _converted(values: pa.Array, kind: DataType) -> pa.Array:
 
 
 def _needs_conversion(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return any(_needs_conversion(field.dataType) for field in kind.fields)
-    if isinstance(kind, ArrayType):
-        return _needs_conversion(kind.elementType)
-    return isinstance(kind, DateType | DecimalType | TimestampType)
+    return any(isinstance(inner, DateType | DecimalType | TimestampType) for _, inner in types_in(kind))
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -12,8 +12,8 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, Struc
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.schemas import notation, quoted, struct_type
 from sqs_lease.spark.sources.json import beyond
-from sqs_lease.spark.sources.schemas import notation, quoted, struct_type
 from sqs_lease.spark.sources.source import AroundSource, CheckerT, KeyedSource, KeysOf
 
 SYSTEM_ATTRIBUTES: Final = frozenset(

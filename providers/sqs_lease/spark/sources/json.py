@@ -32,13 +32,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
+from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
-from sqs_lease.spark.sources.schemas import can_be_column, json_schema, notation, quoted
 from sqs_lease.spark.sources.source import KeysOf
 
 _CORRUPT: Final = "_sqs_lease_corrupt"
@@ -255,14 +255,6 @@ _LIMITS: Final[Mapping[type[DataType], tuple[str, str]]] = {
 _Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
 
 
-class AnyJsonChecker:
-    """Takes every JSON value."""
-
-    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
-        """See :class:`.source.Checker`."""
-        return [_why_not_json(body) for body in bodies]
-
-
 class ObjectChecker:
     """Takes JSON objects, whatever is in them."""
 
@@ -290,11 +282,7 @@ class PlainChecker(ObjectChecker):
 
 
 class ClosedChecker(ObjectChecker):
-    """Refuses fields that are no columns.
-
-    Args:
-        columns: The names of the columns.
-    """
+    """Refuses fields that are no columns."""
 
     def __init__(self, columns: Collection[str]) -> None:
         self._columns = frozenset(columns)
@@ -308,12 +296,7 @@ class ClosedChecker(ObjectChecker):
 
 
 class OpenChecker(ObjectChecker):
-    """Collects fields that are no columns yet, and refuses those that cannot become one.
-
-    Args:
-        columns: The names of the columns.
-        can_be_column: Whether a field of that name may become a column.
-    """
+    """Collects fields that are no columns yet, and refuses those that cannot become one."""
 
     def __init__(self, columns: Collection[str], can_be_column: Callable[[str], bool]) -> None:
         self._known = {name.lower(): name for name in columns}
@@ -350,14 +333,6 @@ def _key(body: str, fields: Sequence[str]) -> str | None:
     if any(value is None for value in values):
         return None
     return f"json:{hashlib.sha256(json.dumps([*fields, values], sort_keys=True).encode()).hexdigest()}"
-
-
-def _why_not_json(body: str) -> str | None:
-    try:
-        decode(body)
-    except NotJsonError as error:
-        return str(error)
-    return None
 
 
 def _has_value(value: Any) -> bool:

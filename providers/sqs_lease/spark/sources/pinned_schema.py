@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
 from typing import IO, Final
-from uuid import uuid4
 
 from pyspark.sql.types import StructField, StructType
 
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.paths import write_whole
 from sqs_lease.spark.waits import among_others
 
 _REMEDY: Final = "put it right, or remove it and the next batch infers the schema again"
@@ -133,18 +133,10 @@ class InferredSchema:
         return True
 
     def _write(self, schema: StructType) -> None:
-        """Replace the file, which readers see as it was before or as it is after."""
-        partial = self.file.with_name(f".{self.file.name}.{uuid4().hex}")
         try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(schema.jsonValue(), indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self.file)
+            write_whole(self.file, json.dumps(schema.jsonValue(), indent=2) + "\n")
         except OSError as error:
             raise self._not_writable(error) from error
-        finally:
-            partial.unlink(missing_ok=True)
 
     def _not_writable(self, error: OSError) -> SchemaError:
         return SchemaError(

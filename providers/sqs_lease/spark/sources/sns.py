@@ -10,22 +10,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.sources.json import JSON_OPTIONS
-from sqs_lease.spark.sources.sns_envelope import MESSAGE, NotANotificationError, unwrap
-from sqs_lease.spark.sources.source import AroundSource, CheckerT, KeyedSource, KeysOf, Names
+from sqs_lease.spark.sources.sns_envelope import MESSAGE, unwrap
+from sqs_lease.spark.sources.source import UNREADABLE, AroundSource, CheckerT, KeyedSource, KeysOf, Names
 
 _ENVELOPE: Final = "_sqs_lease_envelope"
 _SCHEMA: Final = f"{MESSAGE} STRING, MessageAttributes MAP<STRING, STRUCT<Type: STRING, Value: STRING>>"
 
 
 class EnvelopeChecker(Generic[CheckerT]):
-    """Looks into the envelopes, and has what was published looked at.
-
-    Args:
-        published: What looks at that.
-    """
+    """Looks into the envelopes, and has what was published looked at."""
 
     def __init__(self, published: CheckerT) -> None:
         self.published = published
@@ -37,7 +32,7 @@ class EnvelopeChecker(Generic[CheckerT]):
         for position, body in enumerate(bodies):
             try:
                 messages.append(unwrap(body))
-            except (NotJsonError, NotANotificationError) as error:
+            except UNREADABLE as error:
                 reasons[position] = str(error)
             else:
                 positions.append(position)
@@ -108,6 +103,6 @@ class SnsEnvelope(AroundSource[CheckerT]):
 def _published_key(body: str, keys_of: KeysOf) -> str | Names | None:
     try:
         (key,) = keys_of([unwrap(body)])
-    except (NotJsonError, NotANotificationError):
+    except UNREADABLE:
         return None
     return key

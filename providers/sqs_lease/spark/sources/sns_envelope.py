@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sqs_lease.batch_files.json_syntax import decode_object
+from sqs_lease.spark.sources.source import NotANotificationError
 
 MESSAGE: Final = "Message"
 """The field of the envelope that holds what was published."""
@@ -14,10 +15,6 @@ _ATTRIBUTES: Final = "MessageAttributes"
 _CONFIRMATIONS: Final = {"SubscriptionConfirmation", "UnsubscribeConfirmation"}
 # Of an attribute, the longest name that is used: "Amazon SNS message attributes" in the Amazon SNS Developer Guide.
 _NAME_CHARACTERS: Final = 256
-
-
-class NotANotificationError(ValueError):
-    """The body is no notification; the error's text says why, without a word of what it says."""
 
 
 def is_envelope(value: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.ingestion.result import CleanUp
 
 
@@ -40,6 +41,45 @@ class SyntaxChecker(Checker, Protocol):
 
 
 CheckerT = TypeVar("CheckerT", bound=Checker)
+
+
+class NotANotificationError(ValueError):
+    """The body is no notification; the error's text says why, without a word of what it says."""
+
+
+UNREADABLE: Final = (NotJsonError, NotANotificationError)
+"""Why a body is no message of a source: errors whose texts are reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyChecker:
+    """Takes the bodies that can be read.
+
+    Attributes:
+        read: Reads one; raises one of :data:`UNREADABLE`.
+    """
+
+    read: Callable[[str], object]
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        """See :class:`Checker`."""
+        return [self._reason(body) for body in bodies]
+
+    def _reason(self, body: str) -> str | None:
+        try:
+            self.read(body)
+        except UNREADABLE as error:
+            return str(error)
+        return None
+
+
+class FixedSource:
+    """What sources have in common of which the columns never change."""
+
+    @property
+    def widens(self) -> bool:
+        """Never."""
+        return False
 
 
 class ArrowParser(Protocol):

@@ -15,7 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark import JsonSource, Source
-from sqs_lease.spark.sources.parser_source import ParserSource
+from sqs_lease.spark.sources.functions import ParserSource
 from tests.processes.spark.engines.cluster import session_settings
 from tests.spark.driver import DeadlySink
 from tests.spark.samples import SCHEMA, Place, good

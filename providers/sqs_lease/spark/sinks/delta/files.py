@@ -16,7 +16,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction
 
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.sinks.delta.storage import TableStorage
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.staging import StagedFile
 
 FILES: Final = "batches"
@@ -57,7 +57,7 @@ class Listing:
     columns: Mapping[str, Any] | None = None
     partition_by: Sequence[str] = ()
 
-    def write(self, storage: TableStorage, directory: str) -> str:
+    def write(self, storage: Place, directory: str) -> str:
         """Write it beside the files, and return its path relative to the table."""
         content = {
             "upsert_by": list(self.upsert_by),
@@ -74,7 +74,7 @@ class Listing:
         return path
 
     @classmethod
-    def read(cls, storage: TableStorage, location: str) -> Listing:
+    def read(cls, storage: Place, location: str) -> Listing:
         """Read it again, in this or another process.
 
         Raises:
@@ -102,7 +102,7 @@ def directory_of(location: str) -> str:
     return location.rpartition("/")[0]
 
 
-def tries_beside(storage: TableStorage, location: str) -> list[str]:
+def tries_beside(storage: Place, location: str) -> list[str]:
     """The directories of the other tries of a batch."""
     own = directory_of(location)
     return [
@@ -112,7 +112,7 @@ def tries_beside(storage: TableStorage, location: str) -> list[str]:
     ]
 
 
-def read_rows(storage: TableStorage, file: StagedFile, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+def read_rows(storage: Place, file: StagedFile, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
     """Read columns of a file, those by which the table is partitioned included, as the table has them.
 
     Args:

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.delta.storage import TableStorage
+from sqs_lease.spark.places import Place
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +34,15 @@ class Optimized:
     table_version: int
 
 
-def optimize(storage: TableStorage, *, z_order_by: Sequence[str], target_file_bytes: int | None) -> Optimized:
+def optimize(storage: Place, *, z_order_by: Sequence[str], target_file_bytes: int | None) -> Optimized:
     """See :meth:`.sink.DeltaSink.optimize`."""
     for _ in range(_TRIES):
-        table = _existing(storage)
+        table = storage.existing()
         _check_order(storage, table, z_order_by)
         try:
             metrics = _rewrite(table, z_order_by, target_file_bytes)
         except CommitFailedError as error:
-            if _existing(storage).version() == table.version():
+            if storage.existing().version() == table.version():
                 raise storage.unusable("cannot be optimized", error) from error
             logger.info("table %s: rows changed in files that were being rewritten, starting again", storage.uri)
         except (DeltaError, OSError) as error:
@@ -51,7 +51,7 @@ def optimize(storage: TableStorage, *, z_order_by: Sequence[str], target_file_by
             return Optimized(
                 files_removed=metrics["numFilesRemoved"],
                 files_added=metrics["numFilesAdded"],
-                table_version=_existing(storage).version(),
+                table_version=storage.existing().version(),
             )
     raise TableError(
         f"table {storage.uri} was not optimized: its rows changed {_TRIES} times while that was tried. Do it when "
@@ -59,7 +59,7 @@ def optimize(storage: TableStorage, *, z_order_by: Sequence[str], target_file_by
     )
 
 
-def _check_order(storage: TableStorage, table: DeltaTable, z_order_by: Sequence[str]) -> None:
+def _check_order(storage: Place, table: DeltaTable, z_order_by: Sequence[str]) -> None:
     partitions = table.metadata().partition_columns
     possible = [field.name for field in table.schema().fields if field.name not in partitions]
     for name in z_order_by:
@@ -78,19 +78,12 @@ def _rewrite(table: DeltaTable, z_order_by: Sequence[str], target_file_bytes: in
     return dict(table.optimize.compact(target_size=target_file_bytes))
 
 
-def vacuum(storage: TableStorage, *, older_than: timedelta) -> list[str]:
+def vacuum(storage: Place, *, older_than: timedelta) -> list[str]:
     """See :meth:`.sink.DeltaSink.vacuum`."""
     hours = -(-older_than // timedelta(hours=1))
     try:
-        removed: list[str] = _existing(storage).vacuum(retention_hours=hours, dry_run=False, full=True)
+        removed: list[str] = storage.existing().vacuum(retention_hours=hours, dry_run=False, full=True)
     except (DeltaError, OSError) as error:
         raise storage.unusable("cannot be vacuumed", error) from error
     logger.info("table %s: %d files removed that it does not have", storage.uri, len(removed))
     return removed
-
-
-def _existing(storage: TableStorage) -> DeltaTable:
-    table = storage.load()
-    if table is None:
-        raise TableError(f"there is no table at {storage.uri}")
-    return table

@@ -10,8 +10,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
+from sqs_lease.spark.places import Place
+from sqs_lease.spark.schemas import quoted
 from sqs_lease.spark.sinks.delta.files import read_rows
-from sqs_lease.spark.sinks.delta.storage import TableStorage
 from sqs_lease.spark.sinks.staging import StagedFile
 
 _STAGED: Final = "staged"
@@ -22,7 +23,7 @@ _BEFORE_ALL: Final = -(2**63)
 
 def merge_newest(
     table: DeltaTable,
-    storage: TableStorage,
+    storage: Place,
     files: Sequence[StagedFile],
     keys: Sequence[str],
     commit_properties: CommitProperties,
@@ -36,22 +37,15 @@ def merge_newest(
     The newest rows of the batch are held in the driver while the table's files that have some of their keys are
     written anew. Nothing is committed where all of them are older than what the table has.
 
-    Args:
-        table: The table, loaded.
-        storage: Its place.
-        files: The staged rows.
-        keys: Columns of the table.
-        commit_properties: Go into the commit.
-
     Raises:
         CommitFailedError: Somebody else committed meanwhile.
     """
     schema = pa.schema(table.schema().to_arrow())
     newest = newest_rows(storage, files, schema, keys)
-    values = {_quoted(name): f"{_STAGED}.{_quoted(name)}" for name in newest.schema.names}
+    values = {quoted(name): f"{_STAGED}.{quoted(name)}" for name in newest.schema.names}
     # The newest message replaces the whole row, also what it does not know of.
-    values |= {_quoted(name): "NULL" for name in schema.names if name not in newest.schema.names}
-    sent_at, batch_id = _quoted(SENT_AT), _quoted(BATCH_ID)
+    values |= {quoted(name): "NULL" for name in schema.names if name not in newest.schema.names}
+    sent_at, batch_id = quoted(SENT_AT), quoted(BATCH_ID)
     # Each batch counts the microseconds of a FIFO queue's messages from 0.
     at_least = (
         f"CASE WHEN {_STORED}.{batch_id} = {_STAGED}.{batch_id} THEN {_STORED}.{sent_at} "
@@ -60,7 +54,7 @@ def merge_newest(
     (
         table.merge(
             newest,
-            " AND ".join(f"{_STORED}.{_quoted(key)} = {_STAGED}.{_quoted(key)}" for key in keys),
+            " AND ".join(f"{_STORED}.{quoted(key)} = {_STAGED}.{quoted(key)}" for key in keys),
             source_alias=_STAGED,
             target_alias=_STORED,
             # Held as a whole, so that files of other keys are not read.
@@ -73,7 +67,7 @@ def merge_newest(
     )
 
 
-def newest_rows(storage: TableStorage, files: Sequence[StagedFile], schema: pa.Schema, keys: Sequence[str]) -> pa.Table:
+def newest_rows(storage: Place, files: Sequence[StagedFile], schema: pa.Schema, keys: Sequence[str]) -> pa.Table:
     """The newest row of each key among staged ones; of all columns, only what is needed to find them is read first."""
     deciding = list(dict.fromkeys((*keys, SENT_AT, MESSAGE_ID)))
     found = pa.concat_tables([read_rows(storage, file, schema, deciding) for file in files])
@@ -89,14 +83,9 @@ def newest_rows(storage: TableStorage, files: Sequence[StagedFile], schema: pa.S
     return pa.concat_tables(_winners(storage, files, schema, wins))
 
 
-def _winners(storage: TableStorage, files: Sequence[StagedFile], schema: pa.Schema, wins: pa.Array) -> Iterator[Any]:
+def _winners(storage: Place, files: Sequence[StagedFile], schema: pa.Schema, wins: pa.Array) -> Iterator[Any]:
     start = 0
     for file in files:
         rows = read_rows(storage, file, schema, schema.names)
         yield rows.filter(wins.slice(start, len(rows)))
         start += len(rows)
-
-
-def _quoted(name: str) -> str:
-    doubled = name.replace("`", "``")
-    return f"`{doubled}`"

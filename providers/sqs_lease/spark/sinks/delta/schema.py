@@ -8,23 +8,20 @@ from typing import Final
 
 from deltalake import Field, Metadata, Schema
 from pyspark.sql.types import (
-    ArrayType,
     BooleanType,
     ByteType,
-    DataType,
     DateType,
     IntegerType,
     LongType,
-    MapType,
     ShortType,
     StringType,
     StructField,
     StructType,
 )
 
-from sqs_lease.spark.column_types import leaves, relaxed, require_plain
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.schemas import relaxed, require_plain, types_in
 
 _PARTITION_TYPES: Final = (BooleanType, ByteType, DateType, IntegerType, LongType, ShortType, StringType)
 # By the beginning of a column's metadata.
@@ -48,7 +45,7 @@ def delta_schema(columns: StructType) -> Schema:
     Raises:
         SchemaError: A column has a type or a name that Delta tables cannot have.
     """
-    for path, _ in leaves(columns):
+    for path, _ in types_in(columns):
         if _FORBIDDEN_IN_NAMES & set(path):
             raise SchemaError(
                 f"column {path!r}: names in a Delta table have no spaces and none of , ; {{ }} ( ) = - rename it"
@@ -102,17 +99,10 @@ def unsupported(metadata: Metadata, schema: Schema) -> list[str]:
     return asked
 
 
-def _rules_of(kind: DataType, path: str = "") -> Iterator[str]:
+def _rules_of(columns: StructType) -> Iterator[str]:
     """What columns ask, those inside of others included."""
-    if isinstance(kind, StructType):
-        for field in kind.fields:
-            name = f"{path}{field.name}"
+    for path, kind in types_in(columns):
+        for field in kind.fields if isinstance(kind, StructType) else ():
             for key, asked in _RULES.items():
                 if any(given.startswith(key) for given in field.metadata):
-                    yield f"column {name} {asked}"
-            yield from _rules_of(field.dataType, f"{name}.")
-    elif isinstance(kind, ArrayType):
-        yield from _rules_of(kind.elementType, path)
-    elif isinstance(kind, MapType):
-        yield from _rules_of(kind.keyType, path)
-        yield from _rules_of(kind.valueType, path)
+                    yield f"column {f'{path}.' if path else ''}{field.name} {asked}"

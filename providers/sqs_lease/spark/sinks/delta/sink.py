@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -19,9 +18,10 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.column_types import check_keys
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.places import OURS, Place
+from sqs_lease.spark.schemas import check_keys
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
 from sqs_lease.spark.sinks.delta.maintenance import Optimized, optimize, vacuum
@@ -33,7 +33,6 @@ from sqs_lease.spark.sinks.delta.schema import (
     spark_columns,
     unsupported,
 )
-from sqs_lease.spark.sinks.delta.storage import OURS, TableStorage
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import EmptyTexts, judged, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
@@ -71,7 +70,7 @@ class DeltaSink:
         if isinstance(self.partition_by, str) or isinstance(self.upsert_by, str):
             raise TypeError("partition_by and upsert_by are lists of columns: put brackets around the one")
         # Refuses what can never be a table.
-        TableStorage.of(self.path, self.storage_options)
+        Place.of(self.path, self.storage_options)
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`..sink.Sink.open`."""
@@ -115,16 +114,13 @@ class DeltaSink:
         """
         if older_than < _LONGEST_BATCH:
             raise ValueError(f"older_than is {older_than}, and a batch may take longer: give {_LONGEST_BATCH} or more")
-        if self._storage.load() is None:
-            raise TableError(f"there is no table at {self._storage.uri}")
+        self._storage.existing()
         WriteAheadTable(OpenDelta(self._storage), self._ledger.open()).look_up(LOOKED_UP.empty_table())
         return vacuum(self._storage, older_than=older_than)
 
     def stored_rows(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """Read all rows of the table: see :class:`...rejected.ReadableSink`. It needs no Spark."""
-        table = self._storage.load()
-        if table is None:
-            raise TableError(f"there is no table at {self._storage.uri}")
+        table = self._storage.existing()
         try:
             for rows in table.to_pyarrow_dataset().to_batches(columns=list(columns), batch_size=_ROWS_AT_ONCE):
                 yield from rows.to_pylist()
@@ -132,8 +128,8 @@ class DeltaSink:
             raise self._storage.unusable("cannot be read", error) from error
 
     @property
-    def _storage(self) -> TableStorage:
-        return TableStorage.of(self.path, self.storage_options)
+    def _storage(self) -> Place:
+        return Place.of(self.path, self.storage_options)
 
     @property
     def _ledger(self) -> Ledger:
@@ -159,7 +155,7 @@ class DeltaTarget:
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> OpenDelta:
         """See :meth:`..write_ahead.Target.open`."""
-        storage = TableStorage.of(self.path, self.storage_options)
+        storage = Place.of(self.path, self.storage_options)
         check_partitions(columns, self.partition_by)
         check_keys(columns, self.upsert_by)
         table = OpenDelta(storage, delta_schema(columns).to_arrow(), tuple(self.partition_by), tuple(self.upsert_by))
@@ -169,16 +165,9 @@ class DeltaTarget:
 
 @dataclass(frozen=True, slots=True)
 class OpenDelta:
-    """The open table: see :class:`..write_ahead.TargetTable`.
+    """The open table: see :class:`..write_ahead.TargetTable`."""
 
-    Attributes:
-        storage: Its place.
-        columns: What is written into it, as Arrow has it.
-        partition_by: The columns that its files are partitioned by.
-        upsert_by: The key columns.
-    """
-
-    storage: TableStorage
+    storage: Place
     columns: pa.Schema | None = None
     partition_by: Sequence[str] = ()
     upsert_by: Sequence[str] = ()
@@ -187,7 +176,8 @@ class OpenDelta:
         """Create the table where there is none, and make sure that it takes these columns."""
         table = self.storage.load()
         if table is None:
-            self._create(columns)
+            self.storage.require_empty()
+            self.storage.create(delta_schema(columns), partition_by=self.partition_by)
             table = self._existing()
         self._require_writable(table, self.partition_by, self.upsert_by)
         with among_others(f"table {self.storage.uri}") as others:
@@ -223,15 +213,11 @@ class OpenDelta:
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..write_ahead.TargetTable.stage`."""
-        staging = self._staging(batch_id)
-        with self._removed_on_failure(staging.directory):
-            return self._staged(staging.directory, staging.write(rows))
+        return self._staged(batch_id, lambda staging: staging.write(rows))
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged:
         """See :class:`..sink.PartsTable`."""
-        staging = self._staging(batch_id)
-        with self._removed_on_failure(staging.directory):
-            return self._staged(staging.directory, staging.write_parts(spark, parts, rest))
+        return self._staged(batch_id, lambda staging: staging.write_parts(spark, parts, rest))
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`..write_ahead.TargetTable.apply`."""
@@ -293,34 +279,22 @@ class OpenDelta:
     def _marks(self) -> AppliedMarks:
         return AppliedMarks(self.storage.file_system(), f"{OURS}/applied")
 
-    def _staging(self, batch_id: str) -> Staging:
-        return Staging(
-            self.storage,
-            f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}",
-            pa.schema(self.columns),
-            self.partition_by,
-            statistics_of,
-            EmptyTexts(self._never_empty),
-        )
-
     @property
     def _never_empty(self) -> tuple[str, ...]:
         """The columns by which files are partitioned in which an empty text, Delta's null, cannot be."""
         fields = [field for field in pa.schema(self.columns) if field.name in self.partition_by]
         return tuple(field.name for field in fields if pa.types.is_string(field.type) and not field.nullable)
 
-    @contextmanager
-    def _removed_on_failure(self, directory: str) -> Iterator[None]:
+    def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
+        directory = f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}"
+        schema, is_left = pa.schema(self.columns), EmptyTexts(self._never_empty)
         try:
-            yield
+            written = write(Staging(self.storage, directory, schema, self.partition_by, statistics_of, is_left))
+            listing = Listing(self.upsert_by, written.files, self._given.jsonValue(), self.partition_by)
+            return Staged(listing.write(self.storage, directory), written.message_ids)
         except BaseException:
             self.storage.remove(directory)
             raise
-
-    def _staged(self, directory: str, written: Written) -> Staged:
-        listing = Listing(self.upsert_by, written.files, self._given.jsonValue(), self.partition_by)
-        location = listing.write(self.storage, directory)
-        return Staged(location, written.message_ids)
 
     def _commit(self, table: DeltaTable, listing: Listing, application: Application) -> int:
         """Add the rows, and return the version that has them, if nobody commits in between."""
@@ -359,24 +333,6 @@ class OpenDelta:
             if not any(directory == other or directory.startswith(f"{other}/") for directory in taken):
                 self.storage.remove(other)
 
-    def _create(self, columns: StructType) -> None:
-        self.storage.require_empty()
-        try:
-            DeltaTable.create(
-                self.storage.uri,
-                delta_schema(columns),
-                mode="ignore",
-                partition_by=list(self.partition_by),
-                storage_options=dict(self.storage.options) or None,
-                # Without retries: with them two drivers that create the table at once both succeed, the second on
-                # top of the first.
-                commit_properties=CommitProperties(max_commit_retries=0),
-            )
-        except CommitFailedError:
-            logger.info("table %s was created by somebody else at this moment", self.storage.uri)
-        except (DeltaError, OSError) as error:
-            raise self.storage.unusable("cannot be created", error) from error
-
     @property
     def _given(self) -> StructType:
         """The columns of what is written into it."""
@@ -405,10 +361,7 @@ class OpenDelta:
             )
 
     def _existing(self) -> DeltaTable:
-        table = self.storage.load()
-        if table is None:
-            raise TableError(f"table {self.storage.uri} is gone: somebody removed it while it was used")
-        return table
+        return self.storage.existing(was_there=True)
 
     def _newest_commit(self) -> str:
         """What is known of whoever committed last."""

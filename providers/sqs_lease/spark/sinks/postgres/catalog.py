@@ -10,7 +10,7 @@ Ours stand in the schema ``sqs_lease`` of the same database, so that one transac
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,9 +18,9 @@ import psycopg
 from psycopg import sql
 from pyspark.sql.types import StructField, StructType
 
-from sqs_lease.spark.column_types import check_keys
 from sqs_lease.spark.columns import POSTGRES_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.schemas import check_keys
 from sqs_lease.spark.sinks.differences import require_fit, require_unchanged
 from sqs_lease.spark.sinks.postgres.types import postgres_type, takes
 
@@ -171,7 +171,7 @@ def _make(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Sequ
         for field in columns.fields
     ]
     if upsert_by:
-        parts.append(sql.SQL("PRIMARY KEY ({})").format(_names(upsert_by)))
+        parts.append(sql.SQL("PRIMARY KEY ({})").format(names_of(upsert_by)))
     cursor.execute(sql.SQL("CREATE TABLE {} ({})").format(table.quoted, sql.SQL(", ").join(parts)))
     # What an earlier table of this name knew went with its rows.
     cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table.entries))
@@ -268,5 +268,6 @@ def _require_unique(cursor: Cursor, oid: int, table: TableName, upsert_by: Seque
         )
 
 
-def _names(names: Sequence[str]) -> sql.Composed:
+def names_of(names: Iterable[str]) -> sql.Composed:
+    """Names in a list, quoted."""
     return sql.SQL(", ").join(map(sql.Identifier, names))

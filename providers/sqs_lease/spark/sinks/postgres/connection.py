@@ -1,15 +1,20 @@
-"""Connections to PostgreSQL, and what may be said of its errors: no password, and no value of a row."""
+"""Connections to PostgreSQL: what may be said of errors (no password, no value of a row), and waiting for locks."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from sqs_lease.spark.errors import RowsRefusedError, TableError
+from sqs_lease.spark.waits import Others
+
+logger = logging.getLogger(__name__)
 
 Parameters = Mapping[str, Any]
 """What a connection is made with, as libpq names it; with the password, if there is one."""
@@ -21,6 +26,16 @@ _QUOTING_CLASSES: Final = ("22", "P0")
 _ROW_CLASSES: Final = ("22", "23", "44", "54")
 # What a trigger raises, and the policies of row level security: for this row, or for whatever other reason.
 _PERHAPS_ROW: Final = ("P0", "42501")
+
+LOOK_SECONDS: Final = 1.0
+"""How often it is asked who holds what the transaction waits for."""
+
+_END_SECONDS: Final = 30.0
+_UNKNOWN: Final = "PostgreSQL does not say who"
+_BLOCKING: Final = (
+    "SELECT a.pid, a.application_name, a.usename::text, extract(epoch FROM now() - a.xact_start)::bigint "
+    "FROM pg_stat_activity a WHERE a.pid = ANY (pg_blocking_pids(%s)) ORDER BY a.pid"
+)
 
 
 def parameters_of(url: str) -> dict[str, Any]:
@@ -94,3 +109,57 @@ def reason_of(error: psycopg.Error) -> str:
         column = error.diag.column_name
         return f"{name}{f' in column {column}' if column else ''}"
     return f"{error.diag.message_primary}, {name}"
+
+
+@contextmanager
+def bounded_locks(connection: psycopg.Connection[Any], parameters: Parameters, others: Others) -> Iterator[None]:
+    """Have the transaction in the block wait for no lock longer than it may.
+
+    Who holds the lock is asked on a connection of its own, in a thread of its own, and only of a transaction that takes
+    longer than a moment.
+
+    Raises:
+        TableError: A lock was waited for too long; the transaction is over.
+    """
+    milliseconds = max(1, int(others.limit_seconds * 1000))
+    # The server's own number of the process: behind a pooler the connection has another one.
+    asked = connection.execute("SELECT pg_backend_pid(), set_config('lock_timeout', %s, true)", [str(milliseconds)])
+    (pid, _) = asked.fetchone() or (0, None)
+    stop = Event()
+    who = [_UNKNOWN]
+    watch = Thread(
+        target=_watch,
+        args=(pid, parameters, others, who, stop),
+        name="sqs-lease locks",
+        daemon=True,
+    )
+    watch.start()
+    try:
+        yield
+    except psycopg.errors.LockNotAvailable:
+        raise others.error(who[0]) from None
+    finally:
+        stop.set()
+        watch.join(_END_SECONDS)
+
+
+def _watch(pid: int, parameters: Parameters, others: Others, who: list[str], stop: Event) -> None:
+    if stop.wait(LOOK_SECONDS):
+        return
+    try:
+        with connect({**parameters, "application_name": "sqs-lease locks"}) as connection:
+            connection.autocommit = True
+            while True:
+                found = connection.execute(_BLOCKING, [pid]).fetchall()
+                if found:
+                    who[0] = ", ".join(_said(*row) for row in found)
+                    others.waited(who[0])
+                if stop.wait(LOOK_SECONDS):
+                    return
+    except psycopg.Error as error:
+        logger.debug("it was not found out who holds a lock: %s", reason_of(error))
+
+
+def _said(pid: int, application: str | None, user: str | None, seconds: int | None) -> str:
+    since = "" if seconds is None else f", in a transaction of {seconds} s"
+    return f"process {pid} of {application or 'an unnamed program'} (user {user or 'unknown'}{since})"

@@ -27,8 +27,7 @@ from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import RowsRefusedError, TableError
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained
-from sqs_lease.spark.sinks.postgres.json_text import is_unwritable, json_texts
-from sqs_lease.spark.sinks.postgres.types import is_json
+from sqs_lease.spark.sinks.postgres.types import is_json, is_unwritable, json_texts
 
 ATTEMPT: Final = "_sqs_lease_attempt"
 """The last column of a staging table: which attempt of which task wrote the row."""
@@ -114,13 +113,7 @@ class CopyRows:
 
 @dataclass(frozen=True, slots=True)
 class CopyParts:
-    """Makes the rows of one Spark task from its parts of a batch, and writes them as :class:`CopyRows` does.
-
-    Attributes:
-        parts: The batch.
-        columns: Of the staging table, but for the last one.
-        copy: Writes the rows.
-    """
+    """Makes the rows of one Spark task from its parts of a batch, and writes them as :class:`CopyRows` does."""
 
     parts: BatchParts
     columns: StructType

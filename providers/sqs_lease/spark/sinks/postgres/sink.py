@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
@@ -39,11 +38,20 @@ from sqs_lease.spark.sinks.postgres.catalog import (
     STAGING,
     Cursor,
     TableName,
+    names_of,
     prepare,
     require_columns,
     require_unchanged_columns,
 )
-from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained, parameters_of, place_of, reason_of
+from sqs_lease.spark.sinks.postgres.connection import (
+    Parameters,
+    bounded_locks,
+    connect,
+    explained,
+    parameters_of,
+    place_of,
+    reason_of,
+)
 from sqs_lease.spark.sinks.postgres.copy import (
     ATTEMPT,
     COPIED_DDL,
@@ -53,19 +61,21 @@ from sqs_lease.spark.sinks.postgres.copy import (
     copy_out,
     refused_in_task,
 )
-from sqs_lease.spark.sinks.postgres.json_text import can_write
-from sqs_lease.spark.sinks.postgres.locks import bounded_locks
-from sqs_lease.spark.sinks.postgres.types import is_json, written
-from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, LOOKED_UP, Admission, Overtaken, Rest, Staged
+from sqs_lease.spark.sinks.postgres.types import can_write, is_json, written
+from sqs_lease.spark.sinks.sink import (
+    ENTRIES,
+    KNOWN,
+    LOOKED_UP,
+    REMEMBERED,
+    STAGED_KEPT,
+    Admission,
+    Overtaken,
+    Rest,
+    Staged,
+)
 from sqs_lease.spark.waits import among_others
 
 logger = logging.getLogger(__name__)
-
-KEPT: Final = timedelta(days=29)
-"""How long entries are kept: see :data:`sqs_lease.spark.ledger.REMEMBERED`."""
-
-STAGING_KEPT: Final = timedelta(days=2)
-"""When a staging table is taken for one that a killed try left behind: SQS lets no lease last longer than 12 hours."""
 
 _LOCK_MILLISECONDS: Final = 10_000
 # Ways of joining that the planner has beside the one through an index.
@@ -74,12 +84,7 @@ _OTHER_WAYS: Final = ["hashjoin", "mergejoin", "seqscan", "bitmapscan"]
 
 @dataclass(frozen=True, slots=True)
 class PostgresLookUp:
-    """What the table knew at one moment.
-
-    Attributes:
-        messages: What was asked.
-        known: The answer.
-    """
+    """What the table knew at one moment."""
 
     messages: pa.Table
     known: pa.Table
@@ -133,7 +138,7 @@ class PostgresSink:
     def stored_rows(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """Read all rows of the table: see :class:`...rejected.ReadableSink`. It needs no Spark."""
         name, parameters = TableName.of(self.table), parameters_of(self.url)
-        query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(map(sql.Identifier, columns)), name.quoted)
+        query = sql.SQL("SELECT {} FROM {}").format(names_of(columns), name.quoted)
         with (
             explained(f"table {name} in {place_of(parameters)} cannot be read"),
             connect(parameters) as connection,
@@ -219,7 +224,7 @@ class PostgresTable:
 
     def _staged(self, batch_id: str, write: Callable[[CopyRows], Iterable[pa.Table]]) -> Staged:
         name = f"staging_{uuid4().hex}"
-        self._drop_left_over("created_at < now() - %s", [STAGING_KEPT])
+        self._drop_left_over("created_at < now() - %s", [STAGED_KEPT])
         try:
             return Staged(name, self._fill(name, batch_id, write))
         except BaseException:
@@ -242,7 +247,7 @@ class PostgresTable:
             # Without a log: should the server crash, the rows are gone, and the commit says so.
             cursor.execute(
                 sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT {}, 0::bigint AS {} FROM {} WITH NO DATA").format(
-                    staging, self._names(), sql.Identifier(ATTEMPT), self.name.quoted
+                    staging, names_of(self.columns.names), sql.Identifier(ATTEMPT), self.name.quoted
                 )
             )
             cursor.execute(
@@ -250,7 +255,7 @@ class PostgresTable:
                 [name, str(self.name), batch_id],
             )
         statement = sql.SQL("COPY {} ({}, {}) FROM STDIN (FORMAT csv)").format(
-            staging, self._names(), sql.Identifier(ATTEMPT)
+            staging, names_of(self.columns.names), sql.Identifier(ATTEMPT)
         )
         copy = CopyRows(self.parameters, statement.as_string(), self._place)
         try:
@@ -296,7 +301,7 @@ class PostgresTable:
         entries = admission.entries.select(ENTRIES.names).sort_by("message_id")
         entries = entries.append_column("batch_id", pa.repeat(admission.batch_id, entries.num_rows))
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
-            self.name.entries, sql.SQL(", ").join(map(sql.Identifier, entries.column_names))
+            self.name.entries, names_of(entries.column_names)
         )
         try:
             copy_in(cursor, statement, entries)
@@ -336,7 +341,7 @@ class PostgresTable:
         if found is None:
             raise TableError(
                 f"the rows staged for table {self._place} are gone: another try of the batch was committed, or this "
-                f"one took longer than {STAGING_KEPT.days} days. Run the batch again"
+                f"one took longer than {STAGED_KEPT.days} days. Run the batch again"
             )
         # The server would convert values for a column that has become of another type.
         require_unchanged_columns(cursor, self.name, self.columns)
@@ -350,9 +355,8 @@ class PostgresTable:
             taken = counted[0] if counted else 0
             cursor.execute(self._upsert(rows))
         else:
-            cursor.execute(
-                sql.SQL("INSERT INTO {} ({}) SELECT {} {}").format(self.name.quoted, self._names(), self._names(), rows)
-            )
+            names = names_of(self.columns.names)
+            cursor.execute(sql.SQL("INSERT INTO {} ({}) SELECT {} {}").format(self.name.quoted, names, names, rows))
             taken = cursor.rowcount
         if taken != expected:
             raise TableError(
@@ -362,7 +366,7 @@ class PostgresTable:
             )
 
     def _upsert(self, rows: sql.Composed) -> sql.Composed:
-        keys = sql.SQL(", ").join(map(sql.Identifier, self.upsert_by))
+        keys = names_of(self.upsert_by)
         changes = sql.SQL(", ").join(
             sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
             for name in self.columns.names
@@ -377,7 +381,7 @@ class PostgresTable:
             "THEN stored.{sent_at} ELSE date_trunc('milliseconds', stored.{sent_at}) END"
         ).format(
             table=self.name.quoted,
-            names=self._names(),
+            names=names_of(self.columns.names),
             keys=keys,
             rows=rows,
             sent_at=sql.Identifier(SENT_AT),
@@ -392,11 +396,11 @@ class PostgresTable:
         try:
             with connect(self.parameters) as connection:
                 connection.execute(
-                    sql.SQL("DELETE FROM {} WHERE admitted_at < now() - %s").format(self.name.entries), [KEPT]
+                    sql.SQL("DELETE FROM {} WHERE admitted_at < now() - %s").format(self.name.entries), [REMEMBERED]
                 )
                 connection.execute(
                     sql.SQL("DELETE FROM {} WHERE target = %s AND admitted_at < now() - %s").format(BATCHES),
-                    [str(self.name), KEPT],
+                    [str(self.name), REMEMBERED],
                 )
         except psycopg.Error as error:
             logger.warning("old entries of %s were not removed: %s", self._place, reason_of(error))
@@ -424,9 +428,6 @@ class PostgresTable:
                     connection.execute(sql.SQL("DELETE FROM {} WHERE name = %s").format(STAGING), [name])
             except psycopg.Error as error:
                 logger.warning("left over, and not part of %s: %s.%s (%s)", self._place, SCHEMA, name, reason_of(error))
-
-    def _names(self) -> sql.Composed:
-        return sql.SQL(", ").join(map(sql.Identifier, self.columns.names))
 
 
 def _brought_by(known: pa.Table, batch_id: str) -> int:

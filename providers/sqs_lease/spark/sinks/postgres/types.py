@@ -1,4 +1,4 @@
-"""Spark's types in PostgreSQL: which column takes which, and how a value is written for COPY.
+"""Spark's types in PostgreSQL: which column takes which, and how a value is written for COPY, by Spark or by a task.
 
 | Spark | a new column | an existing one may also be |
 | --- | --- | --- |
@@ -14,13 +14,20 @@
 | DATE | date | |
 | TIMESTAMP, TIMESTAMP_NTZ | timestamptz, timestamp | |
 | STRUCT, ARRAY, MAP, VARIANT | jsonb | json |
+
+Nested values that a task made become JSON texts without a Python object for any of them. What cannot be written so is
+left to Spark, whose ``to_json`` means the same: numbers may have other digits, such as ``1e+30`` for ``1.0E30``, and
+are equal as PostgreSQL compares them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import (
@@ -45,6 +52,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.schemas import quoted, types_in
 
 _TYPES: Final[dict[type[DataType], tuple[str, ...]]] = {
     BooleanType: ("boolean",),
@@ -54,6 +62,7 @@ _TYPES: Final[dict[type[DataType], tuple[str, ...]]] = {
     LongType: ("bigint",),
     FloatType: ("real", "double precision"),
     DoubleType: ("double precision",),
+    DecimalType: ("numeric",),
     StringType: ("text", "character varying"),
     BinaryType: ("bytea",),
     DateType: ("date",),
@@ -72,26 +81,26 @@ _JSON_OPTIONS: Final = {"timeZone": "UTC", "ignoreNullFields": "false"}
 _ESCAPED_NUL: Final = r"(?<!\\)((?:\\\\)*)\\u0000"
 
 
+_NUMBERS: Final = (BooleanType, ByteType, DecimalType, IntegerType, LongType, ShortType)
+# Of times, Spark writes the milliseconds only. A collated text is a text, too.
+_WRITTEN: Final = (*_NUMBERS, ArrayType, DateType, DoubleType, StringType, StructType)
+_ESCAPES: Final = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
+# JSON has no such character but as an escape, so a text with one is not to be stored.
+_CONTROL: Final = "[\\x00-\\x1f]"
+_UNWRITABLE: Final = "\x01"
+
+
 def postgres_type(name: str, kind: DataType) -> str:
     """The type of a new column.
 
     Raises:
         SchemaError: PostgreSQL has none for it, or for what is inside of it.
     """
-    if isinstance(kind, StructType):
-        for field in kind.fields:
-            postgres_type(f"{name}.{field.name}", field.dataType)
-    elif isinstance(kind, ArrayType):
-        postgres_type(name, kind.elementType)
-    elif isinstance(kind, MapType):
-        postgres_type(name, kind.keyType)
-        postgres_type(name, kind.valueType)
-    elif isinstance(kind, DecimalType):
-        return f"numeric({kind.precision},{kind.scale})"
-    # Not isinstance: CHAR and VARCHAR are strings to Spark's classes, but have lengths.
-    if type(kind) not in _TYPES:
-        raise SchemaError(f"column {name}: a PostgreSQL table cannot store the type {kind.simpleString()}")
-    return _TYPES[type(kind)][0]
+    for path, inner in types_in(kind, name):
+        # Not isinstance: CHAR and VARCHAR are strings to Spark's classes, but have lengths.
+        if type(inner) not in _TYPES:
+            raise SchemaError(f"column {path}: a PostgreSQL table cannot store the type {inner.simpleString()}")
+    return f"numeric({kind.precision},{kind.scale})" if isinstance(kind, DecimalType) else _TYPES[type(kind)][0]
 
 
 def takes(stored: str, kind: DataType) -> bool:
@@ -112,7 +121,7 @@ def is_json(kind: DataType) -> bool:
 
 def written(name: str, kind: DataType) -> Column:
     """A column as COPY is to have it: nested values as JSON text, bytes in hexadecimal, all others as they are."""
-    column = F.col(f"`{name.replace('`', '``')}`")
+    column = F.col(quoted(name))
     if isinstance(kind, BinaryType):
         column = F.concat(F.lit("\\x"), F.hex(column))
     elif isinstance(kind, _JSON):
@@ -122,3 +131,51 @@ def written(name: str, kind: DataType) -> Column:
             F.contains(text, F.lit("\\u0000")), F.regexp_replace(text, _ESCAPED_NUL, "$1\\\\ufffd")
         ).otherwise(text)
     return column.alias(name)
+
+
+def can_write(kind: DataType) -> bool:
+    """Whether the values of a nested type are written here as Spark means them."""
+    return all(isinstance(inner, _WRITTEN) for _, inner in types_in(kind))
+
+
+def json_texts(values: pa.Array, kind: DataType) -> pa.Array:
+    """Values as JSON texts; null where a value is null. See :func:`is_unwritable`."""
+    if isinstance(kind, StructType):
+        members = [
+            pc.binary_join_element_wise(
+                f"{json.dumps(field.name, ensure_ascii=False)}:", _not_null(values.field(number), field.dataType), ""
+            )
+            for number, field in enumerate(kind.fields)
+        ]
+        if not members:
+            return pc.if_else(pc.is_valid(values), "{}", pa.scalar(None, pa.string()))
+        joined = pc.binary_join_element_wise("{", pc.binary_join_element_wise(*members, ","), "}", "")
+        return pc.if_else(pc.is_valid(values), joined, pa.scalar(None, pa.string()))
+    if isinstance(kind, ArrayType):
+        lengths = pc.fill_null(pc.list_value_length(values), 0)
+        offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths.cast(pa.int64()))])
+        elements = _not_null(values.flatten(), kind.elementType)
+        lists = pa.ListArray.from_arrays(offsets.cast(pa.int32()), elements)
+        joined = pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")
+        return pc.if_else(pc.is_valid(values), joined, pa.scalar(None, pa.string()))
+    if isinstance(kind, DoubleType):
+        return pc.if_else(pc.is_finite(values), values.cast(pa.string()), _UNWRITABLE)
+    if isinstance(kind, _NUMBERS):
+        return values.cast(pa.string())
+    return pc.binary_join_element_wise('"', _escaped(values.cast(pa.string())), '"', "")
+
+
+def is_unwritable(texts: pa.Array) -> pa.Array:
+    """Of which texts of :func:`json_texts` Spark is to write the values instead."""
+    return pc.fill_null(pc.match_substring_regex(texts, _CONTROL), False)
+
+
+def _not_null(values: pa.Array, kind: DataType) -> pa.Array:
+    return pc.fill_null(json_texts(values, kind), "null")
+
+
+def _escaped(texts: pa.Array) -> pa.Array:
+    for character, escape in _ESCAPES:
+        if pc.any(pc.match_substring(texts, character)).as_py():
+            texts = pc.replace_substring(texts, character, escape)
+    return texts

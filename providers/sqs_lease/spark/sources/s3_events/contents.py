@@ -70,14 +70,16 @@ class Format(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class JsonLines:
-    """One JSON object a line, checked for syntax; blank lines are skipped."""
-
+class _Texts:
     @property
     def schema(self) -> pa.Schema:
-        """The line's text."""
+        """The text of one record."""
         return pa.schema([pa.field(LINE, pa.string())])
+
+
+@dataclass(frozen=True)
+class JsonLines(_Texts):
+    """One JSON object a line, checked for syntax; blank lines are skipped."""
 
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
@@ -171,16 +173,11 @@ class Csv:
 
 
 @dataclass(frozen=True)
-class JsonDocument:
+class JsonDocument(_Texts):
     """One JSON value, over as many lines as it likes: an array of objects, which are records, or one object.
 
     The texts of its objects are the rows of :class:`JsonLines`.
     """
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The object's text."""
-        return JsonLines().schema
 
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
@@ -200,7 +197,7 @@ class JsonDocument:
 
 
 @dataclass(frozen=True)
-class XmlRows:
+class XmlRows(_Texts):
     """Elements of an XML document, whose texts are the rows. A document type, which may hold entities, is refused.
 
     Attributes:
@@ -210,11 +207,6 @@ class XmlRows:
 
     row_tag: str
     once: frozenset[str] = frozenset()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The element's text."""
-        return JsonLines().schema
 
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""

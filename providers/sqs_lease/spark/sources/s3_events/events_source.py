@@ -14,29 +14,24 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    DataType,
     MapType,
     StringType,
     StructField,
     StructType,
 )
 
-from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.arrow_types import arrow_schema
+from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type
 from sqs_lease.spark.sources.json import NO_VALUE, flaw, json_rows
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
 from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines, XmlRows
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
-from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, OF_ROWS, VERSION_ID, ObjectRows
+from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, OF_ROWS, VERSION_ID, ObjectRows, S3Read
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.spark.sources.s3_events.path_columns import PathColumns
-from sqs_lease.spark.sources.s3_events.reading import S3Read
-from sqs_lease.spark.sources.schemas import json_schema, notation, quoted, struct_type
-from sqs_lease.spark.sources.sns_envelope import NotANotificationError
-from sqs_lease.spark.sources.source import CleanerOf, KeysOf
+from sqs_lease.spark.sources.source import BodyChecker, CleanerOf, FixedSource, KeysOf
 
 ObjectFormat = Literal["jsonl", "json", "xml", "csv", "parquet", "orc", "avro"]
 """What the objects are."""
@@ -65,16 +60,8 @@ _PACKAGES: Final = {"avro": "fastavro", "xml": "defusedxml"}
 _NOT_IN_TEXT: Final = (ArrayType, BinaryType, MapType, StructType)
 
 
-class NotificationChecker:
-    """Takes what S3 sends."""
-
-    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
-        """See :class:`.source.Checker`."""
-        return [_reason(body) for body in bodies]
-
-
 @dataclass(frozen=True)
-class S3EventsSource:
+class S3EventsSource(FixedSource):
     """Notifications that objects were created, whose records are those in the objects.
 
     Taken are notifications that S3 sent to the queue, those that came through SNS, and events of EventBridge. Test
@@ -136,11 +123,6 @@ class S3EventsSource:
         return f"s3-events; {self.format}; {self._reading.delimiter}; {notation(self.schema)}{path}{row_tag}"
 
     @property
-    def widens(self) -> bool:
-        """Never."""
-        return False
-
-    @property
     def keys(self) -> KeysOf:
         """See :class:`.source.KeyedSource`: objects."""
         return lambda bodies: [key_of(body) for body in bodies]
@@ -154,7 +136,7 @@ class S3EventsSource:
         read = self._reading
         return partial(clean_up, cleaner=ObjectCleaner(self._store(), read.threads, tags), tasks=read.tasks)
 
-    def checker(self) -> NotificationChecker:
+    def checker(self) -> BodyChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
         if (package := _PACKAGES.get(self.format)) and find_spec(package) is None:
             raise SchemaError(
@@ -165,16 +147,18 @@ class S3EventsSource:
         path = self._path()
         for its in path.fields:
             if isinstance(its.dataType, _NOT_IN_TEXT):
-                raise SchemaError(f"path_columns: a key cannot hold the type {_name(its.dataType)} of {its.name}")
+                raise SchemaError(
+                    f"path_columns: a key cannot hold the type {its.dataType.simpleString()} of {its.name}"
+                )
         if twice := {name.lower() for name in path.names} & {name.lower() for name in columns.names}:
             raise SchemaError(f"path_columns names {', '.join(sorted(twice))}, which the schema has: leave one out")
         for name in [*columns.names, *path.names]:
             if name.lower() in {BUCKET, KEY, VERSION_ID}:
                 raise SchemaError(f"the schema has a column {name!r}, which S3EventsSource adds itself: rename it")
         self._format(columns)
-        return NotificationChecker()
+        return BodyChecker(created_objects)
 
-    def columns(self, messages: DataFrame, checker: NotificationChecker) -> StructType:
+    def columns(self, messages: DataFrame, checker: BodyChecker) -> StructType:
         """The schema, then the columns of the path, then the object's bucket, key and version."""
         return StructType([*self._record().fields, *self._path().fields, *_OBJECT_COLUMNS])
 
@@ -225,7 +209,7 @@ class S3EventsSource:
             return Columnar(arrow_schema(record), required, opened)
         for its in record.fields:
             if isinstance(its.dataType, _NOT_IN_TEXT):
-                raise SchemaError(f"column {its.name}: CSV cannot hold the type {_name(its.dataType)}")
+                raise SchemaError(f"column {its.name}: CSV cannot hold the type {its.dataType.simpleString()}")
         return Csv(arrow_schema(record), required, self._reading.delimiter)
 
 
@@ -250,15 +234,3 @@ def _xml_rows(frame: DataFrame, text: str, columns: StructType, carried: Sequenc
     return parsed.withColumn(REASON, reason).select(
         *(quoted(name) for name in columns.names), *(name for name in carried if name != REASON), REASON
     )
-
-
-def _name(kind: DataType) -> str:
-    return kind.simpleString()
-
-
-def _reason(body: str) -> str | None:
-    try:
-        created_objects(body)
-    except (NotJsonError, NotANotificationError) as error:
-        return str(error)
-    return None

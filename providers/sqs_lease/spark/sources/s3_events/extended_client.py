@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType, StructField, StructType
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, decode
+from sqs_lease.batch_files.json_syntax import decode
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.schemas import json_schema, notation
 from sqs_lease.spark.sources.json import json_rows
 from sqs_lease.spark.sources.s3_events.contents import LINE, JsonDocument
 from sqs_lease.spark.sources.s3_events.notification import S3Object
-from sqs_lease.spark.sources.s3_events.object_rows import Content, ObjectRows
+from sqs_lease.spark.sources.s3_events.object_rows import Content, ObjectRows, S3Read
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
-from sqs_lease.spark.sources.s3_events.reading import S3Read
-from sqs_lease.spark.sources.schemas import json_schema, notation
-from sqs_lease.spark.sources.sns_envelope import NotANotificationError
+from sqs_lease.spark.sources.source import BodyChecker, FixedSource, NotANotificationError
 
 _POINTERS: Final = frozenset(
     {"software.amazon.payloadoffloading.PayloadS3Pointer", "com.amazon.sqs.javamessaging.MessageS3Pointer"}
@@ -26,16 +25,8 @@ _POINTERS: Final = frozenset(
 """The names by which version 2 and version 1 of the library mark a pointer. Those for Python write the same."""
 
 
-class PointerChecker:
-    """Takes JSON, and pointers that say where it is."""
-
-    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
-        """See :class:`.source.Checker`."""
-        return [_reason(body) for body in bodies]
-
-
 @dataclass(frozen=True)
-class ExtendedClientSource:
+class ExtendedClientSource(FixedSource):
     """JSON messages, of which the library put the large ones into S3, and sent a pointer.
 
     What is in the object, or in the body itself, is an object of JSON, as strict as for ``JsonSource``, or an array of
@@ -64,17 +55,12 @@ class ExtendedClientSource:
         """The schema."""
         return f"extended-client; {notation(self.schema)}"
 
-    @property
-    def widens(self) -> bool:
-        """Never."""
-        return False
-
-    def checker(self) -> PointerChecker:
+    def checker(self) -> BodyChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
         json_schema(self.schema)
-        return PointerChecker()
+        return BodyChecker(pointed_at)
 
-    def columns(self, messages: DataFrame, checker: PointerChecker) -> StructType:
+    def columns(self, messages: DataFrame, checker: BodyChecker) -> StructType:
         """The schema."""
         return json_schema(self.schema)
 
@@ -103,11 +89,3 @@ def pointed_at(body: str) -> tuple[S3Object | Content]:
         case [str(kind), *_] if kind in _POINTERS:
             raise NotANotificationError("a pointer to S3 without a bucket or a key")
     return (Content(body),)
-
-
-def _reason(body: str) -> str | None:
-    try:
-        pointed_at(body)
-    except (NotJsonError, NotANotificationError) as error:
-        return str(error)
-    return None

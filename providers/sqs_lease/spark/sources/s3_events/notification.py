@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import quote_plus, unquote_plus
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
-from sqs_lease.spark.sources.sns_envelope import NotANotificationError, is_envelope, published
-from sqs_lease.spark.sources.source import Names
+from sqs_lease.batch_files.json_syntax import decode_object
+from sqs_lease.spark.sources.sns_envelope import is_envelope, published
+from sqs_lease.spark.sources.source import UNREADABLE, Names, NotANotificationError
 
 _LISTED: Final = "sqs-lease:s3"
 _NOT_S3: Final = "not an S3 notification: neither Records of S3, nor an EventBridge event of aws.s3, nor a test event"
@@ -89,7 +89,7 @@ def key_of(body: str) -> str | Names | None:
     """
     try:
         objects = created_objects(body)
-    except (NotJsonError, NotANotificationError):
+    except UNREADABLE:
         return None
     if len(objects) == 1 and not version_of(its := objects[0]) and its.tag:
         listed, told = (_hashed(kind, [[its.bucket, its.key, its.tag]]) for kind in ("s3-listed", "s3-told"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,15 +20,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
-from sqs_lease.spark.sources.arrow_types import nullable, record_batch
+from sqs_lease.spark.schemas import nullable, record_batch
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Format
 from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectUnavailableError
 from sqs_lease.spark.sources.s3_events.path_columns import NO_PATH_COLUMNS, PathColumns
-from sqs_lease.spark.sources.sns_envelope import NotANotificationError
+from sqs_lease.spark.sources.source import UNREADABLE
 
 BUCKET: Final = "_s3_bucket"
 KEY: Final = "_s3_key"
@@ -44,6 +43,36 @@ _BATCH_BYTES = 16 * 1024 * 1024
 
 Rows: TypeAlias = IO[bytes]
 """The rows of a message, in Arrow's stream format."""
+
+
+@dataclass(frozen=True)
+class S3Read:
+    """How objects are read.
+
+    Attributes:
+        delimiter: What stands between the values of a CSV file.
+        row_tag: The name of the elements of an XML document that are records, without a namespace.
+        threads: How many messages one task works on at the same time, mostly waiting for S3.
+        tasks: How many tasks Spark makes of a batch: its messages are small, and would otherwise all be one task's.
+    """
+
+    delimiter: str = ","
+    row_tag: str = "row"
+    threads: int = 16
+    tasks: int = 8
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1:
+            raise ValueError(f"delimiter must be one character, not {self.delimiter!r}")
+        if not self.row_tag:
+            raise ValueError("row_tag is empty: name the elements that are records")
+        if min(self.threads, self.tasks) < 1:
+            raise ValueError("threads and tasks must be at least 1")
+
+    @classmethod
+    def of(cls, given: S3Read | Mapping[str, Any]) -> S3Read:
+        """The same, which may be given as a mapping of some attributes."""
+        return given if isinstance(given, S3Read) else cls(**given)
 
 
 @dataclass(frozen=True)
@@ -126,7 +155,7 @@ class ObjectRows:
         """
         try:
             objects = self.locate(body)
-        except (NotJsonError, NotANotificationError) as error:
+        except UNREADABLE as error:
             return str(error)
         with ExitStack() as stack:
             rows = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES))
@@ -199,11 +228,7 @@ class ObjectRows:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What would be in an object, in the message itself.
-
-    Attributes:
-        text: It.
-    """
+    """What would be in an object, in the message itself."""
 
     text: str
 

@@ -9,20 +9,14 @@ from urllib.parse import unquote
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.types import StructType
 
-from sqs_lease.spark.sources.arrow_types import arrow_schema
+from sqs_lease.spark.columns import NULL_DIRECTORY
+from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sources.s3_events.contents import BadContentError
-
-_HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
 class PathColumns:
-    """Columns whose values are in the keys.
-
-    Attributes:
-        schema: The columns.
-        required: Those that a key must have.
-    """
+    """Columns whose values are in the keys."""
 
     schema: pa.Schema
     required: tuple[str, ...]
@@ -49,7 +43,7 @@ class PathColumns:
         return values
 
     def _value(self, field: pa.Field, text: str | None) -> Any:
-        if text is None or text == _HIVE_NULL:
+        if text is None or text == NULL_DIRECTORY:
             return None
         # Hive writes what no directory can be called as %XX.
         plain = unquote(text)

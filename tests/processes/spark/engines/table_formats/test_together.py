@@ -1,4 +1,5 @@
-"""Drivers load batches into one native Delta or Iceberg table at the same time, beside its upkeep: each message once.
+"""Drivers load batches into one native Delta or Iceberg table at the same time, beside its upkeep: each message once,
+or by a key the newest of each.
 
 A driver is a session with a catalog of its own, in the same JVM.
 """
@@ -16,8 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark import Staged
-from sqs_lease.spark.executors import SPARK_ERRORS
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
+from sqs_lease.spark.spark_errors import SPARK_ERRORS
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
 from tests.processes.spark.engines.table_formats.test_changed_tables import DELTA, ICEBERG, place_of
 from tests.spark.together import expected, load_together, overlapping
@@ -39,9 +40,10 @@ UPKEEP = {
 }
 
 
+@pytest.mark.parametrize("upsert_by", [(), ("id",)], ids=["append", "upsert"])
 @pytest.mark.parametrize("kind", [DELTA, ICEBERG])
-def test_each_message_is_there_once(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    place = place_of(spark, tmp_path, kind)
+def test_each_message_is_there_once(spark: SparkSession, tmp_path: Path, kind: str, upsert_by: tuple[str, ...]) -> None:
+    place = place_of(spark, tmp_path, kind, upsert_by)
     subject = place.subject
     numbers = count()
     keeper = spark.newSession()
@@ -62,5 +64,5 @@ def test_each_message_is_there_once(spark: SparkSession, tmp_path: Path, kind: s
     upkeep = [partial(keep_up, statement) for statement in UPKEEP[kind]]
     everything = load_together(opened, staged, overlapping, upkeep, SPARK_ERRORS, drivers=2)
 
-    assert subject.ids() == expected(everything, ())
+    assert subject.ids() == expected(everything, upsert_by)
     spark.sql(f"DROP TABLE {place.name}")

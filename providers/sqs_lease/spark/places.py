@@ -1,19 +1,19 @@
-"""Where a Delta table lies: a directory, or a prefix of an S3 bucket, read and written by the same calls."""
+"""Where a Delta table or a ledger lies: a directory or a prefix of a bucket, read and written by the same calls."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.fs as pafs  # type: ignore[import-untyped]
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from sqs_lease.spark.errors import TableError
@@ -31,48 +31,64 @@ _OFF: Final = frozenset({"", "0", "false", "no", "off", "n", "f"})
 
 
 @dataclass(frozen=True, slots=True)
-class TableStorage:
-    """Says where one table lies, in the driver as in the executors.
+class Place:
+    """Says where one table or ledger lies, in the driver as in the executors.
 
     Attributes:
-        uri: An absolute path, or ``s3://bucket/prefix``.
+        uri: An absolute path, or an address such as ``s3://bucket/prefix``.
         options: What ``deltalake`` calls storage options. They may hold credentials, so they are never shown.
+        what: What is there, for errors.
     """
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    what: str = "table"
 
     @classmethod
-    def of(cls, path: str | Path, options: Mapping[str, str] | None = None) -> TableStorage:
-        """Take what a user wrote.
+    def of_ledger(cls, path: str | Path, options: Mapping[str, str] | None = None) -> Place:
+        """Take what a user wrote; any address that deltalake knows.
 
         Raises:
-            TableError: It is an address of another kind, or options would let two drivers overwrite each other.
+            TableError: delta-rs does not take the path, or options would let two drivers overwrite each other.
         """
         uri = str(path)
-        if uri.startswith(_S3):
-            given = {str(name): str(value) for name, value in (options or {}).items()}
-            _require_safe(given)
-            return cls(uri.rstrip("/"), given)
+        given = {str(name): str(value) for name, value in (options or {}).items()}
         if "://" in uri:
+            if uri.startswith((_S3, "s3a://")):
+                _require_safe(given)
+            return cls(uri.rstrip("/"), given, "the ledger")
+        root = str(Path(uri).absolute())
+        if "%" in root:
+            raise TableError(f"{root} has a % in it, which delta-rs takes for an escape: use another path")
+        return cls(root, given, "the ledger")
+
+    @classmethod
+    def of(cls, path: str | Path, options: Mapping[str, str] | None = None) -> Place:
+        """Take what a user wrote of a table.
+
+        Raises:
+            TableError: As for :meth:`of_ledger`, or it is an address of another kind than S3.
+        """
+        uri = str(path)
+        if "://" in uri and not uri.startswith(_S3):
             raise TableError(
                 f"{uri} is neither a directory nor an address on S3: give the path of a directory on a file system "
                 "that the driver and all executors share, or s3://bucket/prefix"
             )
-        if options:
+        if options and not uri.startswith(_S3):
             raise TableError(f"{uri} is a directory, and storage_options are for tables on S3: leave them out")
-        root = str(Path(uri).absolute())
-        if "%" in root:
-            raise TableError(f"{root} has a % in it, which delta-rs takes for an escape: use another path")
-        return cls(root)
+        return replace(cls.of_ledger(path, options), what="table")
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.uri}"
 
     @property
     def is_local(self) -> bool:
         """Whether it is a directory."""
-        return not self.uri.startswith(_S3)
+        return "://" not in self.uri
 
     def file_system(self) -> Any:
-        """A ``pyarrow.fs.FileSystem`` whose paths are relative to the table."""
+        """A ``pyarrow.fs.FileSystem`` whose paths are relative to the place."""
         if self.is_local:
             return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
         return pafs.PyFileSystem(ObjectStore(self.uri, dict(self.options)))
@@ -81,7 +97,7 @@ class TableStorage:
         """What is in a directory, as ``pyarrow.fs.FileInfo``; nothing where there is no such directory.
 
         Args:
-            directory: Its path, relative to the table.
+            directory: Its path, relative to the place.
 
         Raises:
             OSError: It cannot be listed.
@@ -93,7 +109,7 @@ class TableStorage:
             return []
 
     def load(self) -> DeltaTable | None:
-        """The table as it is now; None where there is none.
+        """What is there, as it is now; None where there is nothing.
 
         Raises:
             TableError: It cannot be read.
@@ -106,6 +122,43 @@ class TableStorage:
             return None
         except (DeltaError, OSError) as error:
             raise self.unusable("cannot be read", error) from error
+
+    def existing(self, *, was_there: bool = False) -> DeltaTable:
+        """What is there, as it is now.
+
+        Raises:
+            TableError: There is nothing, whether or not there was something before; or it cannot be read.
+        """
+        table = self.load()
+        if table is None and was_there:
+            raise TableError(f"{self} is gone: somebody removed it while it was used")
+        if table is None:
+            raise TableError(f"there is no {self.what.removeprefix('the ')} at {self.uri}")
+        return table
+
+    def create(
+        self, schema: Schema, *, partition_by: Sequence[str], configuration: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Create what is there, unless somebody else does at this moment.
+
+        Raises:
+            TableError: It cannot be created.
+        """
+        try:
+            DeltaTable.create(
+                self.uri,
+                schema,
+                mode="ignore",
+                partition_by=list(partition_by),
+                configuration=configuration,
+                storage_options=dict(self.options) or None,
+                # With retries, two processes that create it at once both succeed, the second on top of the first.
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError:
+            logger.info("%s was created by somebody else at this moment", self)
+        except (DeltaError, OSError) as error:
+            raise self.unusable("cannot be created", error) from error
 
     def require_empty(self) -> None:
         """Refuse to make a table where something else is.
@@ -125,15 +178,15 @@ class TableStorage:
             )
 
     def unusable(self, what: str, error: Exception) -> TableError:
-        """The error that says what is wrong with the table, and what to look at."""
+        """The error that says what is wrong with it, and what to look at."""
         reached = (
-            "that its log is whole, and that this process may write there"
+            "that its log is whole, that this process may read and write there, and that the disk is not full"
             if self.is_local
             else "that the bucket exists, that its region and endpoint are right (storage_options or the environment), "
             "and that this process has credentials for it"
         )
         said = " ".join(_DECORATION.sub(" ", str(error)).split())
-        return TableError(f"table {self.uri} {what} ({said}): check {reached}")
+        return TableError(f"{self} {what} ({said}): check {reached}")
 
     def remove(self, directory: str) -> None:
         """Remove files that no table has. They do no harm where that fails, so it must not fail the batch."""
@@ -143,7 +196,7 @@ class TableStorage:
         except FileNotFoundError:
             # Nothing was written yet, or another try of the same batch was committed and has tidied up.
             return
-        except OSError as error:
+        except (DeltaError, OSError) as error:
             logger.warning("left over, and not part of the table: %s/%s (%s)", self.uri, directory, error)
             return
         if self.is_local:

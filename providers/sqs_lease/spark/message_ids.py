@@ -1,0 +1,37 @@
+"""Sets of message ids, as columns: what is among others, and what is not."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+NO_IDS: Final = pa.chunked_array([], pa.string())
+"""No messages."""
+
+
+def together(*parts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The ids of all parts, in their order."""
+    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.string())
+
+
+def is_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Which of some messages are among others."""
+    if not len(message_ids) or not len(others):
+        return pa.chunked_array([pa.repeat(False, len(message_ids))])
+    return pc.is_in(message_ids, others.combine_chunks())
+
+
+def only(messages: Any, others: pa.ChunkedArray) -> Any:
+    """Those messages that are among others; as ids, or as a table with the column ``message_id``."""
+    return messages.filter(is_among(_ids(messages), others))
+
+
+def without(messages: Any, others: pa.ChunkedArray) -> Any:
+    """Those messages that are not among others; as for :func:`only`."""
+    return messages.filter(pc.invert(is_among(_ids(messages), others)))
+
+
+def _ids(messages: Any) -> pa.ChunkedArray:
+    return messages["message_id"] if isinstance(messages, pa.Table) else messages

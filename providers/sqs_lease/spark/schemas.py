@@ -1,0 +1,208 @@
+"""Schemas: as users give them, the types and names that columns can have, and the same as Arrow has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.errors import ParseException
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
+
+from sqs_lease.spark.errors import SchemaError
+
+# What some table refuses in a name: Delta the first group, Iceberg's and Spark's paths the second, and nobody can read
+# control characters. 63 bytes is the longest name that PostgreSQL keeps whole.
+_NO_COLUMN_NAME: Final = re.compile(r"[ ,;{}()\n\t=]|[.`\"]|[\x00-\x1f\x7f]")
+_NAME_BYTES: Final = 63
+
+_ARROW: Final = {
+    BinaryType: pa.binary(),
+    BooleanType: pa.bool_(),
+    ByteType: pa.int8(),
+    DateType: pa.date32(),
+    DoubleType: pa.float64(),
+    FloatType: pa.float32(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    ShortType: pa.int16(),
+    StringType: pa.string(),
+    TimestampNTZType: pa.timestamp("us"),
+    TimestampType: pa.timestamp("us", tz="UTC"),
+}
+# Neither VARIANT, intervals nor CHAR, which only Spark knows.
+_IN_PARQUET: Final = (*_ARROW, DecimalType, ArrayType, MapType, StructType)
+_WITHOUT_EQUALITY: Final = (ArrayType, MapType, StructType, VariantType, FloatType, DoubleType)
+
+
+def struct_type(schema: str | StructType) -> StructType:
+    """Read a schema, where it is DDL with the help of the Spark session that is there.
+
+    Raises:
+        SchemaError: It is neither DDL of columns nor a ``StructType``.
+    """
+    if isinstance(schema, StructType):
+        return schema
+    if not isinstance(schema, str):
+        raise SchemaError(f"schema must be a DDL string or a StructType, not {type(schema).__name__}")
+    try:
+        parsed = StructType.fromDDL(schema)
+    except ParseException as error:
+        raise SchemaError(f"the schema {schema!r} is not Spark DDL: {error.getMessage()}") from error
+    if not isinstance(parsed, StructType):
+        raise SchemaError(f"the schema {schema!r} names no columns: write 'name TYPE, ...'")
+    return parsed
+
+
+def json_schema(schema: str | StructType) -> StructType:
+    """Read the schema of JSON records.
+
+    Raises:
+        SchemaError: As for :func:`struct_type`, or Spark would misread one of the types.
+    """
+    columns = struct_type(schema)
+    if any(isinstance(kind, ByteType) for _, kind in types_in(columns)):
+        raise SchemaError(
+            "the schema has a TINYINT, in which Spark makes the JSON numbers 128 to 255 negative: use SMALLINT"
+        )
+    return columns
+
+
+def notation(schema: str | StructType) -> str:
+    """A schema as text, for a source's identity; no session is needed."""
+    return schema.json() if isinstance(schema, StructType) else str(schema)
+
+
+def quoted(name: str) -> str:
+    """One name, in SQL and as Spark takes it for a column, whatever characters it has."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def can_be_column(name: str) -> bool:
+    """Whether every table can have a column of this name, that nobody gave on purpose."""
+    return bool(name) and not _NO_COLUMN_NAME.search(name) and len(name.encode("utf-8", "replace")) <= _NAME_BYTES
+
+
+def types_in(kind: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
+    """A type and all types inside of it, each with the names on the way to it, with dots between them."""
+    yield path, kind
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            yield from types_in(field.dataType, f"{path}.{field.name}" if path else field.name)
+    elif isinstance(kind, ArrayType):
+        yield from types_in(kind.elementType, path)
+    elif isinstance(kind, MapType):
+        yield from types_in(kind.keyType, path)
+        yield from types_in(kind.valueType, path)
+
+
+def nullable(columns: StructType) -> StructType:
+    """The same columns, in which everything may be null: Spark believes a schema, and would not look for nulls."""
+    return StructType([StructField(field.name, relaxed(field.dataType)) for field in columns.fields])
+
+
+def relaxed(kind: DataType, single: Callable[[DataType], DataType] = lambda kind: kind) -> DataType:
+    """A type in which everything may be null that is inside of it; ``single`` translates the types of single values."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, relaxed(field.dataType, single)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(relaxed(kind.elementType, single))
+    if isinstance(kind, MapType):
+        return MapType(relaxed(kind.keyType, single), relaxed(kind.valueType, single))
+    return single(kind)
+
+
+def require_plain(columns: StructType, table: str) -> None:
+    """Refuse columns of types that Parquet files do not have, or only Spark reads from them.
+
+    Raises:
+        SchemaError: There is one.
+    """
+    for path, kind in types_in(columns):
+        if not isinstance(kind, _IN_PARQUET):
+            raise SchemaError(f"column {path}: {table} cannot store the type {kind.simpleString()}")
+
+
+def check_keys(columns: StructType, keys: Sequence[str]) -> None:
+    """Refuse key columns that a message could lack, or by which rows cannot be told apart.
+
+    Raises:
+        SchemaError: One does not exist, may be null, or has a type without a plain equality.
+    """
+    found = {field.name: field for field in columns.fields}
+    for key in keys:
+        if key not in found:
+            raise SchemaError(f"upsert_by: the schema has no column {key}; it has {', '.join(found)}")
+        if found[key].nullable:
+            raise SchemaError(
+                f"upsert_by: column {key} may be null, and a row without a key has nothing to replace: make it "
+                f"NOT NULL in the schema, so that messages without it are rejected"
+            )
+        if isinstance(found[key].dataType, _WITHOUT_EQUALITY):
+            raise SchemaError(
+                f"upsert_by: column {key} is {found[key].dataType.simpleString()}, by which rows cannot be told "
+                "apart: take columns of numbers without fractions, texts, dates or times"
+            )
+
+
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """Translate a schema. Everything in it may be null: whether it is is checked later.
+
+    Raises:
+        SchemaError: A column has a type that rows made in Python cannot have.
+    """
+    return pa.schema([pa.field(field.name, _arrow_type(field.dataType, field.name)) for field in columns.fields])
+
+
+def record_batch(schema: pa.Schema, rows: int, given: Mapping[str, Any]) -> pa.RecordBatch:
+    """Make rows of which only some columns are given.
+
+    Args:
+        schema: The columns.
+        rows: How many rows there are.
+        given: By name, either the values of a column, as an Arrow array, or the one value of all rows. What is not
+            given is null.
+    """
+    columns = []
+    for field in schema:
+        value = given.get(field.name)
+        if not isinstance(value, pa.Array):
+            value = pa.repeat(pa.scalar(value, field.type), rows)
+        columns.append(value.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _arrow_type(kind: DataType, path: str) -> pa.DataType:
+    if isinstance(kind, DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, StructType):
+        return pa.struct([pa.field(field.name, _arrow_type(field.dataType, f"{path}.{field.name}")) for field in kind])
+    if isinstance(kind, ArrayType):
+        return pa.list_(_arrow_type(kind.elementType, f"{path}[]"))
+    if isinstance(kind, MapType):
+        return pa.map_(_arrow_type(kind.keyType, f"{path} (key)"), _arrow_type(kind.valueType, f"{path} (value)"))
+    plain = next((arrow for spark, arrow in _ARROW.items() if isinstance(kind, spark)), None)
+    if plain is None:
+        raise SchemaError(f"column {path}: rows that are made in Python cannot have the type {kind.simpleString()}")
+    return plain

@@ -1,0 +1,110 @@
+"""Sources whose records are whole bodies: as text, or as one JSON value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import StringType, StructField, StructType, VariantType
+
+from sqs_lease.batch_files.json_syntax import decode
+from sqs_lease.spark import batch_file
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.schemas import quoted
+from sqs_lease.spark.sources.source import BodyChecker, FixedSource
+
+
+class TextChecker:
+    """Takes whatever can be written as UTF-8."""
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        """See :class:`.source.Checker`."""
+        return [_reason(body) for body in bodies]
+
+    def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
+        """See :class:`.source.SyntaxChecker`. What is in a manifest could be written as UTF-8, JSON or not."""
+        return pa.chunked_array([pa.nulls(len(not_json), pa.string())])
+
+
+@dataclass(frozen=True)
+class TextSource(FixedSource):
+    """Each body is stored as it is, in one ``STRING NOT NULL`` column.
+
+    Only a body with half a surrogate pair in it, which is no text in UTF-8, is rejected.
+
+    Attributes:
+        column: The name of the column.
+    """
+
+    column: str = "body"
+
+    @property
+    def identity(self) -> str:
+        """The column."""
+        return f"text; {self.column}"
+
+    def checker(self) -> TextChecker:
+        """See :class:`.source.Source`."""
+        return TextChecker()
+
+    def columns(self, messages: DataFrame, checker: TextChecker) -> StructType:
+        """The one column."""
+        return StructType([StructField(self.column, StringType(), nullable=False)])
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        """See :class:`.source.Source`."""
+        return _rows(messages, self.column, F.col(batch_file.BODY))
+
+
+@dataclass(frozen=True)
+class VariantSource(FixedSource):
+    """One JSON value a message, an object or any other, in one ``VARIANT NOT NULL`` column.
+
+    The syntax is checked as strictly as for ``JsonSource``. The table must know the type: in PostgreSQL it
+    is ``jsonb``.
+
+    Attributes:
+        column: The name of the column.
+    """
+
+    column: str = "record"
+
+    @property
+    def identity(self) -> str:
+        """The column."""
+        return f"variant; {self.column}"
+
+    def checker(self) -> BodyChecker:
+        """See :class:`.source.Source`."""
+        return BodyChecker(decode)
+
+    def columns(self, messages: DataFrame, checker: BodyChecker) -> StructType:
+        """The one column."""
+        return StructType([StructField(self.column, VariantType(), nullable=False)])
+
+    def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
+        """See :class:`.source.Source`."""
+        too_large = F.lit("cannot be stored as a VARIANT: too large or too long a name")
+        # Not `parse_json`, which fails the batch for one body that is beyond the limits of the type.
+        rows = _rows(messages, self.column, F.try_parse_json(batch_file.BODY))
+        return rows.withColumn(REASON, F.when(F.col(quoted(self.column)).isNull(), too_large))
+
+
+def _rows(messages: DataFrame, column: str, value: Column) -> DataFrame:
+    return messages.select(
+        value.alias(column),
+        F.col(batch_file.MESSAGE_ID).alias(MESSAGE_ID),
+        F.col(batch_file.SENT_AT).alias(SENT_AT),
+        F.lit(None).cast("string").alias(REASON),
+    )
+
+
+def _reason(body: str) -> str | None:
+    try:
+        body.encode()
+    except UnicodeEncodeError:
+        return "not text: half a surrogate pair"
+    return None

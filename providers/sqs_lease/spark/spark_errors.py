@@ -1,0 +1,31 @@
+"""What Spark raises, and what may be said of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+SPARK_ERRORS: Final = (PySparkException, Py4JError)
+"""What Spark raises: its own errors, and those of Java that it does not know."""
+
+_SIGNS: Final = ("ModuleNotFoundError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+_INTRODUCTION: Final = "An error occurred while calling "
+
+
+def cannot_run_this(error: Exception) -> bool:
+    """Whether Spark says that its executors lack this package, or the Python that it needs."""
+    return any(sign in str(error) for sign in _SIGNS)
+
+
+def kind_of(error: Exception) -> str:
+    """Spark's name for an error, or else its class; no value of a row, which texts may quote."""
+    return (error.getCondition() if isinstance(error, PySparkException) else None) or type(error).__name__
+
+
+def first_line(error: Exception) -> str:
+    """What an error of Spark's says, without stack traces, plans, and rows, which follow in further lines."""
+    first, _, rest = str(error).strip().partition("\n")
+    # As Py4J introduces an exception of Java that PySpark does not know.
+    return rest.partition("\n")[0].removeprefix(": ") if first.startswith(_INTRODUCTION) and rest else first
