@@ -73,7 +73,11 @@ def written(name: str) -> Any:
         case "leases.json":
             write_leases(folder(), "b", "q", HELD)
         case "run.json":
-            write_run(folder(), Destination("job", {"ops": {"x": {"config": {"a": [1]}}}}, {"tag": "1"}), ["b2"])
+            write_run(
+                folder(),
+                Destination("job", run_config={"ops": {"x": {"config": {"a": [1]}}}}, run_tags={"tag": "1"}),
+                ["b2"],
+            )
         case _:
             folder().write(WORK)
             (name,) = (path.name for path in folder().path.iterdir() if path.name.startswith("work-"))

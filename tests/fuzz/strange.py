@@ -21,6 +21,7 @@ CONTENT: Final = "qZ7vContentOfTheMessage"
 """Part of each body, attribute and receipt handle here: it must be in no log line and no error."""
 
 _T = TypeVar("_T")
+_E = TypeVar("_E", bound=Exception)
 
 
 def examples(count: int) -> settings:
@@ -138,7 +139,7 @@ def json_near(good: Any, *, changes: int = 3) -> st.SearchStrategy[bytes]:
     )
 
 
-def outcome_of(call: Callable[[], _T], *documented: type[Exception]) -> _T | Exception:
+def outcome_of(call: Callable[[], _T], *documented: type[_E]) -> _T | _E:
     """Call something that nobody gives contents to.
 
     Args:
@@ -154,7 +155,7 @@ def outcome_of(call: Callable[[], _T], *documented: type[Exception]) -> _T | Exc
         return error
 
 
-def said_by(call: Callable[[], _T], *documented: type[Exception]) -> _T | Exception:
+def said_by(call: Callable[[], _T], *documented: type[_E]) -> _T | _E:
     """Call something, and check that nothing that it logs or raises tells of contents.
 
     Args:

@@ -168,7 +168,8 @@ class Wire:
         self._loop.close()
 
     def _send(self, request: Any, **_: Any) -> AWSResponse:
-        response = self._kind(request.url, self._answer.status, HeadersDict(self._answer.headers), None)
+        headers: Any = HeadersDict(self._answer.headers)
+        response: Any = self._kind(request.url, self._answer.status, headers, None)
         response._content = self._answer.body
         return response
 

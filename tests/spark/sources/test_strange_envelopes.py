@@ -22,9 +22,10 @@ from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.spark.message_groups import Group, _group
 from sqs_lease.spark.sources.array_elements import ElementsChecker, elements
 from sqs_lease.spark.sources.arrow_json import ArrowJson
-from sqs_lease.spark.sources.s3_events.extended_client import PointerChecker, pointed_at
+from sqs_lease.spark.sources.s3_events.extended_client import pointed_at
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
-from sqs_lease.spark.sources.sns_envelope import NotANotificationError, unwrap
+from sqs_lease.spark.sources.sns_envelope import unwrap
+from sqs_lease.spark.sources.source import BodyChecker, NotANotificationError
 from tests.fuzz.strange import CONTENT, damaged, examples, json_near, near, said_by
 from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record
 
@@ -64,7 +65,7 @@ def test_an_envelope_is_opened_or_refused(body: str) -> None:
 @examples(150)
 @given(st.lists(bodies, min_size=1, max_size=3))
 def test_a_checker_has_a_reason_or_none_for_each_body(some: list[str]) -> None:
-    for checker in (PointerChecker(), ElementsChecker(PointerChecker())):
+    for checker in (BodyChecker(pointed_at), ElementsChecker(BodyChecker(pointed_at))):
         reasons = said_by(lambda checker=checker: checker.reasons(some))  # type: ignore[misc]
         assert isinstance(reasons, list)
         assert len(reasons) == len(some)
@@ -109,6 +110,6 @@ MESSAGE: Final = {
 def test_messages_of_which_one_is_strange_are_one_table(body: str, attributes: Any, message_attributes: Any) -> None:
     if not isinstance(attributes, dict):
         return
-    good = ("m1", "{}", {}, {})
+    good: tuple[str, str, dict[str, Any], dict[str, Any]] = ("m1", "{}", {}, {})
     said = said_by(lambda: _group([good, ("m2", body, attributes, message_attributes or {})]), ValueError, TypeError)
     assert isinstance(said, Group | ValueError | TypeError)
