@@ -169,8 +169,8 @@ class Wire:
 
     def _send(self, request: Any, **_: Any) -> AWSResponse:
         headers: Any = HeadersDict(self._answer.headers)
-        response: Any = self._kind(request.url, self._answer.status, headers, None)
-        response._content = self._answer.body
+        response: AWSResponse = self._kind(request.url, self._answer.status, headers, None)
+        vars(response)["_content"] = self._answer.body
         return response
 
 

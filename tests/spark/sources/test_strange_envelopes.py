@@ -94,7 +94,7 @@ def test_records_are_read_at_once_or_left(some: list[str]) -> None:
     from sqs_lease.batch_files.manifest import why_not_json
 
     texts = [text for text in some if why_not_json(text) is None]
-    rows, taken = said_by(lambda: READER(pa.array(texts, pa.string())))  # type: ignore[misc]
+    rows, taken = said_by(lambda: READER(pa.array(texts, pa.string())))
     assert len(taken) == len(texts)
     assert len(rows) == sum(taken.to_pylist())
 
