@@ -227,6 +227,8 @@ class Bench:
             (dag_id, run_id, KEEPER_TASK, IDLE_TRIGGER if idle else self._keeper_trigger(dag_id))
             for dag_id, run_id in zip(wanted, runs, strict=True)
         ]
+        if not idle:
+            self._publish(triggers)
         probe = ("benchmarks.probe.ProbeTrigger", {"path": str(self._probe_path)})
         self._insert([("probe", self.stack.api.trigger("probe"), "probe", probe), *triggers])
 
@@ -271,6 +273,18 @@ class Bench:
             handoff_timeout_seconds=600.0,
         )
         return trigger.serialize()
+
+    def _publish(self, triggers: Sequence[tuple[str, str, str, tuple[str, dict[str, Any]]]]) -> None:
+        """Write that each run has its batch, as the sensor did: without, a keeper takes its run for cleared."""
+        from airflow.models.xcom import XComModel
+        from airflow.utils.session import create_session
+
+        with create_session() as session:
+            for dag_id, run_id, _, (_, kwargs) in triggers:
+                batch = {"batch_id": kwargs["lease"]["batch_id"]}
+                XComModel.set(
+                    "lease", batch, task_id="orders", dag_id=dag_id, run_id=run_id, serialize=False, session=session
+                )
 
     def _expand(self, dag_ids: Sequence[str]) -> None:
         """Have the work expanded in all runs, as the scheduler does once the messages were published."""
