@@ -66,11 +66,11 @@ LAYERS: Final = {
     "clock": Layer(),
     "daemon_threads": Layer(),
     "sqs": Layer(layers=frozenset({"core", "clock", "daemon_threads"}), distributions=BOTO),
-    "keeper": Layer(layers=BASE, late=frozenset({"opentelemetry"})),
+    "keeper": Layer(layers=BASE, distributions=frozenset({"msgspec"}), late=frozenset({"opentelemetry"})),
     "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
     "asynchronous": Layer(layers=BASE | {"blocking"}),
     "batch_files": Layer(layers=BASE, distributions=frozenset({"jiter", "pyarrow"})),
-    "ingestion": Layer(layers=BASE | {"batch_files"}),
+    "ingestion": Layer(layers=BASE | {"batch_files"}, distributions=frozenset({"msgspec"})),
     PACKAGE: Layer(layers=BASE | {"asynchronous", "blocking"}),
     "airflow": Layer(
         layers=BASE | {"batch_files", "ingestion"},
