@@ -43,7 +43,7 @@ def flights_to_delta() -> None:
 
     @task(retries=2, retry_delay=timedelta(seconds=2))
     def load(messages: Any, table: str, params: Any = None, ti: Any = None, dag_run: Any = None) -> dict[str, Any]:
-        # Imported where it runs: whoever only parses this file needs no Spark.
+        # Imported where it runs: a process that only parses this file needs no Spark.
         from sqs_lease.spark import DeltaSink, JsonSource, ingest, local_session
 
         with local_session(cores=2) as spark:

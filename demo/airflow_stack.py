@@ -75,7 +75,7 @@ class AirflowStack:
     home: Path
     """Its `AIRFLOW_HOME`: configuration, database and logs."""
     url: str
-    """The address of the user interface and the REST API; whoever opens it is an administrator."""
+    """The address of the user interface and the REST API; everybody who opens it is an administrator."""
     api: AirflowApi
     """The REST API."""
     environment: Mapping[str, str]

@@ -37,7 +37,7 @@ def flights(
     context: dg.AssetExecutionContext, config: FlightsRun, flights_queue: SqsQueueResource
 ) -> dg.MaterializeResult[None]:
     """The flights of one batch, appended to the table."""
-    # Imported where it runs: whoever only loads this file needs no Spark.
+    # Imported where it runs: a process that only loads this file needs no Spark.
     from sqs_lease.spark import DeltaSink, JsonSource, ingest, local_session
 
     with flights_queue.lease(context, max_messages=BATCH_SIZE, wait=5, linger=5) as batch:

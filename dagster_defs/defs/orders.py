@@ -20,7 +20,7 @@ Orders = dict[str, dict[str, Any]]
 
 @dg.op
 def checked(context: dg.OpExecutionContext, orders_queue: SqsQueueResource) -> Orders:
-    """The orders by the ids of their messages; a message that is none goes back to the queue alone."""
+    """The orders by the ids of their messages; a message that is not an order goes back to the queue alone."""
     orders = {}
     with orders_queue.lease(context) as batch:
         for message in batch:

@@ -79,7 +79,7 @@ def _count(text: str) -> int:
 
 def _queue(name: str) -> str:
     if name not in QUEUES:
-        raise argparse.ArgumentTypeError(f"{name} is none of the queues {', '.join(QUEUES)}")
+        raise argparse.ArgumentTypeError(f"{name} is not one of the queues {', '.join(QUEUES)}")
     return name
 
 

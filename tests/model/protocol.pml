@@ -6,7 +6,7 @@
  * There is no clock. What the code ensures by seconds is a guard here, marked "Time:".
  *
  * Each rule of the protocol can be taken out by -DWITHOUT_<rule>. CRASHES, STALLS, MARKS, KEEPER_CLEARS, RUN_CLEARS and
- * TIMEOUTS say how often each of these may happen; with MESSAGES=1 the second message is none.
+ * TIMEOUTS say how often each of these may happen; with MESSAGES=1 the second message does not take part.
  */
 
 #ifndef CRASHES

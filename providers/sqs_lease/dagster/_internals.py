@@ -404,7 +404,7 @@ def output_events(context: Context, result: object) -> Iterator[Any]:
 
 
 def stores_values(context: Context) -> bool:
-    """Whether a step has outputs with values, which Dagster has stored; results of its asset checks are none.
+    """Whether a step has outputs with values, which Dagster has stored; results of its asset checks do not count.
 
     Which type stands for no value is public. How to ask a type is not, nor which output is of which asset. Without it,
     every step has values.

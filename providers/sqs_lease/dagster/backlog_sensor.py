@@ -197,7 +197,7 @@ class _Rules:
         return f"{said}, and the wait of {waited:.0f} s is shorter than {self.max_wait_seconds:g} s"
 
     def how_many(self, backlog: Backlog, runs: SensorRuns, now: float) -> tuple[int, str]:
-        """How many runs to start, and if it is none, why."""
+        """How many runs to start, and why if it is 0."""
         going = len(runs.in_progress)
         if going >= self.max_concurrent_runs:
             newest = runs.in_progress[0].dagster_run

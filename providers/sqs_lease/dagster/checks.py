@@ -204,7 +204,7 @@ def build_sqs_backlog_check(
         name: The check's name; with several queues for one asset, each needs its own.
 
     Raises:
-        ValueError: A limit is negative, or there is none at all.
+        ValueError: A limit is negative, or no limit is given.
         TypeError: ``queue`` is something else than a queue.
     """
     check_queue_resource(queue, f"check {name!r}")
@@ -291,7 +291,7 @@ def _last_failure(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> _
 
 
 def _lease_numbers(instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey) -> dict[str, int] | None:
-    """The counts that the leases of an asset in a run left; None if there was none."""
+    """The counts that the leases of an asset in a run left; None if it left no counts."""
     # An asset that was yielded before its lease ended has them as an observation.
     types = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
     left = next((each for each in _events(instance, run_id, key, types) if QUEUE in each), None)

@@ -132,7 +132,7 @@ def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
     """Describe several leases of one step together.
 
     Args:
-        earlier: The step's metadata so far; what is none of a lease does not matter.
+        earlier: The step's metadata so far; only what leases wrote matters.
         later: What :func:`lease_metadata` says of one more lease.
 
     Returns:

@@ -82,7 +82,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def client(self) -> SQSClient:
-        """Make a boto3 client of SQS, with timeouts made for leases; whoever asks for it closes it.
+        """Make a boto3 client of SQS, with timeouts made for leases. The caller closes it.
 
         Raises:
             ValueError: ``queue`` is empty.
@@ -219,7 +219,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             context.log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
             if given:
                 context.log.info(
-                    "Whoever holds the batch of the run decides on it: %s of this lease do not apply", ", ".join(given)
+                    "The holder of the run's batch decides on it: %s of this lease do not apply", ", ".join(given)
                 )
             yield batch
 

@@ -33,7 +33,7 @@ _NO_REASON: Final = "{step} failed"
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """How a step of the run ended for good; for one that was skipped, there is none.
+    """How a step of the run ended for good. A skipped step has no end.
 
     Attributes:
         attempt: The last attempt at it: see :class:`PieceOfWork <sqs_lease.dagster.run_batch.folder.PieceOfWork>`.

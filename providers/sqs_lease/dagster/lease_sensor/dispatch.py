@@ -113,7 +113,7 @@ class Dispatch:
         return any(map(callable, (self.job, self.partition_key, self.asset_selection, self.run_config, self.run_tags)))
 
     def destination(self, message: Message | None = None) -> Destination:
-        """Ask the functions where a message goes; without a message, only where there are none.
+        """Ask the functions where a message goes; no message is needed where no function was given.
 
         Raises:
             DispatchError: A function raised an exception, or returned something of another type.

@@ -142,7 +142,7 @@ class BatchSettler:
         """Settle a batch.
 
         Returns:
-            Whether it was; where it was not, it is to be looked at again, by whoever owns it then.
+            Whether it is settled. If not, its owner at that time looks at it again.
         """
         ids = list(batch.held.message_ids())
         found = await asyncio.to_thread(self._verdict, batch, decision, ids)

@@ -6,8 +6,8 @@ The files of a batch, all directly in its directory:
 - ``work-<name>-<digest>.json``: one for each *piece of work* (a step of a run) that began to work on the messages: what
   it failed of them, and the exception that ended it, if one did. Each is written by one process at a time.
 
-Whoever holds the leases may keep files of its own beside them (:meth:`BatchFolder.put`). There is no receipt handle in
-those above, so whoever may read them can neither delete nor release a message.
+The holder of the leases may keep files of its own beside them (:meth:`BatchFolder.put`). There is no receipt handle in
+those above, so their readers can neither delete nor release a message.
 
 Nothing here knows an orchestrator: a path is anything like :class:`pathlib.Path`, for example a ``UPath`` of an object
 store. Paths of the local file system must be ``pathlib.Path`` itself. Everything blocks. The messages need the extra
@@ -39,7 +39,7 @@ MESSAGES: Final = "messages.parquet"
 """The file with the messages."""
 
 SETTLING: Final = "settling.json"
-"""The file by which whoever holds the leases says that the batch is being settled: no more work on it may begin."""
+"""The file by which the holder of the leases says that the batch is being settled: no more work on it may begin."""
 
 _WORK_PREFIX: Final = "work-"
 _WORK_SUFFIX: Final = ".json"
@@ -190,7 +190,7 @@ class BatchFolder:
 
         Raises:
             OSError: It cannot be read.
-            BatchFolderError: It is no such file.
+            BatchFolderError: The file is damaged.
         """
         content = self.get(_file_name(name))
         return None if content is None else self._decoded(_file_name(name), content)
@@ -210,7 +210,7 @@ class BatchFolder:
         return works
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a small file, so that whoever reads it sees all of it or what was there before.
+        """Write a small file. Its readers see all of it, or what was there before.
 
         On a local path it can be read by its owner alone; the directory is made where it is missing.
 
@@ -259,10 +259,10 @@ class BatchFolder:
     def _remedy(self) -> str:
         if isinstance(self.path, Path):
             return (
-                "steps in other containers or on other machines than whoever received them need a workspace that all "
+                "steps in other containers or on other machines than the receiver need a workspace that all "
                 "reach, which is a prefix of an object store (s3://bucket/prefix) or a shared volume at the same path"
             )
-        return "check that they have the same workspace, endpoint and permissions as whoever received them"
+        return "check that they have the same workspace, endpoint and permissions as the receiver"
 
     def _make(self) -> None:
         # Object stores have no directories to make.

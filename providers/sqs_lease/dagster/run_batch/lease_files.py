@@ -100,7 +100,7 @@ def stop_settling(folder: BatchFolder) -> None:
 
 
 def read_leases(folder: BatchFolder) -> RecordedLeases | None:
-    """Read the leases of a batch; None where there are none that can be read.
+    """Read the leases of a batch; None where none can be read.
 
     Raises:
         OSError: They cannot be read, and may be later.

@@ -287,7 +287,7 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
             raise
         else:
             batch.end(None)
-    # What becomes of the messages is known later: whoever holds them adds that to the assets of the run.
+    # What becomes of the messages is known later: their holder adds that to the assets of the run.
     add_metadata(context, work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
 
 

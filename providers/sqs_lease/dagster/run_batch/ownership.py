@@ -1,7 +1,7 @@
 """Which process may act on what several of them reach: a file in a shared directory names it.
 
-The newest one to take it is the owner. The former one finds out when it looks, and must not act any more; so whoever
-takes it waits, before it does what the former one must not undo, for as long as that takes.
+The newest one to take it is the owner. The former one finds out when it looks, and must not act any more. So a new
+owner first waits for as long as that takes, before it does what the former one must not undo.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Ownership:
         try:
             return msgspec.json.decode(content, type=Owner)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            # Whoever wrote it is not known, so nobody is refused for it, and it is not ours either.
+            # Its writer is unknown: nobody is refused for it, and it is not ours either.
             return None
 
 

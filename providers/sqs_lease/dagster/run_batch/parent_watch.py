@@ -1,7 +1,7 @@
 """Ends a step's process when the run worker that started it is gone.
 
 Dagster's multiprocess executor starts a process for each step. Where the run worker is killed, these live on, for as
-long as their work takes, while Dagster has the run down as failed. Whoever holds the run's messages gives them to
+long as their work takes, while Dagster has the run down as failed. The holder of the run's messages gives them to
 others then (or they come back by themselves, because the run worker held them), so the step must not go on.
 """
 

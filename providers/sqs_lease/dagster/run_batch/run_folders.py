@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 _PREFIX: Final = "run-"
 
 LEFT_OVER_AFTER_SECONDS: Final = 24 * 3600.0
-"""Twice as long as SQS lets anybody hold a message: whoever still works on these files holds none of it any more."""
+"""Twice as long as SQS lets anybody hold a message: a process that still works on these files has lost all of it."""
 
 
 def run_batch_id(run_id: str) -> str:
