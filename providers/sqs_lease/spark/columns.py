@@ -54,14 +54,27 @@ _RESERVED: Final = (MESSAGE_ID, SENT_AT, BATCH_ID, REASON)
 _RESERVED_PREFIX: Final = "_sqs_lease"
 
 
+def without_case(name: str) -> str:
+    """What two names have in common that Spark takes for the same one.
+
+    Spark compares as Java's ``equalsIgnoreCase`` does: by the upper case of each character, and the lower case of that.
+    So the long s is an s, and the capital I with a dot is an i, which ``str.lower`` tells apart. The same as that, or
+    coarser where this Python knows more letters than that Java.
+    """
+    upper = ((char, char.upper()) for char in name)
+    # Java maps one character to one: the sharp s stays as it is, and the dot is dropped from the lower case of its I.
+    single = "".join(capital if len(capital) == 1 else char for char, capital in upper)
+    return single.lower().replace("\u0307", "")
+
+
 def is_reserved(name: str) -> bool:
     """Whether ingestion keeps a name for itself, in upper or lower case."""
-    return name.lower() in _RESERVED or name.lower().startswith(_RESERVED_PREFIX)
+    return without_case(name) in _RESERVED or without_case(name).startswith(_RESERVED_PREFIX)
 
 
 def is_taken(name: str) -> bool:
     """Whether ingestion keeps a name for itself, or some table that there is a sink for does."""
-    return is_reserved(name) or name.lower() in _TAKEN_SOMEWHERE
+    return is_reserved(name) or without_case(name) in _TAKEN_SOMEWHERE
 
 
 def table_columns(record: StructType) -> StructType:
@@ -80,9 +93,9 @@ def table_columns(record: StructType) -> StructType:
     for name in record.names:
         if is_reserved(name):
             raise SchemaError(f"the schema has a column {name!r}, which ingestion keeps for itself: rename it")
-        if name.lower() in seen:
+        if without_case(name) in seen:
             raise SchemaError(f"the schema has the column {name!r} twice (upper and lower case count as the same)")
-        seen.add(name.lower())
+        seen.add(without_case(name))
     return StructType(
         [
             *record.fields,

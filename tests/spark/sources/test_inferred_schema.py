@@ -171,6 +171,8 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (['{"Ingested_Batch": 1}'], "a name that no column can have"),
         (['{"_sqs_lease_attempt": 1}'], "a name that no column can have"),
         (['{"ID": 1}'], "the field ID differs from the column id in upper and lower case only"),
+        (['{"\u0130d": 1}'], "the field \u0130d differs from the column id in upper and lower case only"),
+        (['{"_\u017fent_at": 1}'], "a name that no column can have"),
         (['{"new": 1}', '{"NEW": 1}'], "the field NEW differs from the column new"),
         ([json.dumps({f"x{number}": 1 for number in range(MOST_COLUMNS)})], "wider than 1000 columns"),
     ],

@@ -46,6 +46,22 @@ def test_an_object_that_was_notified_twice_is_stored_once(place: Place, bucket: 
     assert [(row["_message_id"], row["id"]) for row in rows(place.table)] == [("m1", 1), ("m1", 2)]
 
 
+@pytest.mark.parametrize("name", ["\u0130d", "i\u0307d", "ID"])
+def test_a_field_whose_name_spark_takes_for_another_ones_stops_no_batch(place: Place, name: str) -> None:
+    pinned = InferredSchema(place.table.parent / "schema.json")
+
+    first = place.ingest([message("m1", json.dumps({"id": 1, name: 2}))], source=JsonSource(pinned))
+    later = place.ingest(
+        [message("m2", json.dumps({"id": 1, "x": 1})), message("m3", json.dumps({name: 1, "x": 1}))],
+        source=JsonSource(pinned, new_fields="add"),
+    )
+
+    assert (first.ingested, first.rejected) == (1, {})
+    (reason,) = later.rejected.values()
+    assert "in upper and lower case only" in reason
+    assert len(rows(place.table)) == 2
+
+
 def test_an_object_with_one_bad_line_leaves_no_row_and_the_others_all_of_theirs(place: Place, bucket: str) -> None:
     s3 = boto3.client("s3")
     s3.put_object(Bucket=bucket, Key="a.jsonl.gz", Body=gzip.compress(b'{"id": 1}\n{"id": 2}\n'))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from sqs_lease.spark.columns import without_case
 from sqs_lease.spark.errors import SchemaError, TableError
 
 
@@ -22,12 +23,12 @@ def differences(stored: StructType, columns: StructType, *, widen: bool = False)
     """
     found = {field.name: field for field in stored.fields}
     given = {field.name: field for field in columns.fields}
-    lower = {name.lower(): name for name in found}
+    caseless = {without_case(name): name for name in found}
     said = []
     for name, field in given.items():
         if name in found:
             continue
-        if (other := lower.get(name.lower())) is not None:
+        if (other := caseless.get(without_case(name))) is not None:
             said.append(f"column {name} is called {other} in the table")
         elif not widen:
             said.append(f"the table has no column {name} {field.dataType.simpleString()}")

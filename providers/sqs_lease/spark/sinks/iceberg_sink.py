@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ByteType, DataType, IntegerType, ShortType, StructField, StructType
 
-from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
+from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID, without_case
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.schemas import check_keys, quoted, relaxed, require_plain
@@ -199,7 +199,7 @@ def _as_iceberg(columns: StructType) -> StructType:
         SchemaError: A column has a type or a name that Iceberg's tables cannot have.
     """
     for name in columns.names:
-        if name.lower() in ICEBERG_COLUMNS:
+        if without_case(name) in ICEBERG_COLUMNS:
             raise SchemaError(f"column {name}: every Iceberg table has a column of its own there: rename it")
     require_plain(columns, "an Iceberg table")
     return StructType(

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.columns import PARQUET_COLUMNS
+from sqs_lease.spark.columns import PARQUET_COLUMNS, without_case
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.schemas import arrow_schema, require_plain
@@ -86,7 +86,7 @@ class ParquetTarget:
         """See :meth:`.write_ahead.Target.open`."""
         require_plain(columns, "a directory of Parquet files")
         for name in columns.names:
-            if name.lower() == NUMBER_COLUMN:
+            if without_case(name) == NUMBER_COLUMN:
                 raise SchemaError(f"the schema has a column {name!r}, which names the batches: rename it")
         table = ParquetTable(Path(self.path).absolute(), columns)
         try:

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType, TimestampType, VariantType
 
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, without_case
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import notation, quoted, struct_type
 from sqs_lease.spark.sources.json import beyond
@@ -86,7 +86,7 @@ class AttributeColumns(AroundSource[CheckerT]):
         """
         record = self.source.columns(messages, checker)
         own = struct_type(self.attributes)
-        if twice := {name.lower() for name in own.names} & {name.lower() for name in record.names}:
+        if twice := set(map(without_case, own.names)) & set(map(without_case, record.names)):
             raise SchemaError(
                 f"attributes names {', '.join(sorted(twice))}, which is a column of the messages too: leave one out"
             )

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, without_case
 from sqs_lease.spark.errors import IngestionError, SchemaError
 from sqs_lease.spark.schemas import arrow_schema, notation, nullable, quoted, record_batch, struct_type
 from sqs_lease.spark.sources.json import flaw
@@ -59,7 +59,7 @@ class _FunctionSource(FixedSource):
 
     def checker(self) -> TextChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
-        if taken := {ANSWERED_ID, ANSWERED_REASON} & {name.lower() for name in struct_type(self.schema).names}:
+        if taken := {ANSWERED_ID, ANSWERED_REASON} & set(map(without_case, struct_type(self.schema).names)):
             raise SchemaError(
                 f"the schema has a column {', '.join(sorted(taken))}, which has a meaning of its own in what the "
                 "function gives: rename it"
@@ -288,4 +288,4 @@ class SparkSource(_FunctionSource):
 
 
 def _names(rows: DataFrame, name: str) -> bool:
-    return name.lower() in {column.lower() for column in rows.columns}
+    return without_case(name) in map(without_case, rows.columns)

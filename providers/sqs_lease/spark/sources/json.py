@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken, without_case
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
 from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted
 from sqs_lease.spark.sources.arrow_json import ArrowJson
@@ -171,7 +171,7 @@ class JsonSource:
         found = self._fields(messages, checker)
         if self.rescued is None:
             return found
-        if self.rescued.lower() in {name.lower() for name in found.names}:
+        if without_case(self.rescued) in map(without_case, found.names):
             raise SchemaError(f"rescued: the schema has a column {self.rescued} already: choose another name")
         return StructType([*found.fields, StructField(self.rescued, StringType())])
 
@@ -299,7 +299,7 @@ class OpenChecker(ObjectChecker):
     """Collects fields that are no columns yet, and refuses those that cannot become one."""
 
     def __init__(self, columns: Collection[str], can_be_column: Callable[[str], bool]) -> None:
-        self._known = {name.lower(): name for name in columns}
+        self._known = {without_case(name): name for name in columns}
         self._names = set(columns)
         self._can_be_column = can_be_column
         self.new_fields: set[str] = set()
@@ -313,9 +313,8 @@ class OpenChecker(ObjectChecker):
         for name in new:
             if not self._can_be_column(name):
                 return "a field that is not in the schema has a name that no column can have"
-            if name.lower() in taken:
-                return f"the field {name} differs from the column {taken[name.lower()]} in upper and lower case only"
-            taken[name.lower()] = name
+            if (other := taken.setdefault(without_case(name), name)) != name:
+                return f"the field {name} differs from the column {other} in upper and lower case only"
         if len(taken) > MOST_COLUMNS:
             return f"its new fields would make the table wider than {MOST_COLUMNS} columns"
         self._known = taken
@@ -373,7 +372,7 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
     for field in reader.json(messages.select(batch_file.BODY)).schema.fields:
         if field.name == _CORRUPT or not can_be_inferred(field.name) or (only is not None and field.name not in only):
             continue
-        found.setdefault(field.name.lower(), StructField(field.name, _storable(field.dataType)))
+        found.setdefault(without_case(field.name), StructField(field.name, _storable(field.dataType)))
     return list(found.values())
 
 
@@ -384,7 +383,7 @@ def can_be_inferred(name: str) -> bool:
 
 def _storable(kind: DataType) -> DataType:
     if isinstance(kind, StructType):
-        names = {name.lower() for name in kind.names if can_be_column(name)}
+        names = {without_case(name) for name in kind.names if can_be_column(name)}
         if len(names) < len(kind.names):
             return StringType()
         return StructType([StructField(field.name, _storable(field.dataType)) for field in kind.fields])

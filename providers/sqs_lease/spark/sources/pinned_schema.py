@@ -14,6 +14,7 @@ from typing import IO, Final
 
 from pyspark.sql.types import StructField, StructType
 
+from sqs_lease.spark.columns import without_case
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.paths import write_whole
 from sqs_lease.spark.waits import among_others
@@ -86,11 +87,11 @@ class InferredSchema:
             pinned = self.load()
             if pinned is None:
                 raise SchemaError(f"the schema {self.file} was removed while a batch used it: run the batch again")
-            names = {name.lower(): name for name in pinned.names}
+            names = {without_case(name): name for name in pinned.names}
             for field in fields:
-                if names.get(field.name.lower(), field.name) != field.name:
+                if (other := names.get(without_case(field.name), field.name)) != field.name:
                     raise SchemaError(
-                        f"another driver has just added the column {names[field.name.lower()]} to {self.file}, and "
+                        f"another driver has just added the column {other} to {self.file}, and "
                         f"this batch was about to add {field.name}: run the batch again"
                     )
             added = [field for field in fields if field.name not in names.values()]

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, without_case
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type
 from sqs_lease.spark.sources.json import NO_VALUE, flaw, json_rows
@@ -150,10 +150,10 @@ class S3EventsSource(FixedSource):
                 raise SchemaError(
                     f"path_columns: a key cannot hold the type {its.dataType.simpleString()} of {its.name}"
                 )
-        if twice := {name.lower() for name in path.names} & {name.lower() for name in columns.names}:
+        if twice := set(map(without_case, path.names)) & set(map(without_case, columns.names)):
             raise SchemaError(f"path_columns names {', '.join(sorted(twice))}, which the schema has: leave one out")
         for name in [*columns.names, *path.names]:
-            if name.lower() in {BUCKET, KEY, VERSION_ID}:
+            if without_case(name) in {BUCKET, KEY, VERSION_ID}:
                 raise SchemaError(f"the schema has a column {name!r}, which S3EventsSource adds itself: rename it")
         self._format(columns)
         return BodyChecker(created_objects)
