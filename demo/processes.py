@@ -164,14 +164,18 @@ def start_process(
 
 @contextlib.contextmanager
 def _postponed_signals() -> Iterator[None]:
-    """Have the signals wait for the end of the block that Python handles, and would raise an exception for."""
+    """Have the signals wait for the end of the block that Python handles, and would raise an exception for.
+
+    None is ignored meanwhile, because what is started inherits that: a shell script has what it runs in the background
+    ignore SIGINT, and Dagster does with SIGTERM as with SIGINT, so its servers would not end when they are asked to.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python handles none elsewhere.
         return
     came: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    # Not those that are ignored or have their default: what is started inherits that.
-    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    # Not those that have their default, or a handler that was not set from Python.
+    handlers = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_DFL, None)}
     try:
         for number in handlers:
             signal.signal(number, lambda number, _frame: came.append(number))

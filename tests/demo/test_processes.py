@@ -137,6 +137,22 @@ def test_a_process_that_is_being_started_when_somebody_presses_ctrl_c_is_ended(
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+def test_what_a_script_starts_in_the_background_has_processes_that_heed_signals(start: Starter) -> None:
+    # As a shell does with what it runs in the background, and nohup.
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        process = start("import signal; print([signal.getsignal(one) for one in (signal.SIGINT, signal.SIGHUP)])")
+        assert process.popen.wait(60) == 0
+        assert all(signal.getsignal(number) is signal.SIG_IGN for number in former)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+    said = process.log_path.read_text()
+    assert "default_int_handler" in said
+    assert "SIG_DFL" in said
+
+
 def test_a_process_that_ends_before_it_is_ready_is_reported_with_its_log(start: Starter) -> None:
     process = start("print('The disk is full.'); raise SystemExit(3)")
 
