@@ -209,9 +209,9 @@ class Case:
         self.outcomes += Counter(
             ingested=result.ingested, empty=result.empty, rejected=len(result.rejected), duplicates=result.duplicates
         )
-        self._check_rows(accepted, result)
+        self._check_rows(accepted - before, result)
 
-    def _check_rows(self, accepted: Iterable[str], result: IngestResult) -> None:
+    def _check_rows(self, new: Iterable[str], result: IngestResult) -> None:
         has_ids = self.source.takes
         columns = ["_message_id", "_batch_id", *(["id", "name"] if has_ids else [])]
         rows = self.table.rows(self.root / "table", columns)
@@ -224,7 +224,7 @@ class Case:
             assert sum(row["_batch_id"] == result.batch_id for row in rows) == result.rows
             if not self.source.many:
                 assert stored == Counter(self._accepted.keys()), "in the table not once"
-            assert result.empty == len(set(accepted) - stored.keys())
+            assert result.empty == len(set(new) - stored.keys())
         for row in rows if has_ids else ():
             record = self._accepted[row["_message_id"]].record
             if record is not None:
