@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, date
+from operator import and_, or_
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import struct_type
 from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sources.arrow_json import ArrowJson
-from sqs_lease.spark.sources.json import ClosedChecker, JsonSource, TimestampUnit
+from sqs_lease.spark.sources.json import MOST_COLUMNS, ClosedChecker, JsonSource, TimestampUnit, joined
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from tests.spark.sources.parsing import Parsed, parsed
 
@@ -317,3 +320,13 @@ class TestRescued:
             JsonSource("id INT", new_fields="reject", rescued="rest")
         with pytest.raises(SchemaError, match="rescued: the schema has a column ID already"):
             parsed(spark, JsonSource("id INT", rescued="ID"), {"m1": '{"id": 1}'})
+
+
+@pytest.mark.parametrize("operator", [and_, or_])
+@pytest.mark.parametrize("count", [1, 2, 3, 3 * MOST_COLUMNS])
+def test_conditions_on_more_columns_than_a_table_has_are_not_too_deep_for_spark(
+    spark: SparkSession, operator: Callable[[Column, Column], Column], count: int
+) -> None:
+    frame = spark.range(2).select(joined(operator, [F.col("id") == 1] * count).alias("is_one"))
+
+    assert [row.is_one for row in frame.collect()] == [False, True]

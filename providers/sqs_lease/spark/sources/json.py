@@ -446,7 +446,7 @@ def _saved(record: Column, columns: StructType, units: Mapping[str, TimestampUni
         F.size(_unknown_fields(columns)) > 0,
         *(F.coalesce(test, F.lit(False)) for test in strange),
     ]
-    return F.when(reduce(or_, unfit), F.col(_TEXT))
+    return F.when(joined(or_, unfit), F.col(_TEXT))
 
 
 def _unknown_fields(columns: StructType) -> Column:
@@ -459,7 +459,18 @@ def _readable(record: Column, field: StructField, units: Mapping[str, TimestampU
     if field.name in units:
         value = F.timestamp_micros(value * _UNITS[units[field.name]])
     strange = [test for _, test in _strange_times(record, field, units)]
-    return F.when(~F.coalesce(reduce(or_, strange), F.lit(False)), value) if strange else value
+    return F.when(~F.coalesce(joined(or_, strange), F.lit(False)), value) if strange else value
+
+
+def joined(operator: Callable[[Column, Column], Column], tests: Sequence[Column]) -> Column:
+    """Join conditions, at least one, by ``and_`` or ``or_``.
+
+    Spark goes down an expression by calls of functions, and a chain of a thousand is too deep for its stack. So they
+    are joined in pairs, these in pairs again, and so on.
+    """
+    while len(tests) > 1:
+        tests = [reduce(operator, tests[start : start + 2]) for start in range(0, len(tests), 2)]
+    return tests[0]
 
 
 def flaw(columns: StructType) -> Column:
@@ -505,7 +516,7 @@ def _is_without_value(record: Column, columns: StructType) -> Column:
     """Whether an object has a value for no column. Where a column is required, that is said of it."""
     if not all(field.nullable for field in columns.fields):
         return F.lit(False)
-    return reduce(and_, (record.getField(name).isNull() for name in columns.names))
+    return joined(and_, [record.getField(name).isNull() for name in columns.names])
 
 
 def _missing(gaps: Sequence[tuple[str, Column]]) -> Column:
@@ -517,7 +528,7 @@ def _named(reason: str, places: Sequence[tuple[str, Column]]) -> Column:
         return F.lit(None).cast("string")
     named = F.concat_ws(", ", *(F.when(test, F.lit(path)) for path, test in places))
     # Nearly every row has none: seeing that must cost next to nothing.
-    return F.when(reduce(or_, (test for _, test in places)), F.concat(F.lit(reason), named))
+    return F.when(joined(or_, [test for _, test in places]), F.concat(F.lit(reason), named))
 
 
 def _type_reason(record: Column, columns: StructType) -> Column:
@@ -571,6 +582,6 @@ def _in_elements(
     if any(_places(elements, field, path, flaw)):
 
         def is_flawed(element: Column) -> Column:
-            return reduce(or_, (test for _, test in _places(element, field, path, flaw)))
+            return joined(or_, [test for _, test in _places(element, field, path, flaw)])
 
         yield f"{path}[]", F.exists(elements, is_flawed)

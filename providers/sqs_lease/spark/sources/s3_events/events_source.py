@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from importlib.util import find_spec
 from operator import and_
 from typing import Any, Final, Literal, get_args
@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, without_case
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type
-from sqs_lease.spark.sources.json import NO_VALUE, flaw, json_rows
+from sqs_lease.spark.sources.json import NO_VALUE, flaw, joined, json_rows
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
 from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines, XmlRows
@@ -229,7 +229,7 @@ def _xml_rows(frame: DataFrame, text: str, columns: StructType, carried: Sequenc
         F.col(REASON),
         F.when(F.col(_CORRUPT), F.lit("a value is not of the type in the schema")),
         flaw(columns),
-        F.when(reduce(and_, (F.col(quoted(name)).isNull() for name in columns.names)), F.lit(NO_VALUE)),
+        F.when(joined(and_, [F.col(quoted(name)).isNull() for name in columns.names]), F.lit(NO_VALUE)),
     )
     return parsed.withColumn(REASON, reason).select(
         *(quoted(name) for name in columns.names), *(name for name in carried if name != REASON), REASON
