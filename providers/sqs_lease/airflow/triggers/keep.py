@@ -30,7 +30,6 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from sqs_lease.airflow.airflow_api.polling import (
     LONGEST_POLL_SECONDS,
     LONGEST_UNSIGNALLED_SECONDS,
-    POLL_SECONDS,
     FailureSignals,
 )
 from sqs_lease.airflow.airflow_api.requests import (
@@ -54,7 +53,7 @@ from sqs_lease.airflow.runtime import (
     triggerer_keepers,
 )
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
-from sqs_lease.airflow.settlement.rules import WorkTask, decide, why_it_fails
+from sqs_lease.airflow.settlement.rules import WorkTask, why_it_fails
 from sqs_lease.airflow.settlement.settler import Settler
 from sqs_lease.airflow.transfer.handoff import (
     ENDED,
@@ -126,7 +125,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             :func:`~sqs_lease.airflow.settlement.lost_leases.encode_on_lost`.
         ordered: Whether the messages of a FIFO group are settled in their order.
         handoff_timeout_seconds: How long the batch is held for a keeper that was cleared and starts again.
-        tried_before: Whether the task was tried before: Airflow has then deleted what that try wrote down.
+        tried_before: Whether the task was tried before: the trigger of that try may not have heard yet that it ended.
     """
 
     def __init__(
@@ -420,6 +419,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._knows_progress = True
         return Settler(
             task,
+            self._receiving(task),
             batch.batch,
             leases,
             self._work_tasks(),
@@ -449,7 +449,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         takeover = Takeover([handed.batch_id, *handed.part_ids], self._holder)
         self._told = True
         try:
-            for noting in (task, self._receiving(task)):
+            for noting in (self._receiving(task), task):
                 await publish(noting, TAKEOVER_KEY, takeover.encode())
         except CommsError as error:
             logger.warning("The triggerer that received the messages may go on extending them for a while: %s", error)
@@ -460,9 +460,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, meanwhile: _HeldMeanwhile
     ) -> Progress:
         """What was settled before, and how long the leases last; empty if Airflow refuses to answer."""
+        if self.tried_before:
+            # The trigger of the try before, if its process lives, settles until it hears that the task began again.
+            await asyncio.sleep(TAKEOVER_SECONDS)
         while True:
             try:
-                progress = await self._read_progress(task, handed, keepers)
+                progress = await self._read_progress(self._receiving(task), handed)
                 return replace(progress, batch_id=handed.batch_id)
             except NoAnswerError as error:
                 if keepers.clock.now() >= meanwhile.begins_at and self._batch is None:
@@ -473,43 +476,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
                 return Progress(batch_id=handed.batch_id)
 
-    async def _read_progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
-        ends_at = keepers.clock.now() + TAKEOVER_SECONDS
-        progress = await read_progress(task, handed.batch_id)
-        while progress is None and self.tried_before and keepers.clock.now() < ends_at:
-            # The triggerer that holds the batch for this try writes it down soon after it sees that this one began.
-            await asyncio.sleep(POLL_SECONDS / 2)
-            progress = await read_progress(task, handed.batch_id)
+    async def _read_progress(self, receiving: RunOfTask, handed: HandedLease) -> Progress:
+        progress = await read_progress(receiving, handed.batch_id)
         if progress is not None:
             return progress
-        # No trigger of this task has held it: the one that received it may have extended it for long. Or a try before
-        # has given it back.
-        receiving = self._receiving(task)
-        progress = await read_progress(receiving, handed.batch_id)
-        if progress is None and not await self._is_still_the_runs(receiving):
-            logger.warning("The run was cleared: its messages are given back, or were before, so none is taken over")
-            return Progress(dict.fromkeys(range(len(handed.leases)), Outcome.LOST))
-        progress = progress or Progress()
-        given_back = dict.fromkeys(await given_back_positions(self.lease), Outcome.LOST)
-        progress = replace(progress, settled={**given_back, **progress.settled})
-        if self.tried_before and not progress.settled:
-            return await self._settled_by_its_work(task, handed)
-        return progress
-
-    async def _settled_by_its_work(self, task: RunOfTask, handed: HandedLease) -> Progress:
-        """Without a note of the try before: messages whose work has ended were settled, or come back by themselves."""
-        work = self._work_tasks()
-        answer = await task_states(task.dag_id, [task.run_id], [one.task_id for one in work])
-        message_ids = [lease.receipt.message_id for lease in handed.leases]
-        positions = range(len(message_ids))
-        decision = decide(work, answer.get(task.run_id, {}), {}, message_ids, positions, read_failures=False)
-        ended = dict.fromkeys((*decision.delete, *decision.release, *decision.fail), Outcome.EXPIRED)
-        logger.warning(
-            "This task was tried before, and it is not known what that try settled: leaving %d messages alone, "
-            "because their work has ended",
-            len(ended),
-        )
-        return Progress(ended)
+        if await self._is_still_the_runs(receiving):
+            return Progress(dict.fromkeys(await given_back_positions(self.lease), Outcome.LOST))
+        logger.warning("The run was cleared: its messages are given back, or were before, so none is taken over")
+        return Progress(dict.fromkeys(range(len(handed.leases)), Outcome.LOST))
 
     def _work_tasks(self) -> list[WorkTask]:
         return [WorkTask(**arguments) for arguments in self.work]
