@@ -181,17 +181,17 @@ class HandOff:
                     return  # Claimed while the answer was on its way, so it says nothing about this process.
                 now = clock.now()
                 if states is not None:
-                    self._take_in(states, now)
+                    self._take_in(states, now, is_late=now >= ends_at)
+                elif now >= ends_at and self._answered_at is not None and now - self._answered_at <= _FRESH_SECONDS:
+                    self._note_end(now, is_late=True)
                 notes = self._receive_task is not None and self._ended_at is None
                 self._must_note = notes and (self._must_note or self._deadline_note.is_due())
                 if self._waits() or (self._must_note and now < ends_at):
                     await self._wait_for_trigger(watch, now, ends_at)
                 elif now < ends_at:
                     continue
-                elif self._state == "running" or self._deferred_at is not None:
+                elif self._state == "running":
                     self._forget("its keeper took it over, or is about to")
-                elif self._answered_at is not None and now - self._answered_at <= _FRESH_SECONDS:
-                    await self._release()
                 elif now >= ends_at + _ANSWER_SECONDS:
                     self._forget("Airflow does not say what became of its keeper")
 
@@ -207,14 +207,19 @@ class HandOff:
         except TimeoutError:
             return None
 
-    def _take_in(self, states: TaskStates, now: float) -> None:
+    def _take_in(self, states: TaskStates, now: float, *, is_late: bool) -> None:
         before, self._state = self._state, states.get(self._keeper_task.task_id)
         self._answered_at = now
         if self._state == "deferred" != before:
             self._deferred_at = now
             self._asks_at = now + ADOPTION_SECONDS
         self._is_cleared = self._receive_task is not None and self._is_received_again(self._receive_task, states)
-        if self._state not in ENDED and not self._is_cleared:
+        self._note_end(now, is_late=is_late)
+
+    def _note_end(self, now: float, *, is_late: bool) -> None:
+        """Note whether the keeper will take the batch no more: also because it did not begin in time."""
+        never_comes = is_late and self._state not in ("running", "deferred")
+        if self._state not in ENDED and not self._is_cleared and not never_comes:
             self._ended_at = None
         elif self._ended_at is None:
             self._ended_at = self._asks_at = now

@@ -109,6 +109,7 @@ class _Kept(Enum):
     """Whose a batch is after a user acted on its keeper."""
 
     NOBODY = "nobody's: it is released"
+    CLEARED = "nobody's, because its run receives another one: it is released"
     NEXT_TRIGGER = "that of the keeper's next trigger: it is held"
     ELSEWHERE = "another triggerer's, or nobody knows: it is left alone"
 
@@ -327,9 +328,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             kept = _Kept.ELSEWHERE
         if batch.owner is not self:
             return  # The next try began in this process meanwhile, and claimed the batch.
-        if kept is _Kept.NOBODY:
+        if kept in (_Kept.NOBODY, _Kept.CLEARED):
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
-            if self._settler is not None:
+            # Of a cleared run the note would take the place of one about the new batch.
+            if self._settler is not None and kept is _Kept.NOBODY:
                 progress = self._settler.progress()
                 await note_end(receiving, self.lease["batch_id"], self.lease["messages"], progress)
             await self._release(keepers, batch)
@@ -355,13 +357,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         if takeover is not None and takeover.holder != self._holder:
             return _Kept.ELSEWHERE
         states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
-        if (
-            states.get(task.task_id, "removed") in ENDED
-            or was_cleared(receiving, states)
-            or not await self._is_still_the_runs(receiving)
-        ):
-            return _Kept.NOBODY
-        return _Kept.NEXT_TRIGGER
+        if was_cleared(receiving, states) or not await self._is_still_the_runs(receiving):
+            return _Kept.CLEARED
+        return _Kept.NOBODY if states.get(task.task_id, "removed") in ENDED else _Kept.NEXT_TRIGGER
 
     async def _is_still_the_runs(self, receiving: RunOfTask) -> bool:
         """Whether the receiving task has not received another batch already, which the keeper will get instead."""
