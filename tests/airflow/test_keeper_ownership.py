@@ -890,3 +890,29 @@ def test_a_keeper_that_was_marked_and_then_cleared_touches_nobody_elses_lease(wo
     world.run(scenario)
     assert not [entry for entry in world.sqs.trail().entries() if entry.at > 15 and entry.caller != "other"]
     assert (world.report()["lost"], world.report()["deleted"]) == (2, 1)
+
+
+def test_a_cleared_keeper_that_begins_again_where_it_was_counts_what_an_earlier_triggerer_settled(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first, _ = await keep_on_first(world, "success", "failed", "running", seconds=30)
+        await first.kill()
+        second = world.triggerer("second")
+        running = world.keep(second, CHECK)
+        await asyncio.sleep(30)
+        world.states[KEEP.task_id] = "queued"
+        await running.cancel(USER_ACTION)
+        await asyncio.sleep(5)
+        forget_tries(world)
+        again = world.keep(second, CHECK, tried_before=True)
+        await asyncio.sleep(10)
+        world.states["check_2"] = "success"
+        await again.ended()
+
+    world.run(scenario)
+    assert {name: world.report()[name] for name in ("deleted", "released", "lost")} == {
+        "deleted": 2,
+        "released": 1,
+        "lost": 0,
+    }

@@ -357,9 +357,11 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         if takeover is not None and takeover.holder != self._holder:
             return _Kept.ELSEWHERE
         states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
-        if was_cleared(receiving, states) or not await self._is_still_the_runs(receiving):
+        if was_cleared(receiving, states):
             return _Kept.CLEARED
-        return _Kept.NOBODY if states.get(task.task_id, "removed") in ENDED else _Kept.NEXT_TRIGGER
+        if states.get(task.task_id, "removed") in ENDED:
+            return _Kept.NOBODY
+        return _Kept.NEXT_TRIGGER if await self._is_still_the_runs(receiving) else _Kept.CLEARED
 
     async def _is_still_the_runs(self, receiving: RunOfTask) -> bool:
         """Whether the receiving task has not received another batch already, which the keeper will get instead."""
@@ -378,7 +380,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     ) -> Settler:
         self._shared_keeper = shared_keeper = await keepers.acquire(handed.connection)
         leases = from_wall_time(handed.leases, keepers.clock)
-        progress = Progress(batch_id=handed.batch_id)
         batch = keepers.claim(handed.batch_id, self, self._happened)
         if batch is not None and self.tried_before and await self._has_ended(task, handed):
             # The try before took it to another process, which gives it back; this one had not read of that.
@@ -389,10 +390,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if self._losses is not None:
                 self._losses.learn(batch.batch)
             self._batch = batch
+            progress = replace(batch.inherited, batch_id=handed.batch_id)
             if self.tried_before:
-                # Airflow has deleted what the try before told, perhaps before the process that received had read it.
+                # In the try before, another process may have taken it over from this one, or have held it until then.
                 await self._tell_of_takeover(task, handed, keepers.clock)
         else:
+            progress = Progress(batch_id=handed.batch_id)
             is_elsewhere = not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id])
             source = PublishedMessages(self._receiving(task))
             meanwhile = _HeldMeanwhile(keepers, partial(shared_keeper.open_batch, source=source), handed, leases, self)
@@ -408,6 +411,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
             keepers.enter(handed.batch_id, batch, self)
             self._batch = batch
+            batch.inherited = progress
             to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
             held = [lease for lease in to_hold if lease.receipt not in parts.ended]
             await adopt(batch.batch, held, parts.messages, keepers.rounds)
