@@ -391,8 +391,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 self._losses.learn(batch.batch)
             self._batch = batch
             progress = replace(batch.inherited, batch_id=handed.batch_id)
-            if self.tried_before:
-                # In the try before, another process may have taken it over from this one, or have held it until then.
+            if self.tried_before or batch.was_kept:
+                # Another process may have taken it over from this one meanwhile, and hold it for the next trigger now.
                 await self._tell_of_takeover(task, handed, keepers.clock)
         else:
             progress = Progress(batch_id=handed.batch_id)
@@ -418,6 +418,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if is_elsewhere:
                 await self._tell_of_takeover(task, handed, keepers.clock)
         self._batch = batch
+        batch.was_kept = True
         self._knows_progress = True
         return Settler(
             task,
