@@ -677,6 +677,36 @@ def test_a_cleared_keeper_whose_triggerer_died_touches_nothing_that_was_given_ba
     assert (world.report()["deleted"], world.report()["released"]) == (2, 1)
 
 
+def test_a_keeper_that_is_cleared_again_as_it_begins_leaves_word_of_what_the_first_try_settled(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first, running = await keep_on_first(world, "success", "failed", "running", seconds=60)
+        async with another_consumer(world):
+            for _ in range(2):
+                world.states[KEEP.task_id] = "queued"
+                await running.cancel(USER_ACTION)
+                await asyncio.sleep(10)
+                forget_tries(world)
+                world.supervisor.answer_seconds = 1.0
+                running = world.keep(first, CHECK, tried_before=True)
+                await asyncio.sleep(1.5)
+            world.states[KEEP.task_id] = "queued"
+            await running.cancel(USER_ACTION)
+            world.supervisor.answer_seconds = 0.0
+            await asyncio.sleep(60)
+            await first.kill()
+            forget_tries(world)
+            again = world.keep(world.triggerer("second"), CHECK, tried_before=True)
+            await asyncio.sleep(30)
+            world.states["check_2"] = "success"
+            await again.ended()
+
+    world.run(scenario)
+    by_second = [entry for entry in world.events(AuditKind.CHANGED, AuditKind.DELETED) if entry.caller == "second"]
+    assert {entry.message_id for entry in by_second} == {world.ids[2]}
+
+
 def test_messages_of_a_keeper_that_defers_twice_within_a_second_come_back_at_once_when_their_work_fails(
     world: LeasedMessages,
 ) -> None:

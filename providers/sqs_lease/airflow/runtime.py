@@ -81,7 +81,7 @@ class SharedBatch:
         batch: The batch.
         owner: The trigger, or the hand-off between two.
         inherited: What other processes did about it before this one took it over.
-        was_kept: Whether a keeper's trigger of this process has had it.
+        progress: Gives what the last keeper's trigger of this process would write down; None if none has had it.
     """
 
     shared_keeper: SharedKeeper
@@ -89,7 +89,7 @@ class SharedBatch:
     batch: Batch = field(init=False)
     owner: object = None
     inherited: Progress = field(default_factory=Progress)
-    was_kept: bool = False
+    progress: Callable[[], Progress] | None = None
 
     def happened(self, event: LeaseEvent) -> None:
         """Pass an event of one of the leases to the owner's listener."""

@@ -331,8 +331,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         if kept in (_Kept.NOBODY, _Kept.CLEARED):
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
             # Of a cleared run the note would take the place of one about the new batch.
-            if self._settler is not None and kept is _Kept.NOBODY:
-                progress = self._settler.progress()
+            if kept is _Kept.NOBODY:
+                progress = Progress() if batch.progress is None else batch.progress()
                 await note_end(receiving, self.lease["batch_id"], self.lease["messages"], progress)
             await self._release(keepers, batch)
         elif kept is _Kept.ELSEWHERE:
@@ -347,7 +347,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 self.handoff_timeout_seconds,
                 released=partial(remove_files, self.lease),
                 receive_task=receiving,
-                progress=None if self._settler is None else self._settler.progress,
+                progress=batch.progress,
                 messages=self.lease["messages"],
                 holder=self._holder if self._told else None,
             ).start()
@@ -391,7 +391,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 self._losses.learn(batch.batch)
             self._batch = batch
             progress = replace(batch.inherited, batch_id=handed.batch_id)
-            if self.tried_before or batch.was_kept:
+            if self.tried_before or batch.progress is not None:
                 # Another process may have taken it over from this one meanwhile, and hold it for the next trigger now.
                 await self._tell_of_takeover(task, handed, keepers.clock)
         else:
@@ -418,9 +418,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if is_elsewhere:
                 await self._tell_of_takeover(task, handed, keepers.clock)
         self._batch = batch
-        batch.was_kept = True
         self._knows_progress = True
-        return Settler(
+        settler = Settler(
             task,
             self._receiving(task),
             batch.batch,
@@ -433,6 +432,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             signals=signals,
             ordered=self.ordered,
         )
+        batch.progress = settler.progress
+        return settler
 
     async def _has_ended(self, task: RunOfTask, handed: HandedLease) -> bool:
         """Whether the note of its end is there, see :func:`note_end`."""
