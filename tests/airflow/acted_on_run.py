@@ -19,7 +19,6 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
 from sqs_lease.core.policies import Fixed, Growing, RenewalPolicy
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState
@@ -79,9 +78,6 @@ class ActedOnRun:
         self._lives: asyncio.TaskGroup
         self._telling: set[asyncio.Task[None]] = set()
         self._undisturbed_until = math.inf
-        self._word_is_lost = False
-        self._kept_in: VirtualTriggerer | None = None
-        self._kept_since = 0
 
     def play(self) -> None:
         """Let everything happen."""
@@ -101,7 +97,7 @@ class ActedOnRun:
             if entry.kind is AuditKind.EXPIRED:
                 lapsed.add((entry.message_id, entry.handle))
             # A lease that has lapsed may be extended on a standard queue, and its holder says so.
-            touched = ours and entry.stale and (entry.message_id, entry.handle) not in lapsed and not self._word_is_lost
+            touched = ours and entry.stale and (entry.message_id, entry.handle) not in lapsed
             if touched and entry.kind in (AuditKind.CHANGED, AuditKind.RELEASED):
                 found.append(f"it touched what somebody else had received: {entry}")
             if ours and entry.kind is AuditKind.DELETED and (entry.message_id, entry.handle) not in self._succeeded:
@@ -186,8 +182,6 @@ class ActedOnRun:
         await action()
 
     async def _clear_keeper(self) -> None:
-        if self._kept_in in self._dead:
-            self._word_is_lost = True
         if KEEP.task_id in self._states and self._states.get(RECEIVE.task_id) == "success":
             self._states[KEEP.task_id] = None
             self._begin(KEEP.task_id, self._live_of_keeper)
@@ -239,13 +233,7 @@ class ActedOnRun:
             self._disturb()
             self._triggerers.append(self.world.triggerer(f"triggerer {len(self._triggerers)}"))
             self._say(f"{self._triggerers.index(triggerer)} ends")
-            if self._keeps_for_next_try(triggerer):
-                # Airflow deletes what that process wrote down, and then it is not known for sure what it settled.
-                self._word_is_lost = True
             await end(triggerer)
-
-    def _keeps_for_next_try(self, triggerer: VirtualTriggerer) -> bool:
-        return self._kept_in is triggerer and self._kept_since != self._began[KEEP.task_id]
 
     async def _kill(self, triggerer: VirtualTriggerer) -> None:
         for shared in list(triggerer.keepers.batches.values()):
@@ -314,7 +302,6 @@ class ActedOnRun:
             self._states[task_id] = "failed"
             return
         trigger = keeper_trigger(self._supervisor, [self._work], tried_before=self._tries[task_id] > 1)
-        self._supervisor.xcoms[RUN_ID, task_id, -1, PROGRESS_KEY] = {"status": {}}
         await self._pause(1.5)
         if self._began[task_id] != this:
             return
@@ -402,8 +389,6 @@ class ActedOnRun:
             await asyncio.sleep(0.0)  # it finds out which process it is in
             await asyncio.sleep(0.0)
         self._running[task.task_id] = triggerer, running
-        if task is KEEP:
-            self._kept_in, self._kept_since = triggerer, self._began[KEEP.task_id]
         self._say(f"{task.task_id} runs in {self._triggerers.index(triggerer)}")
         return running
 

@@ -21,7 +21,7 @@ from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.testing import VirtualClock
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID
+from tests.airflow.virtual_triggerer import CHECK, RECEIVE, RUN_ID
 
 SOON = FIRST_PAUSE_SECONDS + LONGEST_POLL_SECONDS
 
@@ -32,7 +32,7 @@ def world(supervisor: ScriptedComms) -> LeasedMessages:
 
 
 def status(world: LeasedMessages) -> Any:
-    return (world.supervisor.xcoms.get((RUN_ID, KEEP.task_id, -1, PROGRESS_KEY)) or {}).get("status")
+    return (world.supervisor.xcoms.get((RUN_ID, RECEIVE.task_id, -1, PROGRESS_KEY)) or {}).get("status")
 
 
 def writes(world: LeasedMessages) -> int:

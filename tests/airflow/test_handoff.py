@@ -11,8 +11,8 @@ from airflow.sdk.execution_time.comms import GetXCom
 
 from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS
 from sqs_lease.airflow.transfer.handoff import ADOPTION_SECONDS, LONGEST_PAUSE_SECONDS, TAKEOVER_SECONDS
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, TAKEOVER_KEY, Takeover, read_progress
-from sqs_lease.airflow.transfer.status import BatchStatus
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, TAKEOVER_KEY, Progress, Takeover, read_progress
 from sqs_lease.core.policies import Growing
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms
@@ -49,7 +49,8 @@ class World:
     def taken_over(self, batch_id: str = "batch") -> None:
         """The keeper's trigger began in another triggerer, and says so."""
         takeover = Takeover([batch_id], holder="another triggerer's trigger")
-        self.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, TAKEOVER_KEY] = takeover.encode()
+        for task in (RECEIVE, KEEP):
+            self.supervisor.xcoms[RUN_ID, task.task_id, -1, TAKEOVER_KEY] = takeover.encode()
 
     def state(self) -> MessageState:
         (state,) = self.sqs.contents(self.url).values()
@@ -151,7 +152,7 @@ def test_a_keeper_that_was_deferred_without_a_trigger_finds_how_long_the_leases_
     async def scenario(triggerer: VirtualTriggerer) -> None:
         world.states[KEEP.task_id] = "deferred"
         await asyncio.sleep(600)
-        progress = await read_progress(KEEP, "batch")
+        progress = await read_progress(RECEIVE, "batch")
         assert progress is not None
         assert progress.certain_until is not None
         assert progress.certain_until > world.clock.wall()
@@ -169,24 +170,19 @@ def test_a_trigger_that_begins_at_any_time_finds_leases_that_last(world: World, 
         await asyncio.sleep(10)
         for _ in range(300):
             await asyncio.sleep(1)
-            progress = await read_progress(KEEP, "batch")
-            assert progress is not None
-            assert progress.certain_until is not None
-            assert progress.certain_until > world.clock.wall()
+            progress = await read_progress(RECEIVE, "batch") or Progress()
+            handed = HandedLease.decode(world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY])
+            (lease,) = progress.with_known_deadlines(handed.leases)
+            assert lease.deadline > world.clock.wall()
 
     world.run(scenario, visibility_seconds=visibility_seconds)
 
 
 def test_the_page_of_leases_shows_a_batch_that_waits_for_a_triggerer(world: World) -> None:
     async def scenario(triggerer: VirtualTriggerer) -> None:
-        note = world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY] = {
-            "status": BatchStatus(world.url, {"received": 1}).encode()
-        }
         world.states[KEEP.task_id] = "deferred"
         await asyncio.sleep(600)
-        written = world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY]
-        assert written != note
-        status = written["status"]
+        status = world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, PROGRESS_KEY]["status"]
         assert status["queue_url"] == world.url
         assert (status["counts"]["received"], status["counts"]["held"]) == (1, 1)
         assert status["deadline"] > world.clock.wall()

@@ -35,7 +35,7 @@ class WorkInstance:
         return self.xcoms.get((task_ids, key))
 
     def note(self, settled: dict[int, Outcome]) -> None:
-        self.xcoms["orders_keeper", PROGRESS_KEY] = Progress(settled).encode()
+        self.xcoms["orders", PROGRESS_KEY] = Progress(settled).encode()
 
 
 @pytest.fixture

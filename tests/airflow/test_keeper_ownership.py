@@ -13,12 +13,11 @@ from airflow.triggers.base import TaskSuccessEvent
 from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, TAKEOVER_KEY
 from sqs_lease.core.policies import Fixed, Growing, Threshold
 from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID, USER_ACTION, RunningTrigger, VirtualTriggerer
+from tests.airflow.virtual_triggerer import CHECK, KEEP, USER_ACTION, RunningTrigger, VirtualTriggerer
 
 
 @pytest.fixture
@@ -630,11 +629,6 @@ def test_messages_are_held_for_the_next_try_when_a_user_clears_the_keeper(world:
     assert not world.events(AuditKind.RELEASED, AuditKind.EXPIRED)
 
 
-def clear_keeper(world: LeasedMessages) -> None:
-    """What Airflow does when the task begins again: the XComs of the try before are deleted, and it sets its own."""
-    world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY] = {}
-
-
 def test_a_cleared_keeper_that_begins_again_elsewhere_touches_nothing_that_was_settled(world: LeasedMessages) -> None:
     async def scenario() -> None:
         _, running = await keep_on_first(world, "success", "failed", "running", seconds=60)
@@ -642,7 +636,7 @@ def test_a_cleared_keeper_that_begins_again_elsewhere_touches_nothing_that_was_s
         world.states[KEEP.task_id] = "queued"
         await running.cancel(USER_ACTION)
         await asyncio.sleep(30)
-        clear_keeper(world)
+        forget_tries(world)
         began_at = world.clock.now()
         again = world.keep(world.triggerer("second"), CHECK, tried_before=True)
         await asyncio.sleep(120)
@@ -662,31 +656,80 @@ def test_a_cleared_keeper_that_begins_again_elsewhere_touches_nothing_that_was_s
     }
 
 
-def test_without_word_of_the_try_before_messages_whose_work_ended_are_left_alone(world: LeasedMessages) -> None:
+def test_a_cleared_keeper_whose_triggerer_died_touches_nothing_that_was_given_back(world: LeasedMessages) -> None:
+    """The failed work was cleared, too, so that its state does not say what became of its message."""
+
     async def scenario() -> None:
-        first, _ = await keep_on_first(
-            world,
-            "success",
-            "failed",
-            "running",
-            work=WorkTask("check", mapped=True, per_message=True, returns=False),
-            seconds=60,
-        )
-        await first.kill()
-        clear_keeper(world)
-        again = world.keep(
-            world.triggerer("second"),
-            WorkTask("check", mapped=True, per_message=True, returns=False),
-            tried_before=True,
-        )
-        await asyncio.sleep(60)
-        world.states["check_2"] = "success"
-        await again.ended()
-        assert world.message_states() == {"b": MessageState.VISIBLE}
+        first, _ = await keep_on_first(world, "success", "failed", "running", seconds=60)
+        async with another_consumer(world):
+            world.states.update({KEEP.task_id: "queued", "check_1": "running"})
+            await first.kill()
+            await asyncio.sleep(3)
+            forget_tries(world)
+            again = world.keep(world.triggerer("second"), CHECK, tried_before=True)
+            await asyncio.sleep(60)
+            world.states.update({"check_1": "success", "check_2": "success"})
+            await again.ended()
 
     world.run(scenario)
-    by_second = [entry for entry in world.events(AuditKind.CHANGED) if entry.caller == "second"]
+    by_second = [entry for entry in world.events(AuditKind.CHANGED, AuditKind.DELETED) if entry.caller == "second"]
     assert {entry.message_id for entry in by_second} == {world.ids[2]}
+    assert (world.report()["deleted"], world.report()["released"]) == (2, 1)
+
+
+def test_a_keeper_that_is_cleared_again_as_it_begins_leaves_word_of_what_the_first_try_settled(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first, running = await keep_on_first(world, "success", "failed", "running", seconds=60)
+        async with another_consumer(world):
+            for _ in range(2):
+                world.states[KEEP.task_id] = "queued"
+                await running.cancel(USER_ACTION)
+                await asyncio.sleep(10)
+                forget_tries(world)
+                world.supervisor.answer_seconds = 1.0
+                running = world.keep(first, CHECK, tried_before=True)
+                await asyncio.sleep(1.5)
+            world.states[KEEP.task_id] = "queued"
+            await running.cancel(USER_ACTION)
+            world.supervisor.answer_seconds = 0.0
+            await asyncio.sleep(60)
+            await first.kill()
+            forget_tries(world)
+            again = world.keep(world.triggerer("second"), CHECK, tried_before=True)
+            await asyncio.sleep(30)
+            world.states["check_2"] = "success"
+            await again.ended()
+
+    world.run(scenario)
+    by_second = [entry for entry in world.events(AuditKind.CHANGED, AuditKind.DELETED) if entry.caller == "second"]
+    assert {entry.message_id for entry in by_second} == {world.ids[2]}
+
+
+def test_messages_of_a_keeper_that_defers_twice_within_a_second_come_back_at_once_when_their_work_fails(
+    world: LeasedMessages,
+) -> None:
+    """It is cleared while no triggerer has room, and defers again before anybody sees a state in between."""
+
+    async def scenario() -> None:
+        _, running = await keep_on_first(world, seconds=60)
+        world.states[KEEP.task_id] = "queued"
+        await running.cancel(USER_ACTION)
+        await asyncio.sleep(10)
+        forget_tries(world)
+        world.states[KEEP.task_id] = "deferred"
+        await asyncio.sleep(60)
+        forget_tries(world)
+        again = world.keep(world.triggerer("second"), tried_before=True)
+        await asyncio.sleep(3)
+        world.states["load"] = "failed"
+        await again.ended()
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+    assert not world.events(AuditKind.EXPIRED)
+    assert world.report()["released"] == 3
 
 
 def test_the_next_try_may_begin_before_the_old_one_is_told(world: LeasedMessages) -> None:
@@ -867,8 +910,7 @@ def test_a_keeper_that_was_marked_and_then_cleared_touches_nobody_elses_lease(wo
         await running.cancel(USER_ACTION)
         other = MemoryTransport(world.sqs, name="other")
         assert len(await other.receive(world.url, max_messages=10, wait_seconds=0, visibility_seconds=600)) == 2
-        for key in (PROGRESS_KEY, TAKEOVER_KEY):
-            world.supervisor.xcoms.pop((RUN_ID, KEEP.task_id, -1, key), None)
+        forget_tries(world)
         running = world.keep(triggerer, CHECK, tried_before=True)
         await asyncio.sleep(20)
         world.states.update({"check_1": "failed", "check_2": "success"})
@@ -878,3 +920,29 @@ def test_a_keeper_that_was_marked_and_then_cleared_touches_nobody_elses_lease(wo
     world.run(scenario)
     assert not [entry for entry in world.sqs.trail().entries() if entry.at > 15 and entry.caller != "other"]
     assert (world.report()["lost"], world.report()["deleted"]) == (2, 1)
+
+
+def test_a_cleared_keeper_that_begins_again_where_it_was_counts_what_an_earlier_triggerer_settled(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        first, _ = await keep_on_first(world, "success", "failed", "running", seconds=30)
+        await first.kill()
+        second = world.triggerer("second")
+        running = world.keep(second, CHECK)
+        await asyncio.sleep(30)
+        world.states[KEEP.task_id] = "queued"
+        await running.cancel(USER_ACTION)
+        await asyncio.sleep(5)
+        forget_tries(world)
+        again = world.keep(second, CHECK, tried_before=True)
+        await asyncio.sleep(10)
+        world.states["check_2"] = "success"
+        await again.ended()
+
+    world.run(scenario)
+    assert {name: world.report()[name] for name in ("deleted", "released", "lost")} == {
+        "deleted": 2,
+        "released": 1,
+        "lost": 0,
+    }

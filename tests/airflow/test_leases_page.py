@@ -16,6 +16,7 @@ from sqs_lease.airflow import SqsLeaseKeeperOperator
 from sqs_lease.airflow.page.site import FILES, NAVIGATION_VIEW, RUN_VIEW, URL_PREFIX, LeasesSite
 from sqs_lease.airflow.plugin import SqsLeasePlugin
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
+from sqs_lease.airflow.transfer.status import KEEPS_KEY
 from sqs_lease.airflow.triggers.keep import REPORT_KEY
 
 NAMES = sorted(path.name for path in FILES.iterdir())
@@ -122,6 +123,7 @@ def test_modules_import_one_another_and_make_no_markup_of_text(name: str) -> Non
 
 def test_the_page_reads_what_the_keeper_writes() -> None:
     text = (FILES / "airflow.js").read_text()
+    assert f'const KEEPS = "{KEEPS_KEY}";' in text
     assert f'const NOTE = "{PROGRESS_KEY}";' in text
     assert f'const REPORT = "{REPORT_KEY}";' in text
     assert 'const KEEPER = "SqsLeaseKeeperOperator";' in text

@@ -18,7 +18,7 @@ from sqs_lease.core.events import Outcome
 from sqs_lease.core.policies import Growing, Never
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import KEEP, RUN_ID, RunningTrigger, VirtualTriggerer
+from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID, RunningTrigger, VirtualTriggerer
 
 CALLS: list[dict[str, Any]] = []
 
@@ -260,7 +260,7 @@ def test_lost_messages_are_noted_for_whoever_resumes_the_keeper(world: LeasedMes
         delete_elsewhere(world, triggerer, 1)
         # The next extension finds out, sooner than the keeper leaves word of how long the leases last.
         await asyncio.sleep(7)
-        noted = Progress.decode(world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY])
+        noted = Progress.decode(world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, PROGRESS_KEY])
         assert noted.settled == {1: Outcome.LOST}
         world.states["load"] = "success"
         await running.ended()

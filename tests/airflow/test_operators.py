@@ -23,7 +23,7 @@ from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.provider_info import get_provider_info
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY
+from sqs_lease.airflow.transfer.status import KEEPS_KEY
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger
 from sqs_lease.airflow.triggers.receive import FAILED, FAILED_FOR_GOOD, TIMED_OUT, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock
@@ -229,9 +229,9 @@ def test_the_keeper_defers_with_the_lease_the_work_and_the_failure_rule(dag: DAG
         {"task_id": "check", "mapped": True, "per_message": True, "chained": False, "returns": False}
     ]
     assert arguments["on_failure"]["on_failure"] == "backoff"
-    assert task_instance.pushed.keys() == {PROGRESS_KEY}
-    assert task_instance.pushed[PROGRESS_KEY].keys() == {"status"}
-    assert task_instance.pushed[PROGRESS_KEY]["status"]["counts"] == {"received": 1}, "before a triggerer has it"
+    assert task_instance.pushed.keys() == {KEEPS_KEY}
+    assert task_instance.pushed[KEEPS_KEY]["receive_task_id"] == "orders"
+    assert task_instance.pushed[KEEPS_KEY]["status"]["counts"] == {"received": 1}, "before a triggerer has it"
 
 
 def test_no_receipt_handle_can_be_read_in_the_keepers_arguments_or_fields(dag: DAG, supervisor: ScriptedComms) -> None:

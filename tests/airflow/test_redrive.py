@@ -28,11 +28,11 @@ from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.queues.queue_task import DONE
 from sqs_lease.airflow.queues.redrive import SqsFilteredMoveTrigger, SqsMoveTaskTrigger
-from sqs_lease.keeper import move_orders
+from sqs_lease.keeper import move_orders, text_search
 from sqs_lease.keeper.driver import REASON_ATTRIBUTE
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.move_orders import MoveOrder, StartedMove, follow, move_filtered, start
-from sqs_lease.keeper.outcome import OutcomeError
+from sqs_lease.keeper.outcome import FAILED, OutcomeError
 from sqs_lease.sqs.move_tasks import CANCELLED, RUNNING, MoveTask
 from sqs_lease.testing import (
     Fault,
@@ -794,6 +794,24 @@ def test_queues_of_the_other_kind_and_the_same_queue_are_refused(ground: Ground)
         ground.move(older_than_seconds=0.0, destination="other.fifo")
     with pytest.raises(OutcomeError, match="to the same queue"):
         ground.move(older_than_seconds=0.0, destination="dead")
+
+
+def test_a_pattern_that_takes_too_long_ends_its_own_move_alone(
+    ground: Ground, supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_search, "SEARCH_SECONDS", 0.5)
+    ground.dead_letter("a", reason="a" * 25 + "b")
+
+    async def scenario() -> None:
+        triggerer = VirtualTriggerer(ground.sqs, ground.clock)
+        (event,) = await triggerer.start(filtered_trigger(ground, reason="(a+)+$"), REDRIVE).ended()
+        assert event.payload["status"] == FAILED
+        assert "without a repetition within a repetition" in event.payload["error"]
+        assert event.payload["report"]["looked_at"] == 1
+        assert triggerer.open_transports == 0
+
+    ground.run(scenario)
+    assert set(ground.sqs.contents(ground.dead).values()) == {MessageState.VISIBLE}
 
 
 def test_the_trigger_moves_what_matches(ground: Ground, supervisor: ScriptedComms) -> None:

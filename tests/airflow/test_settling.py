@@ -11,10 +11,10 @@ from sqs_lease.airflow.settlement.rules import (
     Decision,
     Failure,
     InstanceReport,
+    Judgement,
     WorkTask,
     ambiguous_names,
     concerned,
-    decide,
 )
 from sqs_lease.core.failure_rules import failed_items, failure_reasons
 
@@ -36,9 +36,8 @@ def decision(
 ) -> Decision:
     """Decide with workers that leave no reports of failures, unless there are options."""
     reports = {key: InstanceReport(ids, errors) for key, ids in (failures or {}).items()}
-    return decide(
-        work, states, reports, IDS, [0, 1, 2] if held is None else held, **(options or {"read_failures": False})
-    )
+    judgement = Judgement(work, states, reports, IDS, **(options or {"read_failures": False}))
+    return judgement.on([0, 1, 2] if held is None else held)
 
 
 def failure(reason: str, positions: tuple[int, ...] = (0, 1, 2)) -> dict[int, Failure]:
@@ -176,7 +175,7 @@ def test_a_reason_beside_a_named_message_goes_with_its_failure_alone() -> None:
     returned = {"batchItemFailures": [{"itemIdentifier": "m0", "reason": "no total"}, {"itemIdentifier": "m1"}]}
     reasons = failure_reasons(returned, failed_items(returned, IDS))
     reports = {("load", UNMAPPED): InstanceReport(frozenset({"m0", "m1"}), reasons=reasons)}
-    outcome = decide([LOAD], {"load": "success"}, reports, IDS, [0, 1, 2])
+    outcome = Judgement([LOAD], {"load": "success"}, reports, IDS).on([0, 1, 2])
     assert {position: failure.detail for position, failure in outcome.fail.items()} == {0: "no total", 1: ""}
     assert outcome.delete == (2,)
 

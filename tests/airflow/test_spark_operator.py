@@ -59,7 +59,7 @@ class TaskInstance:
         return {"run": {"orders_keeper": self.keeper_state}}
 
     def settle(self, number: int) -> None:
-        self.xcoms["orders_keeper", PROGRESS_KEY] = Progress(dict.fromkeys(range(number), Outcome.DELETED)).encode()
+        self.xcoms["orders", PROGRESS_KEY] = Progress(dict.fromkeys(range(number), Outcome.DELETED)).encode()
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from sqs_lease.testing import Fault, FaultRule, Operation, TransportCall
 from sqs_lease.testing.service_errors import ACCESS_DENIED, NO_SUCH_QUEUE
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID, RunningTrigger
+from tests.airflow.virtual_triggerer import CHECK, RECEIVE, RUN_ID, RunningTrigger
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_takeover_counts_what_the_process_before_could_not_settle(world: Lease
         first.faults = deletes_are_denied
         running = world.keep(first, CHECK)
         await asyncio.sleep(30)
-        noted = Progress.decode(world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY])
+        noted = Progress.decode(world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, PROGRESS_KEY])
         assert noted.settled == {0: Outcome.FAILED}
         await first.kill()
         await running.kill()
@@ -184,7 +184,7 @@ def test_a_takeover_goes_on_counting_extensions(world: LeasedMessages) -> None:
         await world.receive(first)
         running = world.keep(first)
         await asyncio.sleep(600)
-        noted = Progress.decode(world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, PROGRESS_KEY])
+        noted = Progress.decode(world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, PROGRESS_KEY])
         assert noted.counts["extensions"] > 3
         await first.kill()
         await running.kill()

@@ -242,8 +242,9 @@ def test_what_a_dag_test_does_not_settle_is_given_back_when_its_process_ends(dag
 
 
 def test_a_keeper_in_dag_test_says_when_its_process_holds_no_such_batch() -> None:
+    keeper, receiving = RunOfTask("shop", "run", "keep"), RunOfTask("shop", "run", "receive")
     with pytest.raises(AirflowFailException, match="this process does not hold that batch"):
-        settle_locally(RunOfTask("shop", "run", "keep"), "unknown", [], release(), ordered=True)
+        settle_locally(keeper, receiving, "unknown", [], release(), ordered=True)
 
 
 def of_kind(queues: LeasedQueues, *kinds: AuditKind) -> int:

@@ -27,9 +27,9 @@ TASK = {
     "start_date": "2026-11-23T12:00:00Z",
 }
 TASKS = "/api/v2/dags/~/dagRuns/~/taskInstances"
-PROGRESS = (
-    "/api/v2/dags/orders/dagRuns/manual__2026-11-23T12%3A00%3A00%2B00%3A00/taskInstances/keeper/xcomEntries/settled"
-)
+INSTANCES = "/api/v2/dags/orders/dagRuns/manual__2026-11-23T12%3A00%3A00%2B00%3A00/taskInstances"
+KEEPS = f"{INSTANCES}/keeper/xcomEntries/keeps"
+PROGRESS = f"{INSTANCES}/receive/xcomEntries/settled"
 MATERIALIZATION = {
     "runId": "a-run",
     "timestamp": "1795435200000",
@@ -99,6 +99,7 @@ def watched(*arguments: str, exit_code: int = 0) -> dict[str, Any]:
 
 def airflow(host: Host) -> None:
     host.answers[TASKS] = {"task_instances": [TASK], "total_entries": 1}
+    host.answers[KEEPS] = {"key": "keeps", "value": {"receive_task_id": "receive", "status": {}}}
     host.answers[PROGRESS] = {"key": "settled", "value": {"settled": "dd-rd", "certain_until": None, "counts": {}}}
 
 

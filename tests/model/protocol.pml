@@ -62,14 +62,13 @@ bit tried_before = 0;
 bit cleared = 0; /* the run was, and has not received again */
 byte batch = 0;  /* the run's */
 #define NO_NOTE 2
-byte noted_batch = NO_NOTE;
+byte noted_batch = NO_NOTE; /* of the receiving task: it is left when the keeper's task begins again */
 bit noted[2];
 #define NOBODY 2
 byte taken_by = NOBODY;
 byte taken_batch = 0;
-byte also_taken_by = NOBODY; /* the same, of the receiving task: it is left when the keeper's task begins again */
+byte also_taken_by = NOBODY; /* the same, of the receiving task */
 byte also_taken_batch = 0;
-bit given_back[2]; /* the note of the receiving task: this batch was released, so that no later try may hold it */
 
 /* The triggerers. */
 #define DEAD 0
@@ -126,15 +125,16 @@ bit was_late; /* the keeper was not there in time, and what was held for it was 
 #define HOLDS(b, t, m) \
   (IS_UP(t) && ROLE(b, t) != NOTHING && (lease[AT(b, t, m)] == HELD || lease[AT(b, t, m)] == DECIDED))
 #define EXTENDS(b, t) (extending[AT(b, t, 0)] || extending[AT(b, t, 1)])
-#define IS_TAKEN_BY_OTHER(b, t) (taken_by == OTHER(t) && taken_batch == (b))
-#ifdef WITHOUT_TELLING_TWICE
-#define WAS_TAKEN_BY_OTHER(b, t) IS_TAKEN_BY_OTHER(b, t)
-#else
 #define IS_TOLD(b) (taken_by != NOBODY && taken_batch == (b))
-#define WAS_TAKEN_BY_OTHER(b, t) \
-  (IS_TAKEN_BY_OTHER(b, t) || !IS_TOLD(b) && also_taken_by == OTHER(t) && also_taken_batch == (b))
+#define KEEPER_SAYS_OTHER(b, t) (taken_by == OTHER(t) && taken_batch == (b))
+#ifdef WITHOUT_TELLING_TWICE
+#define IS_TAKEN_BY_OTHER(b, t) KEEPER_SAYS_OTHER(b, t)
+#else
+#define IS_TAKEN_BY_OTHER(b, t) (also_taken_by == OTHER(t) && also_taken_batch == (b))
 #endif
+#define WAS_TAKEN_BY_OTHER(b, t) (KEEPER_SAYS_OTHER(b, t) || !IS_TOLD(b) && IS_TAKEN_BY_OTHER(b, t))
 #define NOTE_IS_ABOUT(b) (noted_batch == (b))
+#define NOTE_SAYS(b, t, m) (noted[m] == (lease[AT(b, t, m)] >= DECIDED))
 #ifdef WITHOUT_NOTES_NAME_THEIR_BATCH
 #define IS_READ_AS_ABOUT(b) (noted_batch != NO_NOTE)
 #else
@@ -166,24 +166,28 @@ inline give_back_one(b, t, m) {
   fi
 }
 
+/* Not about a batch of before the run was cleared: the note would take the place of one about the new batch. */
+inline note_end(b) {
+  if
+#ifndef WITHOUT_NOTE_OF_GIVING_BACK
+  :: !cleared && batch == (b) -> noted_batch = b; noted[0] = 1; noted[1] = 1
+#endif
+  :: else
+  fi
+}
+
 inline give_back(b, t) {
   ROLE(b, t) = GIVES_BACK;
-  given_back[b] = 1;
+  note_end(b);
   give_back_one(b, t, 0);
   give_back_one(b, t, 1)
 }
 
-/* From the arguments of the trigger, the note, and the states of the work. What lapsed is not always known: it may be
- * taken for lapsed, but never the other way round. */
+/* From the arguments of the trigger, and the note. What lapsed is not always known: it may be taken for lapsed, but
+ * never the other way round. */
 inline hold_unless_settled(b, t, m) {
   if
   :: IS_READ_AS_ABOUT(b) && noted[m] -> lease[AT(b, t, m)] = DONE
-#ifndef WITHOUT_NOTE_OF_GIVING_BACK
-  :: !IS_READ_AS_ABOUT(b) && given_back[b] -> lease[AT(b, t, m)] = DONE
-#endif
-#ifndef WITHOUT_NOTE_FOR_THE_NEXT_TRY
-  :: !IS_READ_AS_ABOUT(b) && tried_before && WORK(b, m) != AT_WORK -> lease[AT(b, t, m)] = DONE
-#endif
   :: WORK(b, m) == NO_WORK -> lease[AT(b, t, m)] = DONE
   :: else ->
     lease[AT(b, t, m)] = HELD;
@@ -301,7 +305,12 @@ inline lose_answer(b, t, m) {
       fi }
 
 /* Airflow deletes the XComs of a task when its next try begins. Time: by then the trigger of the last one has
- * ended, and its last calls have arrived. */
+ * ended, and its last calls have arrived; the next one waits for that. */
+#ifdef WITHOUT_NOTES_OUTLIVE_TRIES
+#define LOSE_NOTE noted_batch = NO_NOTE
+#else
+#define LOSE_NOTE skip
+#endif
 #define IS_KEPT(t) \
   (IS_UP(t) && (ROLE(batch, t) == KEEPS || ROLE(batch, t) == TAKES_OVER) || \
    ROLE(batch, t) == NOTHING && (extending[AT(batch, t, 0)] || extending[AT(batch, t, 1)]))
@@ -310,7 +319,7 @@ inline lose_answer(b, t, m) {
   :: atomic { keeper == NOT_STARTED && !cleared && !IS_KEPT(0) && !IS_KEPT(1) -> printf("the keeper's task begins\n"); \
       \
       keeper = BEGINS; \
-      if :: tried_before -> noted_batch = NO_NOTE; taken_by = NOBODY :: else fi } \
+      if :: tried_before -> LOSE_NOTE; taken_by = NOBODY :: else fi } \
   :: atomic { keeper == BEGINS -> printf("the keeper's task is deferred\n"); \
       \
       keeper = DEFERRED; \
@@ -487,24 +496,16 @@ inline wake(t) {
 
 /* ---------------------------------------------------------------- a triggerer: triggers and the hand-off */
 
-/* Time: the note for the next try comes within the seconds for which it is waited. */
-#ifdef WITHOUT_NOTE_FOR_THE_NEXT_TRY
-#define KNOWS_WHAT_WAS_SETTLED(b, t) 1
-#else
-#define KNOWS_WHAT_WAS_SETTLED(b, t) \
-  (!tried_before || IS_READ_AS_ABOUT(b) || !IS_UP(OTHER(t)) || ROLE(b, OTHER(t)) == NOTHING || quiet[OTHER(t)])
-#endif
-
 #define TRIGGER(b, t) \
   :: atomic { IS_UP(t) && keeper == DEFERRED && assigned == (t) && batch == (b) && ROLE(b, t) == HANDS_OFF && \
-      !quiet[t] && !IS_TAKEN_BY_OTHER(b, t) -> printf("the trigger starts in triggerer %d, which has the batch\n", t); \
+      !quiet[t] && !KEEPER_SAYS_OTHER(b, t) -> printf("the trigger starts in triggerer %d, which has the batch\n", t); \
       ROLE(b, t) = KEEPS; \
       if \
       :: tried_before && IS_CLOSED(b) -> drop(b, t, 0); drop(b, t, 1) \
       :: else -> tell_again(b, t) \
       fi } \
-  :: atomic { IS_UP(t) && keeper == DEFERRED && assigned == (t) && batch == (b) && ROLE(b, t) == NOTHING && \
-      KNOWS_WHAT_WAS_SETTLED(b, t) -> printf("triggerer %d takes over\n", t); \
+  :: atomic { IS_UP(t) && keeper == DEFERRED && assigned == (t) && batch == (b) && ROLE(b, t) == NOTHING -> \
+      printf("triggerer %d takes over\n", t); \
       ROLE(b, t) = TAKES_OVER; \
       TOOK_OVER(b, t) = 1; \
       hold_unless_settled(b, t, 0); \
@@ -516,18 +517,14 @@ inline wake(t) {
       (keeper == DEFERRED && assigned == (t) || cleared) -> printf("triggerer %d says that it took over\n", t); ROLE(b, t) = KEEPS; tell(b, t) } \
   :: atomic { IS_UP(t) && ROLE(b, t) == KEEPS && keeper == DEFERRED && batch == (b) && !quiet[t] && \
       lease[AT(b, t, 0)] == DONE && lease[AT(b, t, 1)] == DONE -> \
-      printf("the keeper ends\n"); keeper = ENDED; given_back[b] = 1; forget(b, t) } \
+      printf("the keeper ends\n"); note_end(b); keeper = ENDED; forget(b, t) } \
   :: atomic { IS_UP(t) && ROLE(b, t) == GIVES_BACK && lease[AT(b, t, 0)] != HELD && lease[AT(b, t, 0)] != DECIDED && \
       lease[AT(b, t, 0)] != SENT && lease[AT(b, t, 1)] != HELD && lease[AT(b, t, 1)] != DECIDED && \
       lease[AT(b, t, 1)] != SENT -> forget(b, t) } \
   NOTICES_CLEAR(b, t) \
   ENDED_FROM_OUTSIDE(b, t)
 
-#ifdef WITHOUT_NOTE_OF_GIVING_BACK
-#define IS_CLOSED(b) 0
-#else
-#define IS_CLOSED(b) given_back[b]
-#endif
+#define IS_CLOSED(b) (NOTE_IS_ABOUT(b) && noted[0] && noted[1])
 
 inline drop(b, t, m) {
   if
@@ -604,7 +601,8 @@ inline tell_again(b, t) {
 #ifdef WITHOUT_HOLDING_UNTIL_TAKEN
 #define IS_NO_LONGER_NEEDED(b, t) (IS_TAKEN_BY_OTHER(b, t) || keeper == DEFERRED && assigned != (t))
 #else
-#define IS_NO_LONGER_NEEDED(b, t) (IS_TAKEN_BY_OTHER(b, t) || IS_TO_BE_GIVEN_BACK(b) && WAS_TAKEN_BY_OTHER(b, t))
+#define IS_NO_LONGER_NEEDED(b, t) \
+  (!IS_TO_BE_GIVEN_BACK(b) && IS_TAKEN_BY_OTHER(b, t) || IS_TO_BE_GIVEN_BACK(b) && WAS_TAKEN_BY_OTHER(b, t))
 #endif
 
 /* Time: before it gives anything back, it waits for a trigger that is about to say that it took over, and for its calls;
@@ -623,9 +621,9 @@ inline tell_again(b, t) {
 #define HANDOFF(b, t) \
   :: atomic { IS_UP(t) && ROLE(b, t) == HANDS_OFF && IS_NO_LONGER_NEEDED(b, t) -> \
       printf("triggerer %d no longer holds what it hands off\n", t); forget(b, t) } \
-  :: atomic { IS_UP(t) && ROLE(b, t) == HANDS_OFF && !quiet[t] && keeper == DEFERRED && batch == (b) && \
-      !NOTE_IS_ABOUT(b) && !IS_TAKEN_BY_OTHER(b, t) -> printf("triggerer %d notes what was settled, for the next try\n", t); \
-      write_note(b, t) } \
+  :: atomic { IS_UP(t) && ROLE(b, t) == HANDS_OFF && !quiet[t] && !IS_TO_BE_GIVEN_BACK(b) && !IS_TAKEN_BY_OTHER(b, t) && \
+      !(NOTE_IS_ABOUT(b) && NOTE_SAYS(b, t, 0) && NOTE_SAYS(b, t, 1)) -> \
+      printf("triggerer %d notes what was settled\n", t); write_note(b, t) } \
   :: atomic { IS_UP(t) && ROLE(b, t) == HANDS_OFF && !quiet[t] && \
       IS_TO_BE_GIVEN_BACK(b) && IS_NOBODYS(b, t) -> printf("triggerer %d gives back what it hands off\n", t); \
       give_back(b, t) } \

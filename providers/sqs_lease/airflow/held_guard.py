@@ -105,7 +105,7 @@ def _settled(task_instance: Any, keeper: SqsLeaseKeeperOperator) -> Mapping[int,
     states = task_instance.get_task_states(**place).get(task_instance.run_id, {})
     if states.get(keeper.task_id, "removed") in _ENDED:
         return None
-    return Progress.decode(task_instance.xcom_pull(task_ids=keeper.task_id, key=PROGRESS_KEY)).settled
+    return Progress.decode(task_instance.xcom_pull(task_ids=keeper.receive_task_id, key=PROGRESS_KEY)).settled
 
 
 def _keeper(dag: Any, lease: str) -> SqsLeaseKeeperOperator:

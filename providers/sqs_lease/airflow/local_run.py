@@ -82,12 +82,19 @@ def receive_locally(options: ReceiveOptions, wait_seconds: float) -> ReceivedLoc
 
 
 def settle_locally(
-    task: RunOfTask, batch_id: str, work: Sequence[WorkTask], on_failure: FailureRule, *, ordered: bool
+    task: RunOfTask,
+    receive_task: RunOfTask,
+    batch_id: str,
+    work: Sequence[WorkTask],
+    on_failure: FailureRule,
+    *,
+    ordered: bool,
 ) -> dict[str, Any]:
     """Settle what is decided, and end when that is everything.
 
     Args:
         task: The keeper's task.
+        receive_task: The task that received.
         batch_id: Which batch.
         work: The tasks that work on the messages.
         on_failure: What becomes of failed messages.
@@ -106,7 +113,7 @@ def settle_locally(
             f"{task} keeps what its sensor received in the same dag.test(), and this process does not hold that batch"
         )
     holding = held.holding
-    if (still_open := holding.thread.run(_settle(task, held, work, on_failure, ordered))) > 0:
+    if (still_open := holding.thread.run(_settle(task, receive_task, held, work, on_failure, ordered))) > 0:
         logger.info("%d messages are still worked on", still_open)
         again_at = timezone.utcnow() + timedelta(seconds=AGAIN_SECONDS)
         raise AirflowRescheduleException(again_at)  # type: ignore[no-untyped-call]
@@ -118,7 +125,12 @@ def settle_locally(
 
 
 async def _settle(
-    task: RunOfTask, held: _Held, work: Sequence[WorkTask], on_failure: FailureRule, ordered: bool
+    task: RunOfTask,
+    receive_task: RunOfTask,
+    held: _Held,
+    work: Sequence[WorkTask],
+    on_failure: FailureRule,
+    ordered: bool,
 ) -> int:
     batch = held.holding.batch
     if batch is None:
@@ -126,6 +138,7 @@ async def _settle(
     if held.settler is None:
         held.settler = Settler(
             task,
+            receive_task,
             batch,
             held.holding.leases,
             work,

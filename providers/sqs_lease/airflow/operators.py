@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,8 +28,7 @@ from sqs_lease.airflow.settlement.lost_leases import OnLost, encode_on_lost
 from sqs_lease.airflow.settlement.rules import why_it_fails
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, merge
 from sqs_lease.airflow.transfer.payload import BatchValue, merge_messages
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, encoded_status
-from sqs_lease.airflow.transfer.status import BatchStatus
+from sqs_lease.airflow.transfer.status import KEEPS_KEY, BatchStatus
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.clock import SystemClock
@@ -124,14 +124,17 @@ class SqsLeaseKeeperOperator(BaseOperator):
         work = work_tasks(self.dag, self.work_task_ids, self.receive_task_id, self.task_id)
         if not triggers_are_supported():
             on_failure = decode_failure_rule(self.on_failure)
-            report = settle_locally(run_of(task_instance), lease["batch_id"], work, on_failure, ordered=self.ordered)
+            task = run_of(task_instance)
+            receiving = replace(task, task_id=self.receive_task_id)
+            report = settle_locally(task, receiving, lease["batch_id"], work, on_failure, ordered=self.ordered)
             task_instance.xcom_push(key=REPORT_KEY, value=report)
             if (error := why_it_fails(report, self.on_lost, lease["queue_url"])) is not None:
                 raise AirflowFailException(f"{run_of(task_instance)}: {error}")
             return
-        # There from the start, so that a trigger which takes over finds it in any case.
+        # For the page of leases: notes about the batch are XComs of the receiving task.
         waiting = BatchStatus(lease["queue_url"], {"received": lease["messages"]})
-        task_instance.xcom_push(key=PROGRESS_KEY, value=encoded_status(waiting.encode()))
+        kept = {"receive_task_id": self.receive_task_id, "status": waiting.encode()}
+        task_instance.xcom_push(key=KEEPS_KEY, value=kept)
         self.queue_url = lease["queue_url"]  # for the link
         self.log.info("Keeping %d messages of %s", lease["messages"], lease["queue_url"])
         self.defer(

@@ -23,6 +23,7 @@ from sqs_lease.airflow.airflow_api.requests import request_limiter
 from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
 from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
 from sqs_lease.airflow.threads import CLIENTS
+from sqs_lease.airflow.transfer.progress import Progress
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
@@ -72,12 +73,23 @@ class SharedKeeper:
 
 @dataclass(slots=True, eq=False)
 class SharedBatch:
-    """A held batch and the trigger that owns it. Only the owner may settle, extend or drop it."""
+    """A held batch and the trigger that owns it. Only the owner may settle, extend or drop it.
+
+    Attributes:
+        shared_keeper: Extends it.
+        listener: The owner's.
+        batch: The batch.
+        owner: The trigger, or the hand-off between two.
+        inherited: What other processes did about it before this one took it over.
+        progress: Gives what the last keeper's trigger of this process would write down; None if none has had it.
+    """
 
     shared_keeper: SharedKeeper
     listener: EventListener
     batch: Batch = field(init=False)
     owner: object = None
+    inherited: Progress = field(default_factory=Progress)
+    progress: Callable[[], Progress] | None = None
 
     def happened(self, event: LeaseEvent) -> None:
         """Pass an event of one of the leases to the owner's listener."""

@@ -29,6 +29,7 @@ AIRFLOW_USER: Final = "SQS_LEASE_AIRFLOW_USER"
 AIRFLOW_PASSWORD: Final = "SQS_LEASE_AIRFLOW_PASSWORD"  # noqa: S105
 
 _KEEPER: Final = "SqsLeaseKeeperOperator"
+_KEEPS_KEY: Final = "keeps"
 _PROGRESS_KEY: Final = "settled"
 _AT_WORK: Final = ("scheduled", "queued", "running", "deferred")
 
@@ -170,21 +171,9 @@ def _airflow_headers(base: str) -> dict[str, str]:
 
 
 def _airflow_batch(base: str, headers: Mapping[str, str], task: Mapping[str, Any]) -> HostBatch:
-    place = "/".join(
-        (
-            "dags",
-            quote(task["dag_id"], safe=""),
-            "dagRuns",
-            quote(task["dag_run_id"], safe=""),
-            "taskInstances",
-            quote(task["task_id"], safe=""),
-            "xcomEntries",
-            _PROGRESS_KEY,
-        )
-    )
-    progress = _ask(f"{base}/api/v2/{place}?map_index={task['map_index']}", "Airflow", headers, may_be_missing=True)
-    value = progress.get("value")
-    letters = value.get("settled", "") if isinstance(value, Mapping) else ""
+    keeps = _xcom(base, headers, task, task["task_id"], _KEEPS_KEY)
+    value = _xcom(base, headers, task, keeps["receive_task_id"], _PROGRESS_KEY) if "receive_task_id" in keeps else {}
+    letters = value.get("settled", "")
     counts = dict(Counter(OUTCOME_LETTERS[letter].value for letter in letters if letter in OUTCOME_LETTERS))
     return HostBatch(
         "Airflow",
@@ -194,6 +183,14 @@ def _airflow_batch(base: str, headers: Mapping[str, str], task: Mapping[str, Any
         datetime.fromisoformat(task["start_date"]).timestamp() if task["start_date"] else None,
         counts,
     )
+
+
+def _xcom(base: str, headers: Mapping[str, str], task: Mapping[str, Any], task_id: str, key: str) -> Mapping[str, Any]:
+    """What a task of the same run left by a key; empty where there is nothing, or nothing of the kind."""
+    dag_id, run_id, task_id = (quote(name, safe="") for name in (task["dag_id"], task["dag_run_id"], task_id))
+    place = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
+    value = _ask(f"{base}/api/v2/{place}?map_index=-1", "Airflow", headers, may_be_missing=True).get("value")
+    return value if isinstance(value, Mapping) else {}
 
 
 def _dagster_batch(node: Mapping[str, Any]) -> HostBatch | None:

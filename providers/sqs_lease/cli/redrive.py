@@ -250,7 +250,8 @@ async def _survey(transport: RedriveTransport, order: MoveOrder, *, is_whole: bo
     name = "" if back_to is None else queue_reference(back_to).name
     if set().union(*(cause.sources for cause in causes)) - {name}:
         name = ""
-    return Survey(url, attributes, sample, causes, sum(map(order.matcher(SystemClock()), sample.messages)), name)
+    chosen = await order.choose(sample.messages, SystemClock())
+    return Survey(url, attributes, sample, causes, len(chosen), name)
 
 
 def _causes(sample: Sample) -> list[Cause]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
@@ -22,8 +23,9 @@ from sqs_lease.core.policies import Growing, with_visibility
 from sqs_lease.keeper.driver import REASON_ATTRIBUTE
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.keeper import Keeper
-from sqs_lease.keeper.moving import DEFAULT_MAX_MESSAGES, Destinations, Matches, MessageMover, MoveCounts
+from sqs_lease.keeper.moving import DEFAULT_MAX_MESSAGES, Destinations, MessageMover, MoveCounts
 from sqs_lease.keeper.outcome import FAILED, FAILED_FOR_GOOD, TIMED_OUT, OutcomeError
+from sqs_lease.keeper.text_search import SearchError, found_in
 from sqs_lease.sqs.errors import AccessDeniedError, QueueNotFoundError, SqsError
 from sqs_lease.sqs.move_tasks import (
     ALREADY_RUNNING,
@@ -148,21 +150,37 @@ class MoveOrder:
         """The text to look for in the reason; None to move any message."""
         return None if self.reason is None else re.compile(self.reason)
 
-    def matcher(self, clock: Clock) -> Matches:
-        """Make the test for a message."""
-        pattern = self.pattern()
+    async def choose(self, messages: Sequence[Message], clock: Clock) -> list[Message]:
+        """Find those of some messages that the order is about.
 
-        def matches(message: Message) -> bool:
-            if pattern is not None:
-                reason = message.message_attributes.get(REASON_ATTRIBUTE, {}).get("StringValue")
-                if reason is None or pattern.search(reason) is None:
-                    return False
-            age = 0.0 if message.sent_at is None else clock.wall() - message.sent_at.timestamp()
-            if self.older_than_seconds is not None and age < self.older_than_seconds:
-                return False
-            return self.newer_than_seconds is None or age < self.newer_than_seconds
+        Args:
+            messages: The messages.
+            clock: Tells how old they are.
 
-        return matches
+        Raises:
+            OutcomeError: Looking for the reason took too long.
+        """
+        of_age = [message for message in messages if self._is_of_age(message, clock)]
+        if self.reason is None:
+            return of_age
+        reasons = list(dict.fromkeys(reason for one in of_age if (reason := _reason(one)) is not None))
+        try:
+            found = await found_in(self.reason, reasons)
+        except SearchError as error:
+            raise OutcomeError(f"{self._doing}: reason: {error}", FAILED) from error
+        wanted = {reason for reason, is_found in zip(reasons, found, strict=True) if is_found}
+        return [message for message in of_age if _reason(message) in wanted]
+
+    def _is_of_age(self, message: Message, clock: Clock) -> bool:
+        age = 0.0 if message.sent_at is None else clock.wall() - message.sent_at.timestamp()
+        if self.older_than_seconds is not None and age < self.older_than_seconds:
+            return False
+        return self.newer_than_seconds is None or age < self.newer_than_seconds
+
+
+def _reason(message: Message) -> str | None:
+    reason: str | None = message.message_attributes.get(REASON_ATTRIBUTE, {}).get("StringValue")
+    return reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +410,7 @@ async def move_filtered(
         queue_url,
         policy=with_visibility(Growing(), takeover_seconds, attributes.visibility_seconds),
         destinations=Destinations(transport, destination_url=destination_url, only_source_url=only_source_url),
-        matches=order.matcher(clock),
+        choose=partial(order.choose, clock=clock),
         max_messages=order.max_messages,
         max_per_second=order.max_per_second,
         max_moved=max_moved,
@@ -410,6 +428,9 @@ async def move_filtered(
             TIMED_OUT,
             report,
         ) from None
+    except OutcomeError as error:
+        error.report.update(_filtered_report(mover.counts))
+        raise
     except SqsError as error:
         status = FAILED_FOR_GOOD if error.verdict is Verdict.REFUSED else FAILED
         report = _filtered_report(mover.counts)

@@ -27,12 +27,11 @@ import asyncio
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Final, TypeAlias
 
 from sqs_lease.clock import Clock
@@ -50,7 +49,8 @@ from sqs_lease.sqs.validation import FIFO_SUFFIX
 
 logger = logging.getLogger(__name__)
 
-Matches: TypeAlias = Callable[[Message], bool]
+Choose: TypeAlias = Callable[[Sequence[Message]], Awaitable[Sequence[Message]]]
+"""Tells which of some messages are moved, in their order."""
 
 LAST_LOOK_SECONDS: Final = 5.0
 """How long to wait for one more message before the queue counts as looked through."""
@@ -146,7 +146,7 @@ class MessageMover:
         queue_url: Where they are.
         policy: How they are held, with its visibility timeout.
         destinations: Where they go.
-        matches: Which of them are moved. Called in the event loop; it must not block.
+        choose: Which of them are moved.
         max_messages: How many to look at, at most.
         max_per_second: How many to send in a second, at most; None for no limit.
         max_moved: How many to move, at most; None for all that match. Those beyond that are held until the end, like
@@ -164,7 +164,7 @@ class MessageMover:
         *,
         policy: RenewalPolicy,
         destinations: Destinations,
-        matches: Matches,
+        choose: Choose,
         max_messages: int,
         max_per_second: int | None = None,
         max_moved: int | None = None,
@@ -177,7 +177,7 @@ class MessageMover:
         self._queue_url = queue_url
         self._policy = policy
         self._destinations = destinations
-        self._matches = matches
+        self._choose = choose
         self._max_messages = max_messages
         self._max_moved = sys.maxsize if max_moved is None else max_moved
         self._pace = _Pace(max_per_second, self._clock)
@@ -227,8 +227,8 @@ class MessageMover:
                 for message in collected.messages:
                     if message.message_id in self._sent:
                         await self._delete(message, batch)
-                matching = (message for message in new if _is_older(message, began_at) and self._matches(message))
-                chosen = list(islice(matching, self._max_moved - self.counts.matched))
+                matching = await self._choose([message for message in new if _is_older(message, began_at)])
+                chosen = matching[: self._max_moved - self.counts.matched]
                 self.counts.matched += len(chosen)
                 await self._move_all(chosen, batch)
                 if self._error is not None:

@@ -314,7 +314,7 @@ def test_it_reads_the_public_api_alone_and_no_lease(story: Story) -> None:
     api = {path for path in paths if not path.startswith(f"{URL_PREFIX}/")}
     assert {path for path in api if not path.startswith("/api/v2/dags/")} == set()
     read = {path.rpartition("/")[2] for path in api if "xcomEntries" in path}
-    assert read == {"settled", "lease_report"}
+    assert read == {"keeps", "settled", "lease_report"}
 
 
 def test_the_browser_has_no_error_and_no_breach_of_the_pages_policy(story: Story) -> None:

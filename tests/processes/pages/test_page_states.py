@@ -91,6 +91,7 @@ class FakeAirflow:
     def add(self, task: dict[str, Any], **xcoms: Any) -> None:
         self.keepers.append(task)
         if (status := xcoms.pop("lease_status", None)) is not None:
+            xcoms["keeps"] = {"receive_task_id": "orders", "status": status}
             xcoms["settled"] = {"settled": "", "status": status}
         self.xcoms.update({(task["dag_id"], key): value for key, value in xcoms.items()})
 
@@ -112,10 +113,11 @@ class FakeAirflow:
     def _api(self, path: str, parameters: dict[str, list[str]]) -> tuple[int, Any]:
         if self.refusal is not None:
             return self.refusal, {"detail": "no"}
-        if found := re.fullmatch(r"/api/v2/dags/([^/]+)/dagRuns/[^/]+/taskInstances/[^/]+/xcomEntries/(\w+)", path):
+        if found := re.fullmatch(r"/api/v2/dags/([^/]+)/dagRuns/[^/]+/taskInstances/([^/]+)/xcomEntries/(\w+)", path):
             if self.xcom_refusal is not None:
                 return self.xcom_refusal, {"detail": "no"}
-            value = self.xcoms.get((found[1], found[2]))
+            assert (found[2] == "orders") == (found[3] == "settled")
+            value = self.xcoms.get((found[1], found[3]))
             return (404, {"detail": "none"}) if value is None else (200, {"value": value, "timestamp": when(-5)})
         assert re.fullmatch(r"/api/v2/dags/[^/]+/dagRuns/[^/]+/taskInstances", path), path
         assert parameters["operator_name_pattern"] == ["SqsLeaseKeeperOperator"]
@@ -190,6 +192,15 @@ def test_it_refreshes_by_itself_and_counts_down_without_asking(page: Page, airfl
     page.clock.run_for(30_000)
     expect(cell(page, "Held")).to_have_text("1")
     expect(page.locator("#summary figure")).to_contain_text("at most 3")
+
+
+def test_a_batch_about_which_nothing_was_noted_yet_is_shown_as_its_keeper_found_it(
+    page: Page, airflow: FakeAirflow
+) -> None:
+    airflow.add(keeper(1), lease_status=status(3))
+    del airflow.xcoms["dag_1", "settled"]
+    page.goto(PAGE)
+    expect(cell(page, "Held")).to_have_text("3")
 
 
 def test_it_asks_for_nothing_while_it_is_paused(page: Page, airflow: FakeAirflow) -> None:
@@ -317,7 +328,7 @@ def test_a_batch_that_ended_has_the_counts_of_its_report_and_is_read_once(page: 
     for _ in range(6):
         page.clock.run_for(10_000)
     values = [path for path, _ in airflow.asked if "xcomEntries" in path]
-    assert len(values) == 2, "status and report, once each"
+    assert len(values) == 3, "who received it, status and report, once each"
 
 
 def test_a_keeper_that_was_ended_by_hand_claims_no_figures(page: Page, airflow: FakeAirflow) -> None:

@@ -217,12 +217,12 @@ async def publish(
     mapped_length: int | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> None:
-    """Set an XCom of the trigger's own task, as the task itself would.
+    """Set an XCom of the trigger's own task, or of another one of its run, as the task itself would.
 
     Setting it twice does no harm, so it is set again while no answer comes.
 
     Args:
-        task: The trigger's own task: Airflow allows no other.
+        task: The task. Airflow asks no more of it than that its DAG is of the trigger's team.
         key: The XCom's key.
         value: The value, before serialisation.
         mapped_length: How many instances a task mapped over the value is expanded to; None without mapped tasks.

@@ -141,31 +141,6 @@ def ambiguous_names(work: Iterable[WorkTask], others: Iterable[str] = ()) -> tup
     return None
 
 
-def decide(
-    work: Sequence[WorkTask],
-    states: TaskStates,
-    reports: Mapping[InstanceKey, InstanceReport],
-    message_ids: Sequence[str],
-    held: Iterable[int],
-    *,
-    read_failures: bool = True,
-    by_exception: bool = False,
-) -> Decision:
-    """Decide what is to become of the messages that are still held, see :class:`Judgement`.
-
-    Args:
-        work: As of a judgement, like the other arguments.
-        states: As there.
-        reports: As there.
-        message_ids: As there.
-        held: Positions of the messages to decide on.
-        read_failures: As there.
-        by_exception: As there.
-    """
-    judgement = Judgement(work, states, reports, message_ids, read_failures=read_failures, by_exception=by_exception)
-    return judgement.on(held)
-
-
 class Judgement:
     """What the work's states and reports say at one moment; decisions on any of the messages follow from it.
 

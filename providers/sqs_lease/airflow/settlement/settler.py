@@ -103,6 +103,7 @@ class Settler:
 
     Args:
         task: The keeper's task.
+        receive_task: The task that received: its XComs are where progress is written.
         batch: The batch, which goes on being extended by its keeper.
         leases: All leases of the batch in the order of the messages, those settled earlier included.
         work: The tasks that work on the messages.
@@ -117,6 +118,7 @@ class Settler:
     def __init__(
         self,
         task: RunOfTask,
+        receive_task: RunOfTask,
         batch: Batch,
         leases: Sequence[Lease],
         work: Sequence[WorkTask],
@@ -129,6 +131,7 @@ class Settler:
         ordered: bool = True,
     ) -> None:
         self._task = task
+        self._receive_task = receive_task
         self._batch = batch
         self._leases = leases
         self._message_ids = [lease.receipt.message_id for lease in leases]
@@ -479,7 +482,7 @@ class Settler:
 
     async def _publish_progress(self) -> None:
         self._unwritten = False
-        await publish(self._task, PROGRESS_KEY, self._noted.encode(), patience_seconds=0)
+        await publish(self._receive_task, PROGRESS_KEY, self._noted.encode(), patience_seconds=0)
 
     async def _settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
         try:

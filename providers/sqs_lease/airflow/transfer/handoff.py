@@ -103,8 +103,8 @@ class HandOff:
         timeout_seconds: The hand-off timeout.
         releasing: Called before the batch is released, to write down that it is.
         released: Called after the batch was released, when nobody needs anything that was stored with it.
-        receive_task: The task that received, if clearing it means that the batch is no longer wanted; None
-            also writes no notes.
+        receive_task: The task that received, if clearing it means that the batch is no longer wanted; its XComs are
+            where notes are. None also writes no notes.
         progress: Gives what a keeper's trigger left to write down; by default nothing was settled yet.
         messages: How many were handed on with ``receive_task``, those that were settled since included.
         holder: Names the trigger that took the batch over, as it told; None if none of this process did. The process
@@ -137,7 +137,6 @@ class HandOff:
         self._holder = holder
         self._deadline_note = DeadlineNote(shared.batch, keepers.clock)
         self._progress = self._nothing_settled if progress is None else progress
-        self._first_notes_go_to = receive_task if progress is None else None
         self._lease_log = LeaseLog(shared.batch.queue_url)
         self._state: str | None = None
         self._was_received = False
@@ -146,7 +145,6 @@ class HandOff:
         self._deferred_at: float | None = None
         self._ended_at: float | None = None
         self._asks_at = 0.0
-        self._was_asked = False
         self._must_note = False
         self._warned = False
 
@@ -183,23 +181,24 @@ class HandOff:
                     return  # Claimed while the answer was on its way, so it says nothing about this process.
                 now = clock.now()
                 if states is not None:
-                    self._take_in(states, now)
-                if self._state == "deferred" or self._ended_at is not None:
+                    self._take_in(states, now, is_late=now >= ends_at)
+                elif now >= ends_at and self._answered_at is not None and now - self._answered_at <= _FRESH_SECONDS:
+                    self._note_end(now, is_late=True)
+                notes = self._receive_task is not None and self._ended_at is None
+                self._must_note = notes and (self._must_note or self._deadline_note.is_due())
+                if self._waits() or (self._must_note and now < ends_at):
                     await self._wait_for_trigger(watch, now, ends_at)
                 elif now < ends_at:
-                    if self._deadline_note.is_due():
-                        await self._note(self._first_notes_go_to)
-                elif self._state == "running" or self._deferred_at is not None:
+                    continue
+                elif self._state == "running":
                     self._forget("its keeper took it over, or is about to")
-                elif self._answered_at is not None and now - self._answered_at <= _FRESH_SECONDS:
-                    await self._release()
                 elif now >= ends_at + _ANSWER_SECONDS:
                     self._forget("Airflow does not say what became of its keeper")
 
     async def _next_states(self, watch: StateWatch) -> TaskStates | None:
         """The next answer, or None after a while without one: time passes, and claims are made, meanwhile."""
         seconds = POLL_SECONDS * 2
-        if self._was_asked:
+        if self._waits():
             # The trigger that takes over waits no longer than until the next question.
             seconds = min(seconds, max(self._asks_at - self._keepers.clock.now(), 0.0))
         try:
@@ -208,19 +207,20 @@ class HandOff:
         except TimeoutError:
             return None
 
-    def _take_in(self, states: TaskStates, now: float) -> None:
+    def _take_in(self, states: TaskStates, now: float, *, is_late: bool) -> None:
         before, self._state = self._state, states.get(self._keeper_task.task_id)
         self._answered_at = now
         if self._state == "deferred" != before:
             self._deferred_at = now
             self._asks_at = now + ADOPTION_SECONDS
-            # Airflow deleted what was written for an earlier try.
-            self._was_asked, self._must_note = False, True
         self._is_cleared = self._receive_task is not None and self._is_received_again(self._receive_task, states)
-        if self._state not in ENDED and not self._is_cleared:
+        self._note_end(now, is_late=is_late)
+
+    def _note_end(self, now: float, *, is_late: bool) -> None:
+        """Note whether the keeper will take the batch no more: also because it did not begin in time."""
+        never_comes = is_late and self._state not in ("running", "deferred")
+        if self._state not in ENDED and not self._is_cleared and not never_comes:
             self._ended_at = None
-            if self._state != "deferred":
-                self._was_asked = False  # nothing is asked before it defers again
         elif self._ended_at is None:
             self._ended_at = self._asks_at = now
 
@@ -230,20 +230,21 @@ class HandOff:
             self._was_received = True
         return was_cleared(receiving, states) or (self._was_received and states.get(receiving.task_id) == "deferred")
 
+    def _waits(self) -> bool:
+        """Whether it is the turn of the keeper's trigger, or of none any more."""
+        return self._state == "deferred" or self._ended_at is not None
+
     async def _wait_for_trigger(self, watch: StateWatch, now: float, ends_at: float) -> None:
         """Hold a batch until it is known whether a trigger took it over: its keeper deferred, ended or was cleared."""
-        if self._ended_at is None and self._deadline_note.is_due():
-            self._must_note = True
         # A note that is due asks before its time: once a trigger took over, the note is that trigger's own.
-        if now < self._asks_at and not (self._was_asked and self._must_note):
+        if now < self._asks_at and not self._must_note:
             return
-        self._was_asked = True
         waited = 0.0 if self._deferred_at is None or self._ended_at is not None else now - self._deferred_at
         self._asks_at = now + _pause_seconds(waited)
-        tasks = [self._keeper_task]
+        # Of the two, that of the keeper is deleted when it begins again, and that of the other when the run is cleared.
+        tasks = [self._keeper_task] if self._receive_task is None else [self._receive_task]
         if self._ended_at is not None and self._receive_task is not None:
-            # Airflow has deleted what the keeper's task had when that began again.
-            tasks.append(self._receive_task)
+            tasks.insert(0, self._keeper_task)
         try:
             async with watch.turn:
                 takeover = await read_takeover(self._batch_id, *tasks)
@@ -259,7 +260,7 @@ class HandOff:
         elif self._ended_at is None:
             if self._must_note:
                 self._must_note = False
-                await self._note(None if self._receive_task is None else self._keeper_task)
+                await self._note()
             if now >= ends_at and not self._warned:
                 self._warned = True
                 logger.warning(
@@ -274,20 +275,19 @@ class HandOff:
             # batch was taken over reads of that.
             await self._release()
 
-    async def _note(self, task: RunOfTask | None) -> None:
+    async def _note(self) -> None:
         """Write down how long the leases last: a keeper elsewhere may then release them."""
-        if task is None:
+        if self._receive_task is None:
             return
         progress = self._progress()
         if progress.status is None:
-            # It takes the place of what the keeper's task wrote for the page.
             batch = self._shared.batch
             status = await status_of(batch, asdict(batch.report()), self._keepers.clock)
             if not self._is_ours():
                 return
             progress = replace(progress, status=status)
         try:
-            await publish(task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
+            await publish(self._receive_task, PROGRESS_KEY, progress.encode(), patience_seconds=0)
         except CommsError as error:
             logger.warning("The deadline of the leases of %s cannot be written: %s", self._keeper_task, error)
 

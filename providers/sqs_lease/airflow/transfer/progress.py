@@ -3,15 +3,15 @@
 **Progress** (:data:`PROGRESS_KEY`) says what was settled and how long the leases last. A trigger writes settlements
 before it makes them, so that no other process extends what this one is giving away. It writes the deadline of the
 leases after extensions: a process that takes over then knows that the leases hold, and may release what fails.
-Progress is an XCom of the keeper's task. Until that task has deferred, the process that received writes it as an XCom
-of the receiving task.
+Airflow deletes a task's XComs when its next try begins. So progress is an XCom of the receiving task: it is there for
+each try of the keeper, and when the receiving task itself begins again, there is another batch.
 
 **Takeover** (:data:`TAKEOVER_KEY`) says that the keeper's trigger took the batch from another process. That process
-then stops extending it. It is an XCom of the keeper's task, and of the receiving task, too.
+then stops extending it. It is an XCom of both tasks: when the keeper is cleared, that of the receiving task is left,
+and when the whole run is cleared, the other one is, until the keeper begins again.
 
-Airflow deletes a task's XComs when its next try begins. Of a takeover, one of the two is left then, unless the whole
-run was cleared. And a process that does not know of that try yet may still write a note. So each names its batch, and
-readers ignore notes about other batches.
+A process that does not know yet that a run was cleared may still write a note. So each names its batch, and readers
+ignore notes about other batches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sqs_lease.core.messages import Lease
 from sqs_lease.keeper.batch import Batch
 
 PROGRESS_KEY: Final = "settled"
-"""The XCom key of a batch's progress."""
+"""The XCom key of a batch's progress; the page of leases reads it, too."""
 
 TAKEOVER_KEY: Final = "taken_over"
 """The XCom key of a takeover."""
@@ -46,8 +46,6 @@ releases what fails nor counts as surely deleted what succeeds.
 _HELD: Final = "-"
 
 _T = TypeVar("_T")
-
-_STATUS: Final = "status"
 
 _LETTERS: Final[Mapping[Outcome, str]] = {outcome: letter for letter, outcome in OUTCOME_LETTERS.items()}
 
@@ -78,7 +76,7 @@ class Progress:
             "certain_until": self.certain_until,
             "batch_id": self.batch_id,
             "counts": dict(self.counts),
-            **encoded_status(self.status),
+            **({} if self.status is None else {"status": dict(self.status)}),
         }
 
     @classmethod
@@ -120,20 +118,18 @@ def _outcome(letter: str) -> Outcome:
     return OUTCOME_LETTERS[letter]
 
 
-def encoded_status(status: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The part of a note that the page of leases reads; a note of it alone says nothing of progress."""
-    return {} if status is None else {_STATUS: dict(status)}
+async def read_progress(receive_task: RunOfTask, batch_id: str) -> Progress | None:
+    """Read the progress of a batch from the XCom of the task that received it.
 
-
-async def read_progress(task: RunOfTask, batch_id: str) -> Progress | None:
-    """Read the progress of a batch from a task's XCom; None if it is missing, or about another batch.
+    Returns:
+        It, or None if it is missing, or about another batch.
 
     Raises:
         CommsError: There was no usable answer, or something else stands there.
     """
-    plain = await pull(task, PROGRESS_KEY)
+    plain = await pull(receive_task, PROGRESS_KEY)
     progress = Progress.decode(plain)
-    return progress if plain and plain.keys() != {_STATUS} and progress.batch_id in (None, batch_id) else None
+    return progress if plain and progress.batch_id in (None, batch_id) else None
 
 
 def counts_of(batch: Batch, before: Mapping[str, int]) -> dict[str, int]:

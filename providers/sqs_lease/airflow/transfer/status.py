@@ -1,11 +1,11 @@
 """What Airflow's page *SQS leases* shows of a batch while it is kept: numbers and times.
 
-The keeper's task writes the queue and the number of messages before it defers, so that the page shows a batch that no
-triggerer has taken yet. From then on it is a part of the progress note (:mod:`sqs_lease.airflow.transfer.progress`) of
-the process that holds the batch: the one that received it, as long as no trigger takes it, and then that of the
-keeper's trigger. That note says anew how long the leases last whenever they were
-extended. So it costs a request of its own only when something was settled. It has neither message ids nor bodies nor
-receipt handles in it, and nothing but the page reads it.
+The keeper's task writes the queue and the number of messages before it defers (:data:`KEEPS_KEY`), so that the page
+shows a batch about which nothing was noted yet. From then on it is a part of the progress note
+(:mod:`sqs_lease.airflow.transfer.progress`) of the process that holds the batch: the one that received it, as long as
+no trigger takes it, and then that of the keeper's trigger. That note says anew how long the leases last whenever they
+were extended. So it costs a request of its own only when something was settled. It has neither message ids nor bodies
+nor receipt handles in it, and nothing but the page reads it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import Any, Final
 
 from sqs_lease.clock import Clock
 from sqs_lease.keeper.batch import Batch
+
+KEEPS_KEY: Final = "keeps"
+"""The XCom key by which a keeper's task says which task received its batch, and how that stood when it began."""
 
 PAUSE_SECONDS: Final = 30.0
 """Shortest time between two notes that are written for the page alone."""

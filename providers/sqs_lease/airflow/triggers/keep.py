@@ -30,7 +30,6 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from sqs_lease.airflow.airflow_api.polling import (
     LONGEST_POLL_SECONDS,
     LONGEST_UNSIGNALLED_SECONDS,
-    POLL_SECONDS,
     FailureSignals,
 )
 from sqs_lease.airflow.airflow_api.requests import (
@@ -54,7 +53,7 @@ from sqs_lease.airflow.runtime import (
     triggerer_keepers,
 )
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
-from sqs_lease.airflow.settlement.rules import WorkTask, decide, why_it_fails
+from sqs_lease.airflow.settlement.rules import WorkTask, why_it_fails
 from sqs_lease.airflow.settlement.settler import Settler
 from sqs_lease.airflow.transfer.handoff import (
     ENDED,
@@ -110,6 +109,7 @@ class _Kept(Enum):
     """Whose a batch is after a user acted on its keeper."""
 
     NOBODY = "nobody's: it is released"
+    CLEARED = "nobody's, because its run receives another one: it is released"
     NEXT_TRIGGER = "that of the keeper's next trigger: it is held"
     ELSEWHERE = "another triggerer's, or nobody knows: it is left alone"
 
@@ -126,7 +126,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             :func:`~sqs_lease.airflow.settlement.lost_leases.encode_on_lost`.
         ordered: Whether the messages of a FIFO group are settled in their order.
         handoff_timeout_seconds: How long the batch is held for a keeper that was cleared and starts again.
-        tried_before: Whether the task was tried before: Airflow has then deleted what that try wrote down.
+        tried_before: Whether the task was tried before: the trigger of that try may not have heard yet that it ended.
     """
 
     def __init__(
@@ -328,10 +328,11 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             kept = _Kept.ELSEWHERE
         if batch.owner is not self:
             return  # The next try began in this process meanwhile, and claimed the batch.
-        if kept is _Kept.NOBODY:
+        if kept in (_Kept.NOBODY, _Kept.CLEARED):
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
-            if self._settler is not None:
-                progress = self._settler.progress()
+            # Of a cleared run the note would take the place of one about the new batch.
+            if kept is _Kept.NOBODY:
+                progress = Progress() if batch.progress is None else batch.progress()
                 await note_end(receiving, self.lease["batch_id"], self.lease["messages"], progress)
             await self._release(keepers, batch)
         elif kept is _Kept.ELSEWHERE:
@@ -346,7 +347,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 self.handoff_timeout_seconds,
                 released=partial(remove_files, self.lease),
                 receive_task=receiving,
-                progress=None if self._settler is None else self._settler.progress,
+                progress=batch.progress,
                 messages=self.lease["messages"],
                 holder=self._holder if self._told else None,
             ).start()
@@ -356,13 +357,11 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         if takeover is not None and takeover.holder != self._holder:
             return _Kept.ELSEWHERE
         states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
-        if (
-            states.get(task.task_id, "removed") in ENDED
-            or was_cleared(receiving, states)
-            or not await self._is_still_the_runs(receiving)
-        ):
+        if was_cleared(receiving, states):
+            return _Kept.CLEARED
+        if states.get(task.task_id, "removed") in ENDED:
             return _Kept.NOBODY
-        return _Kept.NEXT_TRIGGER
+        return _Kept.NEXT_TRIGGER if await self._is_still_the_runs(receiving) else _Kept.CLEARED
 
     async def _is_still_the_runs(self, receiving: RunOfTask) -> bool:
         """Whether the receiving task has not received another batch already, which the keeper will get instead."""
@@ -381,7 +380,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     ) -> Settler:
         self._shared_keeper = shared_keeper = await keepers.acquire(handed.connection)
         leases = from_wall_time(handed.leases, keepers.clock)
-        progress = Progress(batch_id=handed.batch_id)
         batch = keepers.claim(handed.batch_id, self, self._happened)
         if batch is not None and self.tried_before and await self._has_ended(task, handed):
             # The try before took it to another process, which gives it back; this one had not read of that.
@@ -392,10 +390,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if self._losses is not None:
                 self._losses.learn(batch.batch)
             self._batch = batch
-            if self.tried_before:
-                # Airflow has deleted what the try before told, perhaps before the process that received had read it.
+            progress = replace(batch.inherited, batch_id=handed.batch_id)
+            if self.tried_before or batch.progress is not None:
+                # Another process may have taken it over from this one meanwhile, and hold it for the next trigger now.
                 await self._tell_of_takeover(task, handed, keepers.clock)
         else:
+            progress = Progress(batch_id=handed.batch_id)
             is_elsewhere = not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id])
             source = PublishedMessages(self._receiving(task))
             meanwhile = _HeldMeanwhile(keepers, partial(shared_keeper.open_batch, source=source), handed, leases, self)
@@ -411,6 +411,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
             keepers.enter(handed.batch_id, batch, self)
             self._batch = batch
+            batch.inherited = progress
             to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
             held = [lease for lease in to_hold if lease.receipt not in parts.ended]
             await adopt(batch.batch, held, parts.messages, keepers.rounds)
@@ -418,8 +419,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 await self._tell_of_takeover(task, handed, keepers.clock)
         self._batch = batch
         self._knows_progress = True
-        return Settler(
+        settler = Settler(
             task,
+            self._receiving(task),
             batch.batch,
             leases,
             self._work_tasks(),
@@ -430,6 +432,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             signals=signals,
             ordered=self.ordered,
         )
+        batch.progress = settler.progress
+        return settler
 
     async def _has_ended(self, task: RunOfTask, handed: HandedLease) -> bool:
         """Whether the note of its end is there, see :func:`note_end`."""
@@ -449,7 +453,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         takeover = Takeover([handed.batch_id, *handed.part_ids], self._holder)
         self._told = True
         try:
-            for noting in (task, self._receiving(task)):
+            for noting in (self._receiving(task), task):
                 await publish(noting, TAKEOVER_KEY, takeover.encode())
         except CommsError as error:
             logger.warning("The triggerer that received the messages may go on extending them for a while: %s", error)
@@ -460,9 +464,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, meanwhile: _HeldMeanwhile
     ) -> Progress:
         """What was settled before, and how long the leases last; empty if Airflow refuses to answer."""
+        if self.tried_before:
+            # The trigger of the try before, if its process lives, settles until it hears that the task began again.
+            await asyncio.sleep(TAKEOVER_SECONDS)
         while True:
             try:
-                progress = await self._read_progress(task, handed, keepers)
+                progress = await self._read_progress(self._receiving(task), handed)
                 return replace(progress, batch_id=handed.batch_id)
             except NoAnswerError as error:
                 if keepers.clock.now() >= meanwhile.begins_at and self._batch is None:
@@ -473,43 +480,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
                 return Progress(batch_id=handed.batch_id)
 
-    async def _read_progress(self, task: RunOfTask, handed: HandedLease, keepers: TriggererKeepers) -> Progress:
-        ends_at = keepers.clock.now() + TAKEOVER_SECONDS
-        progress = await read_progress(task, handed.batch_id)
-        while progress is None and self.tried_before and keepers.clock.now() < ends_at:
-            # The triggerer that holds the batch for this try writes it down soon after it sees that this one began.
-            await asyncio.sleep(POLL_SECONDS / 2)
-            progress = await read_progress(task, handed.batch_id)
+    async def _read_progress(self, receiving: RunOfTask, handed: HandedLease) -> Progress:
+        progress = await read_progress(receiving, handed.batch_id)
         if progress is not None:
             return progress
-        # No trigger of this task has held it: the one that received it may have extended it for long. Or a try before
-        # has given it back.
-        receiving = self._receiving(task)
-        progress = await read_progress(receiving, handed.batch_id)
-        if progress is None and not await self._is_still_the_runs(receiving):
-            logger.warning("The run was cleared: its messages are given back, or were before, so none is taken over")
-            return Progress(dict.fromkeys(range(len(handed.leases)), Outcome.LOST))
-        progress = progress or Progress()
-        given_back = dict.fromkeys(await given_back_positions(self.lease), Outcome.LOST)
-        progress = replace(progress, settled={**given_back, **progress.settled})
-        if self.tried_before and not progress.settled:
-            return await self._settled_by_its_work(task, handed)
-        return progress
-
-    async def _settled_by_its_work(self, task: RunOfTask, handed: HandedLease) -> Progress:
-        """Without a note of the try before: messages whose work has ended were settled, or come back by themselves."""
-        work = self._work_tasks()
-        answer = await task_states(task.dag_id, [task.run_id], [one.task_id for one in work])
-        message_ids = [lease.receipt.message_id for lease in handed.leases]
-        positions = range(len(message_ids))
-        decision = decide(work, answer.get(task.run_id, {}), {}, message_ids, positions, read_failures=False)
-        ended = dict.fromkeys((*decision.delete, *decision.release, *decision.fail), Outcome.EXPIRED)
-        logger.warning(
-            "This task was tried before, and it is not known what that try settled: leaving %d messages alone, "
-            "because their work has ended",
-            len(ended),
-        )
-        return Progress(ended)
+        if await self._is_still_the_runs(receiving):
+            return Progress(dict.fromkeys(await given_back_positions(self.lease), Outcome.LOST))
+        logger.warning("The run was cleared: its messages are given back, or were before, so none is taken over")
+        return Progress(dict.fromkeys(range(len(handed.leases)), Outcome.LOST))
 
     def _work_tasks(self) -> list[WorkTask]:
         return [WorkTask(**arguments) for arguments in self.work]

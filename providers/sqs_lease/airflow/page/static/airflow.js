@@ -19,6 +19,7 @@ export const MOST_ENDED = 20;
 /** Batches that ended longer ago than this are not read: the hours of a working day. */
 export const ENDED_HOURS = 12;
 
+const KEEPS = "keeps";
 const NOTE = "settled";
 const REPORT = "lease_report";
 
@@ -112,9 +113,15 @@ export class Airflow {
     const kept = this.figures.get(key);
     const ended = task.end_date !== null && ENDED.includes(task.state);
     if (kept !== undefined && (ended ? kept.ended : this.now() - kept.readAt < STATUS_SECONDS)) return kept;
-    const [note, report] = await Promise.all([this.#value(task, NOTE), ended ? this.#value(task, REPORT) : null]);
-    const status = note?.value.status ?? null;
-    const figures = { status, writtenAt: note?.at ?? null, report: report?.value ?? null };
+    const keeps = kept?.keeps ?? (await this.#value(task, KEEPS));
+    const receiving = { ...task, task_id: keeps?.value.receive_task_id };
+    const [note, report] = await Promise.all([
+      keeps === null ? null : this.#value(receiving, NOTE),
+      ended ? this.#value(task, REPORT) : null,
+    ]);
+    const newest = note ?? keeps;
+    const status = newest?.value.status ?? null;
+    const figures = { keeps, status, writtenAt: newest?.at ?? null, report: report?.value ?? null };
     this.figures.set(key, { ...figures, ended, readAt: this.now() });
     return figures;
   }
