@@ -18,10 +18,10 @@ pytestmark = pytest.mark.processes
 def test_any_text_is_a_record(spark: SparkSession) -> None:
     bodies = {"m1": "", "m2": " {'a': 1} \n", "m3": "日本\0"}
 
-    outcome = parsed(spark, TextSource(column="`line`"), bodies)
+    outcome = parsed(spark, TextSource(column="`line`"), {**bodies, "half": "a\ud800"})
 
     assert outcome.records == {message_id: [{"`line`": body}] for message_id, body in bodies.items()}
-    assert outcome.rejected == {}
+    assert outcome.rejected == {"half": "not text: half a surrogate pair"}
     assert [(field.name, field.nullable) for field in outcome.columns] == [("`line`", False)]
 
 
