@@ -38,7 +38,7 @@ VERSION: Final = 1
 """The version of the format that is written, and the newest that is read."""
 
 ROW_GROUP_MESSAGES: Final = 10_000
-"""Messages of one row group: Spark reads these in parallel, never parts of one."""
+"""Messages of one row group, at most: Spark reads these in parallel, never parts of one."""
 
 _ROW_GROUP_CHARACTERS: Final = 16 * 1024 * 1024
 
