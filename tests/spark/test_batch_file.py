@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from sqs_lease.batch_files.manifest import ManifestError, write_manifest
+from sqs_lease.batch_files.manifest import ManifestError, why_not_json, write_manifest
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import TextSource, WorkspaceError
 from sqs_lease.spark.batch_file import written_batch
@@ -62,7 +62,7 @@ def test_messages_are_written_with_what_the_service_and_the_sender_said_of_them(
                     "receive_count": 3,
                     "attributes": msgspec.json.encode(said).decode(),
                     "message_attributes": '{"trace":{"DataType":"Binary","BinaryValue":{"base64":"AP8="}}}',
-                    "rejected": None,
+                    "not_json": why_not_json("body"),
                 },
                 {
                     "message_id": "bare",
@@ -71,7 +71,7 @@ def test_messages_are_written_with_what_the_service_and_the_sender_said_of_them(
                     "receive_count": 1,
                     "attributes": "{}",
                     "message_attributes": None,
-                    "rejected": "an x",
+                    "not_json": why_not_json("x"),
                 },
             ]
             assert batch.rejected.to_pylist() == [{"message_id": "bare", "reason": "an x"}]
@@ -86,22 +86,28 @@ def test_attributes_that_are_numbers_already_are_taken_as_they_are(tmp_path: Pat
         assert batch.messages["sent_at"].to_pylist() == [datetime(1970, 1, 1, tzinfo=UTC)]
 
 
-def test_an_attribute_that_is_no_number_is_named_with_its_message(tmp_path: Path) -> None:
-    given = {"MessageId": "m1", "Body": "", "Attributes": {"SentTimestamp": "yesterday"}}
+def test_an_attribute_that_is_no_number_counts_as_missing(tmp_path: Path) -> None:
+    odd = {"SentTimestamp": "yesterday", "ApproximateReceiveCount": "often"}
 
-    with (
-        pytest.raises(ValueError, match="attribute SentTimestamp of message m1 is no number"),
-        written_batch([*good([7]), given], workspace=tmp_path, checker=Checker()),
-    ):
-        pass
-
-
-def test_a_body_that_no_file_can_hold_is_written_all_the_same(tmp_path: Path) -> None:
-    checker = Checker()
-    with written_batch([message("m", "half \ud800")], workspace=tmp_path, checker=checker) as batch:
+    with written_batch(
+        [*good([7]), {"MessageId": "m", "Body": "", "Attributes": odd}], workspace=tmp_path, checker=Checker()
+    ) as batch:
         assert batch is not None
-        assert rows(batch.path)[0]["body"] == "half ?"
-    assert checker.seen == ["half \ud800"]
+        assert batch.messages["receive_count"].to_pylist() == [1, 1]
+        assert batch.messages["sent_at"].is_null().to_pylist() == [False, True]
+
+
+@pytest.mark.parametrize("as_manifest", [False, True], ids=["objects", "manifest"])
+def test_a_body_that_no_file_can_hold_is_rejected_whatever_its_source_is(tmp_path: Path, *, as_manifest: bool) -> None:
+    halves = [message("m", "half \ud800"), message("json", '"\ud800"')]
+    given: Any = manifest_of(tmp_path / "manifest", halves) if as_manifest else halves
+    for checker in (Checker(), TextSource().checker(), PlainChecker()):
+        with written_batch(given, workspace=tmp_path / "w", checker=checker) as batch:
+            assert batch is not None
+            assert rows(batch.path)[0]["body"] == "half ?"
+            assert batch.rejected["message_id"].to_pylist() == ["m", "json"]
+            of_syntax = "not valid JSON" if isinstance(checker, PlainChecker) else "not text"
+            assert set(batch.rejected["reason"].to_pylist()) == {f"{of_syntax}: half a surrogate pair"}
 
 
 @pytest.mark.parametrize("as_manifest", [False, True], ids=["objects", "manifest"])
@@ -311,13 +317,14 @@ def test_dead_letters_are_looked_up_whenever_they_were_sent_as_a_fifo_queue_give
     tmp_path: Path, as_manifest: bool
 ) -> None:
     said = {"SentTimestamp": "1700000000123", "DeadLetterQueueSourceArn": "arn:aws:sqs:eu-west-1:1:orders.fifo"}
-    messages = [Message(Receipt("m1", "handle"), "{}", said)]
+    messages = [Message(Receipt("m1", "handle"), "{}", said), Message(Receipt("m2", "handle"), "{}")]
+    messages.reverse()
     given = manifest_of(tmp_path / "manifest", messages) if as_manifest else messages
 
     with written_batch(given, workspace=tmp_path / "batches", checker=Checker()) as batch:
         assert batch is not None
-        assert batch.looked_up.to_pylist() == [{"message_id": "m1", "sent_at": None}]
-        assert rows(batch.path)[0]["sent_at"] is not None
+        assert batch.looked_up["sent_at"].to_pylist() == [None, None]
+        assert rows(batch.path)[1]["sent_at"] is not None
 
 
 def fifo(message_id: str, number: int, *, group: str = "a", milliseconds: int = 123) -> Message:
@@ -333,7 +340,7 @@ def fifo(message_id: str, number: int, *, group: str = "a", milliseconds: int = 
 def test_of_messages_that_a_fifo_queue_took_in_one_millisecond_the_later_one_has_the_later_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_manifest: bool
 ) -> None:
-    monkeypatch.setattr("sqs_lease.spark.message_groups._GROUP_MESSAGES", 2)
+    monkeypatch.setattr("sqs_lease.batch_files.manifest.ROW_GROUP_MESSAGES", 2)
     messages = [
         fifo("third", 30),
         fifo("first", 10),
@@ -359,4 +366,4 @@ def test_attributes_with_half_a_surrogate_pair_are_written_all_the_same(tmp_path
 
     with written_batch([given], workspace=tmp_path, checker=Checker()) as batch:
         assert batch is not None
-        assert rows(batch.path)[0]["attributes"] == '{"MessageGroupId": "\\ud83d"}'
+        assert rows(batch.path)[0]["attributes"] == '{"MessageGroupId":"\\ud83d"}'

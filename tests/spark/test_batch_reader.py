@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import boto3
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -13,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from demo.sqs_server import SqsServer
 from sqs_lease.batch_files import manifest
-from sqs_lease.batch_files.manifest import write_manifest
+from sqs_lease.batch_files.manifest import ManifestError, write_manifest
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import BatchDataSource
 from tests.spark.samples import good, message
@@ -127,6 +129,19 @@ def test_what_cannot_be_read_is_refused_with_what_to_do(
     assert isinstance(schema, StructType)
     with pytest.raises((ValueError, FileNotFoundError), match=says):
         BatchDataSource(options).reader(schema).partitions()
+
+
+@pytest.mark.parametrize("attributes", ["{", "[]", '{"a": 1}', "[" * 100_000])
+def test_a_row_that_is_not_a_message_is_not_quoted(tmp_path: Path, attributes: str) -> None:
+    path = written(tmp_path / "batch", good([1]))
+    table = pq.read_table(path)
+    at = table.schema.get_field_index("attributes")
+    pq.write_table(table.set_column(at, table.schema.field(at), pa.array([attributes])), path)
+    reader = BatchDataSource({"path": str(path)}).reader(BATCH_COLUMNS)
+    (partition,) = reader.partitions()
+
+    with pytest.raises(ManifestError, match=f"{path} has a row that is not a message"):
+        list(reader.read(partition))
 
 
 def test_spark_repeats_what_is_wrong(spark: SparkSession, tmp_path: Path) -> None:

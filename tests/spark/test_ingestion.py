@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.manifest import write_manifest
-from sqs_lease.core.messages import Message
+from sqs_lease.batch_files.manifest import METADATA_KEY, ManifestError, message_table, write_manifest
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import (
     BatchIdReusedError,
     DeltaSink,
     IngestResult,
     JsonSource,
     ReconciliationError,
+    SnsEnvelope,
     TableError,
     WorkspaceError,
 )
@@ -76,6 +80,60 @@ def test_messages_come_as_dicts_of_the_sqs_api_too(place: Place) -> None:
         ("m1", False),
         ("m2", True),
     ]
+
+
+ODD = {
+    "no time": {"SentTimestamp": "yesterday"},
+    "a fraction": {"SentTimestamp": "1700000000123.5"},
+    "too late": {"SentTimestamp": "9" * 30},
+    "too early": {"SentTimestamp": "-1"},
+    "no count": {"ApproximateReceiveCount": "often"},
+    "too often": {"ApproximateReceiveCount": "9" * 15},
+    "no place": {"MessageGroupId": "g", "SequenceNumber": "first"},
+    "far away": {"MessageGroupId": "g", "SequenceNumber": "9" * 5000},
+}
+
+
+@pytest.mark.parametrize("as_manifest", [False, True], ids=["objects", "manifest"])
+def test_a_message_with_an_odd_attribute_stops_no_batch(place: Place, *, as_manifest: bool) -> None:
+    odd = [Message(Receipt(name, ""), '{"id": 9}', its) for name, its in ODD.items()]
+    in_order = replace(good([3])[0], attributes={"SentTimestamp": "1", "MessageGroupId": "g", "SequenceNumber": "1"})
+    given: Any = [*good([1]), *odd, in_order]
+    if as_manifest:
+        given = place.root / "manifest"
+        write_manifest(given, batch_id="b", queue_url="q", messages=[*good([1]), *odd, in_order])
+
+    result = place.ingest(given)
+
+    assert (result.ingested, result.rejected) == (2 + len(ODD), {})
+    assert {row["_message_id"] for row in rows(place.table) if row["_sent_at"] is not None} == {"m1", "m3"}
+
+
+@pytest.mark.parametrize("attributes", ["", "[]", "{", '"SequenceNumber"', "[" * 100_000, '{"SequenceNumber": NaN}'])
+def test_attributes_of_a_manifest_that_are_no_object_stop_no_batch(place: Place, attributes: str) -> None:
+    first, second = (replace(its, attributes={"MessageGroupId": "g", "SequenceNumber": "1"}) for its in good([1, 2]))
+    table = message_table([first, second])
+    odd = pa.array([table["attributes"][0].as_py(), attributes])
+    at = table.schema.get_field_index("attributes")
+    header = {METADATA_KEY: json.dumps({"version": 1, "batch_id": "b", "queue_url": "q"})}
+    pq.write_table(
+        table.set_column(at, table.schema.field(at), odd).replace_schema_metadata(header), place.root / "manifest"
+    )
+
+    assert place.ingest(place.root / "manifest").ingested == 2
+
+
+def test_a_manifest_without_its_columns_is_refused_by_its_name(place: Place) -> None:
+    header = {METADATA_KEY: json.dumps({"version": 1, "batch_id": "b", "queue_url": "q"})}
+    table = message_table(good([1]))
+    for name in table.column_names:
+        pq.write_table(table.drop_columns([name]).replace_schema_metadata(header), place.root / "manifest")
+        with pytest.raises(ManifestError, match=f"{place.root}/manifest has a row that is not a message"):
+            place.ingest(place.root / "manifest")
+    no_body = table.set_column(1, "body", pa.array([None], pa.string())).replace_schema_metadata(header)
+    pq.write_table(no_body, place.root / "manifest")
+    with pytest.raises(ManifestError, match=f"{place.root}/manifest has a row that is not a message"):
+        place.ingest(place.root / "manifest", source=SnsEnvelope(JsonSource(SCHEMA)))
 
 
 def test_an_empty_batch_is_nothing_to_do(place: Place) -> None:

@@ -19,11 +19,12 @@ example Airflow's ``ObjectStoragePath``. It needs pyarrow and jiter: ``pip insta
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -37,7 +38,9 @@ VERSION: Final = 1
 """The version of the format that is written, and the newest that is read."""
 
 ROW_GROUP_MESSAGES: Final = 10_000
-"""Messages of one row group: Spark reads these in parallel, never parts of one."""
+"""Messages of one row group, at most: Spark reads these in parallel, never parts of one."""
+
+_ROW_GROUP_CHARACTERS: Final = 16 * 1024 * 1024
 
 _ROWS_AT_ONCE: Final = 1_000
 
@@ -58,7 +61,10 @@ SCHEMA: Final = pa.schema(
 )
 """The columns. Half a surrogate pair in a body, which SQS refuses and UTF-8 cannot express, is written as ``?``."""
 
-_READ: Final = pa.schema([SCHEMA.field(name) for name in ("message_id", "body", "attributes", "message_attributes")])
+HALF_A_PAIR: Final = "not valid JSON: half a surrogate pair"
+"""Why a body is not JSON that the file does not have as it came."""
+
+_READ: Final = ["message_id", "body", "attributes", "message_attributes"]
 """What messages are made of."""
 
 _AGAIN: Final = "receive the batch again"
@@ -90,7 +96,7 @@ class Manifest:
     messages: tuple[Message, ...]
 
 
-def write_manifest(path: ManifestPath, *, batch_id: str, queue_url: str, messages: Sequence[Message]) -> None:
+def write_manifest(path: ManifestPath, *, batch_id: str, queue_url: str, messages: Iterable[Message]) -> None:
     """Write a manifest. It blocks.
 
     On a local path readers can see the file while it is written, and will refuse it; so name it to them afterwards.
@@ -99,7 +105,7 @@ def write_manifest(path: ManifestPath, *, batch_id: str, queue_url: str, message
         path: The file, whose directory exists.
         batch_id: Names the batch.
         queue_url: The queue.
-        messages: The messages; their receipt handles are left out.
+        messages: The messages, taken as they are written; their receipt handles are left out.
 
     Raises:
         OSError: The file cannot be written.
@@ -110,8 +116,21 @@ def write_manifest(path: ManifestPath, *, batch_id: str, queue_url: str, message
         path.open("wb") as file,
         pq.ParquetWriter(file, schema, compression="lz4", use_dictionary=["not_json"]) as writer,
     ):
-        for start in range(0, len(messages), ROW_GROUP_MESSAGES):
-            writer.write_table(message_table(messages[start : start + ROW_GROUP_MESSAGES]).cast(schema))
+        for group in _row_groups(messages):
+            writer.write_table(message_table(group).cast(schema))
+
+
+def _row_groups(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    group: list[Message] = []
+    characters = 0
+    for message in messages:
+        group.append(message)
+        characters += len(message.body)
+        if len(group) >= ROW_GROUP_MESSAGES or characters >= _ROW_GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
 
 
 def message_table(messages: Sequence[Message]) -> Any:
@@ -122,7 +141,7 @@ def message_table(messages: Sequence[Message]) -> Any:
             _texts([message.body for message in messages]),
             [message.sent_at for message in messages],
             [message.receive_count for message in messages],
-            [json.dumps(dict(message.attributes), separators=(",", ":")) for message in messages],
+            [_json_text(dict(message.attributes)) for message in messages],
             [_attributes_text(message.message_attributes) for message in messages],
             [why_not_json(message.body) for message in messages],
         ],
@@ -165,6 +184,28 @@ def manifest_header(path: object, metadata: Mapping[bytes, bytes] | None) -> Map
     return header
 
 
+def rows_of(path: object, file: pq.ParquetFile, names: list[str], *, group: int | None = None) -> pa.Table:
+    """Read columns of a manifest.
+
+    Args:
+        path: Names the file in errors.
+        file: The file.
+        names: The columns.
+        group: The row group; None, the default, for all of them.
+
+    Raises:
+        ManifestError: It lacks a column of :data:`SCHEMA`, or one of these has something else in it.
+    """
+    try:
+        for name in SCHEMA.names:
+            file.schema_arrow.field(name)
+        rows = file.read(columns=names) if group is None else file.read_row_group(group, columns=names)
+        return rows.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
+    except (pa.ArrowException, KeyError, ValueError):
+        # Not the error itself: it may quote a body.
+        raise ManifestError(f"{path} has a row that is not a message: {_AGAIN}") from None
+
+
 @contextmanager
 def opened_manifest(file: Any, *, name: object) -> Iterator[pq.ParquetFile]:
     """Open a manifest for reading columns of it.
@@ -202,8 +243,8 @@ def read_manifest(path: ManifestPath) -> Manifest:
     """
     with path.open("rb") as opened, opened_manifest(opened, name=path) as file:
         header = manifest_header(path, file.schema_arrow.metadata)
+        columns = rows_of(path, file, _READ)
         try:
-            columns = file.read(columns=_READ.names).select(_READ.names).cast(_READ)
             # In pieces: no other thread runs while rows are made.
             pieces = columns.to_batches(max_chunksize=_ROWS_AT_ONCE)
             messages = tuple(_message(row) for piece in pieces for row in piece.to_pylist())
@@ -233,4 +274,12 @@ def _texts(texts: Sequence[str]) -> Any:
 
 
 def _attributes_text(attributes: Mapping[str, Mapping[str, Any]]) -> str | None:
-    return json.dumps(plain_attributes(attributes), separators=(",", ":")) if attributes else None
+    return _json_text(plain_attributes(attributes)) if attributes else None
+
+
+def _json_text(attributes: dict[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(attributes).decode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which Python's own writes with escapes.
+        return json.dumps(attributes, separators=(",", ":"))

@@ -1,6 +1,6 @@
-"""A batch on disk, for the length of one try: one Parquet file of its messages, which Spark reads.
+"""A batch on disk, for the length of one try: its manifest, which Spark reads.
 
-A manifest is such a file already, and is taken as it is. Of messages that come otherwise, one is written.
+A batch that comes as a manifest is taken as it is. Of messages that come otherwise, a manifest is written.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from itertools import chain
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
@@ -21,21 +22,12 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
-from sqs_lease.batch_files.manifest import ManifestPath, opened_manifest
-from sqs_lease.core.messages import Message
+from sqs_lease.batch_files.manifest import HALF_A_PAIR, ManifestPath, opened_manifest, rows_of, write_manifest
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import columns
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.message_groups import (
-    DEAD_LETTER_SOURCE,
-    MESSAGES,
-    SEQUENCE_NUMBER,
-    Group,
-    Place,
-    groups_of,
-    in_order,
-    places_in_json,
-)
+from sqs_lease.spark.message_groups import SEQUENCE_NUMBER, Place, in_order, place_of
 from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
@@ -56,8 +48,10 @@ MESSAGE_ATTRIBUTES: Final = "message_attributes"
 
 _REJECTED: Final = "rejected"
 _NOT_JSON: Final = "not_json"
+# By which the service tells a message that came to its queue as a dead letter.
+_DEAD_LETTER_SOURCE: Final = "DeadLetterQueueSourceArn"
+_LOOKED_AT_FIRST: Final = 1_000
 _COPIED_BYTES: Final = 16 * 1024 * 1024
-_WRITTEN: Final = MESSAGES.append(pa.field(_REJECTED, pa.string()))
 _SPARK_SCHEMA: Final = (
     f"{MESSAGE_ID} STRING, {BODY} STRING, {SENT_AT} TIMESTAMP, {RECEIVE_COUNT} INT, {ATTRIBUTES} STRING, "
     f"{MESSAGE_ATTRIBUTES} STRING"
@@ -65,6 +59,9 @@ _SPARK_SCHEMA: Final = (
 
 Messages: TypeAlias = Iterable[Message | Mapping[str, Any]] | str | os.PathLike[str] | ManifestPath
 """A batch: :class:`Message` values, dicts in the shape of the SQS API, or the manifest that they are in."""
+
+NOT_TEXT: Final = "not text: half a surrogate pair"
+"""Why a body that no file in UTF-8 can hold is rejected."""
 
 _KEPT: Final = [MESSAGE_ID, SENT_AT, RECEIVE_COUNT]
 
@@ -92,15 +89,13 @@ class BatchFile:
         messages: Each message once, without its body, and why the driver rejected it: of several receptions of one
             message, the one received last. Without the time where that does not tell one message from another.
         received: How many were handed over, repetitions included.
-        marked: The column of the file that is not null for the messages that were rejected; None where it has none.
         is_shared: Whether the executors reach the file. If not, the driver sends them what is in it.
     """
 
     path: Path
     messages: pa.Table
     received: int
-    marked: str | None
-    is_shared: bool = True
+    is_shared: bool
 
     @property
     def repeated(self) -> int:
@@ -121,13 +116,8 @@ class BatchFile:
 
     def accepted(self, spark: SparkSession) -> DataFrame:
         """The messages that Spark is to parse, as rows of the columns of this module."""
-        rejected = self.rejected["message_id"]
-        if not len(rejected):
-            return self._read(spark, self.path, _SPARK_SCHEMA)
-        if self.marked is None:
-            return self.without(self._read(spark, self.path, _SPARK_SCHEMA), rejected)
-        marked = self._read(spark, self.path, f"{_SPARK_SCHEMA}, {self.marked} STRING")
-        return marked.where(F.col(self.marked).isNull()).drop(self.marked)
+        messages, rejected = self._read(spark, self.path, _SPARK_SCHEMA), self.rejected["message_id"]
+        return self.without(messages, rejected) if len(rejected) else messages
 
     def without(self, messages: DataFrame, message_ids: pa.ChunkedArray) -> DataFrame:
         """Leave some messages out."""
@@ -209,78 +199,122 @@ def written_batch(
 
     Raises:
         ManifestError: The manifest cannot be used.
-        TypeError, ValueError: Something is no message: see :func:`.message_groups.groups_of`.
+        TypeError, ValueError: Something is no message: see :func:`messages_of`.
         WorkspaceError: The file cannot be written.
     """
     if isinstance(messages, str | os.PathLike):
         messages = Path(messages)
-    if not isinstance(messages, Iterable):
-        with messages.open("rb") as manifest, scratch_directory(workspace) as directory:
-            path = directory / "messages.parquet"
-            with _writing(directory):
-                _bring(messages, manifest, path)
-            batch = _from_manifest(path, checker, keys_of, name=messages)
-            yield None if batch is None else replace(batch, is_shared=workspace is not None)
-        return
-    groups = groups_of(messages)
-    # Nothing is written for a batch that is empty, or whose first message is none.
-    first = next(groups, None)
-    if first is None:
-        yield None
-        return
-    with scratch_directory(workspace) as directory:
+    with ExitStack() as stack:
+        if isinstance(messages, Iterable):
+            given = messages_of(messages)
+            # Nothing is written for a batch that is empty, or of which one of the first is no message.
+            first = list(islice(given, _LOOKED_AT_FIRST))
+            if not first:
+                yield None
+                return
+            bring = partial(write_manifest, batch_id="", queue_url="", messages=chain(first, given))
+            name: object = "the batch"
+        else:
+            bring = partial(_bring, messages, stack.enter_context(messages.open("rb")))
+            name = messages
+        directory = stack.enter_context(scratch_directory(workspace))
+        path = directory / "messages.parquet"
         with _writing(directory):
-            batch = _from_groups(directory / "messages.parquet", chain([first], groups), checker, keys_of)
-        yield replace(batch, is_shared=workspace is not None)
+            bring(path)
+            batch = _read_batch(path, name, checker, keys_of, is_shared=workspace is not None)
+        yield batch
 
 
-def _from_groups(path: Path, groups: Iterable[Group], checker: Checker, keys_of: KeysOf | None) -> BatchFile:
-    kept = []
-    from_dead_letter_queue = False
-    places: list[Place | None] = []
-    # The file lives for minutes: what counts is how fast it is written, and read once. Spark reads row groups in
-    # parallel, never parts of one: each is a group of messages.
-    with pq.ParquetWriter(
-        path, _WRITTEN, compression="none", use_dictionary=[_REJECTED], write_statistics=False
-    ) as writer:
-        for group in groups:
-            reasons = pa.array(checker.reasons(group.bodies), pa.string())
-            table = group.messages.append_column(_WRITTEN.field(_REJECTED), reasons)
-            writer.write_table(table)
-            known_by = table.select([*_KEPT, _REJECTED])
-            kept.append(known_by if keys_of is None else with_keys(known_by, keys_of(group.bodies)))
-            from_dead_letter_queue |= group.from_dead_letter_queue
-            places += group.places
-    path, messages = _in_order(path, pa.concat_tables(kept), places)
-    return _each_once(path, _at_any_time(messages) if from_dead_letter_queue else messages, _REJECTED)
+def messages_of(given: Iterable[Message | Mapping[str, Any]]) -> Iterator[Message]:
+    """Take messages that come as objects or dicts. Their receipt handles are left out.
+
+    Args:
+        given: :class:`Message` values, or dicts in the shape of the SQS API.
+
+    Raises:
+        TypeError: Something is no message.
+        ValueError: A message lacks its id or body.
+    """
+    for position, message in enumerate(given):
+        if isinstance(message, Message):
+            taken = message
+        elif isinstance(message, Mapping):
+            try:
+                taken = Message(
+                    Receipt(message["MessageId"], ""),
+                    message["Body"],
+                    message.get("Attributes") or {},
+                    message.get("MessageAttributes") or {},
+                )
+            except KeyError as error:
+                raise ValueError(
+                    f"messages[{position}] has no {error}: expected a message in the shape of the SQS API, "
+                    "with MessageId and Body"
+                ) from None
+        else:
+            raise TypeError(f"messages[{position}] must be a Message or a dict, not {type(message).__name__}")
+        message_id, body = taken.message_id, taken.body
+        if not isinstance(message_id, str) or not message_id:
+            raise ValueError(f"messages[{position}] has an empty message id")
+        if not isinstance(body, str):
+            raise TypeError(f"the body of messages[{position}] ({message_id}) must be a str, not {type(body).__name__}")
+        yield taken
 
 
-def _from_manifest(path: Path, checker: Checker, keys_of: KeysOf | None, *, name: object) -> BatchFile | None:
+def _read_batch(
+    path: Path, name: object, checker: Checker, keys_of: KeysOf | None, *, is_shared: bool
+) -> BatchFile | None:
+    """Read of a manifest what the driver is to know.
+
+    Args:
+        path: The manifest.
+        name: What it is called in errors.
+        checker: Looks at all bodies.
+        keys_of: Names what bodies say.
+        is_shared: Whether the executors reach it.
+    """
     with opened_manifest(path, name=name) as file:
-        messages = file.read([*_KEPT, _NOT_JSON])
+        messages = rows_of(name, file, [*_KEPT, _NOT_JSON])
         if not messages.num_rows:
             return None
+        not_json = messages[_NOT_JSON]
         if isinstance(checker, SyntaxChecker):
-            reasons = checker.reasons_by_syntax(messages[_NOT_JSON])
+            reasons = checker.reasons_by_syntax(not_json)
         else:
-            reasons = pa.chunked_array([checker.reasons(bodies) for bodies in _bodies(file)], pa.string())
-        keys = None if keys_of is None else [key for bodies in _bodies(file) for key in keys_of(bodies)]
-        # A batch is of one queue, so one message tells.
-        (attributes, *_) = file.read_row_group(0, columns=[ATTRIBUTES])[ATTRIBUTES].to_pylist()
-        is_fifo = f'"{SEQUENCE_NUMBER}"' in attributes
-        places = places_in_json(file.read([ATTRIBUTES])[ATTRIBUTES].to_pylist()) if is_fifo else []
-    is_marked = pc.all(pc.equal(pc.is_null(reasons), pc.is_null(messages[_NOT_JSON]))).as_py()
+            reasons = pa.chunked_array(
+                [checker.reasons(its.to_pylist()) for its in _parts(name, file, BODY)], pa.string()
+            )
+        keys = (
+            None if keys_of is None else [key for its in _parts(name, file, BODY) for key in keys_of(its.to_pylist())]
+        )
+        places: list[Place | None] = []
+        has_dead_letters = False
+        for said in _parts(name, file, ATTRIBUTES):
+            places += map(place_of, said.to_pylist()) if _any_has(said, SEQUENCE_NUMBER) else [None] * len(said)
+            has_dead_letters |= _any_has(said, _DEAD_LETTER_SOURCE)
+    # Of such a body, the file has something else.
+    unwritten = pc.if_else(pc.fill_null(pc.equal(not_json, HALF_A_PAIR), False), NOT_TEXT, None)
+    reasons = pc.coalesce(reasons, unwritten.cast(pa.string()))
     path, messages = _in_order(path, messages.select(_KEPT).append_column(_REJECTED, reasons), places)
     if keys is not None:
         messages = with_keys(messages, keys)
-    if f'"{DEAD_LETTER_SOURCE}"' in attributes:
+    if has_dead_letters:
         messages = _at_any_time(messages)
-    return _each_once(path, messages, _NOT_JSON if is_marked else None)
+    received = messages.num_rows
+    # Not count_distinct(), which takes three times as long.
+    if len(pc.unique(messages[MESSAGE_ID])) < received:
+        latest = _latest(messages)
+        path, messages = _rewritten(path, "messages-once.parquet", latest, pa.Table.filter), messages.filter(latest)
+    return BatchFile(path, messages, received, is_shared)
 
 
-def _bodies(file: pq.ParquetFile) -> Iterator[list[str]]:
-    for number in range(file.num_row_groups):
-        yield file.read_row_group(number, columns=[BODY])[BODY].to_pylist()
+def _any_has(attributes: pa.ChunkedArray, name: str) -> bool:
+    return bool(pc.any(pc.match_substring(attributes, f'"{name}"')).as_py())
+
+
+def _parts(name: object, file: pq.ParquetFile, column: str) -> Iterator[pa.ChunkedArray]:
+    """A column, a row group at a time: of a large batch it is not to be in memory as a whole."""
+    return (rows_of(name, file, [column], group=number)[column] for number in range(file.num_row_groups))
 
 
 def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) -> tuple[Path, pa.Table]:
@@ -320,15 +354,6 @@ def _writing(directory: Path) -> Iterator[None]:
         raise WorkspaceError(
             f"the batch cannot be written to {directory} ({error.strerror or error}): is the disk full?"
         ) from error
-
-
-def _each_once(path: Path, messages: pa.Table, marked: str | None) -> BatchFile:
-    received = messages.num_rows
-    # Not count_distinct(), which takes three times as long.
-    if len(pc.unique(messages[MESSAGE_ID])) < received:
-        latest = _latest(messages)
-        path, messages = _rewritten(path, "messages-once.parquet", latest, pa.Table.filter), messages.filter(latest)
-    return BatchFile(path, messages, received, marked)
 
 
 def _latest(messages: pa.Table) -> pa.ChunkedArray:

@@ -145,7 +145,7 @@ class BatchReader(DataSourceReader):
             ):
                 try:
                     yield _messages(rows, header, self.columns)
-                except (KeyError, ValueError, AttributeError):
+                except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
                     # Not the error itself: it may quote a message.
                     raise ManifestError(f"{partition.path} has a row that is not a message") from None
 

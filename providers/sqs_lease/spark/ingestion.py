@@ -40,7 +40,7 @@ from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, Batch
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
 from sqs_lease.spark.loading import Loaded, Loading
-from sqs_lease.spark.message_ids import NO_IDS, together, without
+from sqs_lease.spark.message_ids import NO_IDS, said_of, together, without
 from sqs_lease.spark.parsing import MessageParser, RejectParser
 from sqs_lease.spark.progress import StillHeld, watched_jobs
 from sqs_lease.spark.progress_bar import progress_bar
@@ -200,14 +200,7 @@ def _all_rejected(
     """Reject a batch of which no message tells what the columns of the table are to be; there may be no table yet."""
     message_ids = batch.messages[MESSAGE_ID]
     others = without(message_ids, batch.rejected["message_id"])
-    reasons = pa.concat_tables(
-        [
-            batch.rejected,
-            pa.Table.from_arrays(
-                [others, pa.chunked_array([pa.repeat(NOTHING_TO_INFER, len(others))])], schema=REASONS
-            ),
-        ]
-    )
+    reasons = pa.concat_tables([batch.rejected, said_of(REASONS, others, reason=NOTHING_TO_INFER)])
     if rejects is not None:
         store = _rejects_store(spark, batch, batch_id, rejects)
         require_held()

@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from sqs_lease.spark.errors import ReconciliationError
-from sqs_lease.spark.message_ids import NO_IDS, is_among, only, together, without
+from sqs_lease.spark.message_ids import NO_IDS, is_among, only, said_of, together, without
 from sqs_lease.spark.parsing import Parsed, Parser
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
@@ -271,15 +271,7 @@ class Fates:
         is_all = done.equals(messages["message_id"])
         chosen = messages if is_all else only(messages, done)
         outcome = pc.if_else(is_among(chosen["message_id"], self.empty), EMPTY, INGESTED)
-        return pa.Table.from_arrays(
-            [
-                chosen["message_id"],
-                chosen["sent_at"],
-                outcome,
-                pa.chunked_array([pa.nulls(chosen.num_rows, pa.string())]),
-            ],
-            schema=ENTRIES,
-        )
+        return said_of(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=outcome)
 
 
 def reject_entries(messages: pa.Table, reasons: pa.Table) -> pa.Table:
@@ -291,12 +283,5 @@ def reject_entries(messages: pa.Table, reasons: pa.Table) -> pa.Table:
     """
     position = pc.index_in(messages["message_id"], reasons["message_id"].combine_chunks())
     chosen = messages.filter(pc.is_valid(position))
-    return pa.Table.from_arrays(
-        [
-            chosen["message_id"],
-            chosen["sent_at"],
-            pa.chunked_array([pa.repeat(REJECTED, chosen.num_rows)]),
-            reasons["reason"].take(position.drop_null()),
-        ],
-        schema=ENTRIES,
-    )
+    reason = reasons["reason"].take(position.drop_null())
+    return said_of(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=REJECTED, reason=reason)

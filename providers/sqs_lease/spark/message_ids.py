@@ -1,4 +1,4 @@
-"""Sets of message ids, as columns: what is among others, and what is not."""
+"""Sets of message ids, as columns: what is among others, and what is not; and tables of what is said of them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,24 @@ def only(messages: Any, others: pa.ChunkedArray) -> Any:
 def without(messages: Any, others: pa.ChunkedArray) -> Any:
     """Those messages that are not among others; as for :func:`only`."""
     return messages.filter(pc.invert(is_among(_ids(messages), others)))
+
+
+def said_of(schema: pa.Schema, message_ids: Any, **given: Any) -> pa.Table:
+    """Make a table of messages.
+
+    Args:
+        schema: The columns, with ``message_id`` among them.
+        message_ids: The messages.
+        given: The values of other columns, each as an array, or the one value of all rows. What is not given is null.
+    """
+    given["message_id"] = message_ids
+    columns = [
+        value
+        if isinstance(value := given.get(field.name), pa.Array | pa.ChunkedArray)
+        else pa.repeat(pa.scalar(value, field.type), len(message_ids))
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _ids(messages: Any) -> pa.ChunkedArray:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _BODY: Final = REJECT.names[0]
 _COLUMNS: Final = (_BODY, MESSAGE_ID, SENT_AT)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_AGAIN: Final = re.compile(r"(?s)(.+)#(\d+)")
+_AGAIN: Final = re.compile(r"(?s)(.+)#([0-9]{1,9})")
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from sqs_lease.spark.message_ids import is_among, together, without
+from sqs_lease.spark.message_ids import is_among, said_of, together, without
 from sqs_lease.spark.sinks.sink import INGESTED, KNOWN, LOOKED_UP, REJECTED, Admission, LookUp, Table
 from sqs_lease.spark.sources.source import Names
 
@@ -110,7 +110,7 @@ class KeyedTable:
         repeats, also = self.keys.others_of(message_ids)
         any_of_them = pc.unique(together(keys, message_ids, repeats.drop_null(), also.drop_null()))
         # A repeat was sent at another time.
-        asked = self.table.look_up(_at_any_time(any_of_them))
+        asked = self.table.look_up(said_of(LOOKED_UP, any_of_them))
         found = asked.known["message_id"].combine_chunks()
         own = pc.coalesce(pc.index_in(keys, found), pc.index_in(message_ids, found))
         row = pc.coalesce(own, pc.index_in(repeats, found))
@@ -136,16 +136,7 @@ class KeyedTable:
         _, also = self.keys.others_of(taken["message_id"])
         names = pa.chunked_array([pc.unique(also.drop_null())], pa.string())
         names = without(names, together(keyed["message_id"], looked_up.asked.known["message_id"]))
-        count = len(names)
-        return pa.Table.from_arrays(
-            [
-                names,
-                pa.nulls(count, keyed.schema.field("sent_at").type),
-                pa.repeat(INGESTED, count),
-                pa.nulls(count, pa.string()),
-            ],
-            schema=keyed.schema,
-        )
+        return said_of(keyed.schema, names, outcome=INGESTED)
 
 
 def with_keys(messages: pa.Table, keys: Sequence[str | Names | None]) -> pa.Table:
@@ -171,14 +162,7 @@ def with_keys(messages: pa.Table, keys: Sequence[str | Names | None]) -> pa.Tabl
 
 def repeated(message_ids: pa.ChunkedArray) -> pa.Table:
     """Messages of which the table has another one with their key, as :data:`.sinks.sink.KNOWN`: by no batch."""
-    count = len(message_ids)
-    return pa.Table.from_arrays(
-        [message_ids, pa.repeat("", count), pa.repeat(INGESTED, count), pa.nulls(count, pa.string())], schema=KNOWN
-    )
-
-
-def _at_any_time(names: pa.Array) -> pa.Table:
-    return pa.Table.from_arrays([names, pa.nulls(len(names), LOOKED_UP.field("sent_at").type)], schema=LOOKED_UP)
+    return said_of(KNOWN, message_ids, batch_id="", outcome=INGESTED)
 
 
 def _taken(values: pa.Array, position: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
+from deltalake import Schema
 from pyspark.errors import ParseException
 from pyspark.sql.types import (
     ArrayType,
@@ -37,22 +38,11 @@ from sqs_lease.spark.errors import SchemaError
 _NO_COLUMN_NAME: Final = re.compile(r"[ ,;{}()\n\t=]|[.`\"]|[\x00-\x1f\x7f]")
 _NAME_BYTES: Final = 63
 
-_ARROW: Final = {
-    BinaryType: pa.binary(),
-    BooleanType: pa.bool_(),
-    ByteType: pa.int8(),
-    DateType: pa.date32(),
-    DoubleType: pa.float64(),
-    FloatType: pa.float32(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    ShortType: pa.int16(),
-    StringType: pa.string(),
-    TimestampNTZType: pa.timestamp("us"),
-    TimestampType: pa.timestamp("us", tz="UTC"),
-}
 # Neither VARIANT, intervals nor CHAR, which only Spark knows.
-_IN_PARQUET: Final = (*_ARROW, DecimalType, ArrayType, MapType, StructType)
+_IN_PARQUET: Final = (
+    *(ArrayType, BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType),
+    *(LongType, MapType, ShortType, StringType, StructType, TimestampNTZType, TimestampType),
+)
 _WITHOUT_EQUALITY: Final = (ArrayType, MapType, StructType, VariantType, FloatType, DoubleType)
 
 
@@ -172,7 +162,14 @@ def arrow_schema(columns: StructType) -> pa.Schema:
     Raises:
         SchemaError: A column has a type that rows made in Python cannot have.
     """
-    return pa.schema([pa.field(field.name, _arrow_type(field.dataType, field.name)) for field in columns.fields])
+    for path, kind in types_in(columns):
+        if not isinstance(kind, _IN_PARQUET):
+            raise SchemaError(f"column {path}: rows that are made in Python cannot have the type {kind.simpleString()}")
+    try:
+        # Delta has the notation of Spark, and the types of Arrow.
+        return pa.schema(Schema.from_json(nullable(columns).json()).to_arrow())
+    except ValueError as error:
+        raise SchemaError(f"rows that are made in Python cannot have these columns: {error}") from error
 
 
 def record_batch(schema: pa.Schema, rows: int, given: Mapping[str, Any]) -> pa.RecordBatch:
@@ -191,18 +188,3 @@ def record_batch(schema: pa.Schema, rows: int, given: Mapping[str, Any]) -> pa.R
             value = pa.repeat(pa.scalar(value, field.type), rows)
         columns.append(value.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _arrow_type(kind: DataType, path: str) -> pa.DataType:
-    if isinstance(kind, DecimalType):
-        return pa.decimal128(kind.precision, kind.scale)
-    if isinstance(kind, StructType):
-        return pa.struct([pa.field(field.name, _arrow_type(field.dataType, f"{path}.{field.name}")) for field in kind])
-    if isinstance(kind, ArrayType):
-        return pa.list_(_arrow_type(kind.elementType, f"{path}[]"))
-    if isinstance(kind, MapType):
-        return pa.map_(_arrow_type(kind.keyType, f"{path} (key)"), _arrow_type(kind.valueType, f"{path} (value)"))
-    plain = next((arrow for spark, arrow in _ARROW.items() if isinstance(kind, spark)), None)
-    if plain is None:
-        raise SchemaError(f"column {path}: rows that are made in Python cannot have the type {kind.simpleString()}")
-    return plain

@@ -241,7 +241,8 @@ def test_partitions_and_keys_hold_for_what_tasks_read(
     }
 
 
-def test_a_task_holds_few_bytes_of_a_part_at_once(tmp_path: Path) -> None:
+def test_a_task_holds_few_bytes_of_a_part_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "_ROW_GROUP_CHARACTERS", 10**9)
     large = [message(f"m{number}", json.dumps({"id": number, "name": "x" * 500_000})) for number in range(100)]
     path = tmp_path / "manifest"
     manifest.write_manifest(path, batch_id="b", queue_url="http://127.0.0.1/q", messages=large)

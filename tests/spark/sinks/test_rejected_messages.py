@@ -45,6 +45,13 @@ def test_what_was_rejected_comes_in_once_after_the_fix_whatever_is_read_again(pl
     assert two["_sent_at"] == NOW - timedelta(hours=1) + timedelta(milliseconds=123)
 
 
+def test_an_id_that_ends_like_one_of_ours_but_for_its_length_is_an_id(place: Place) -> None:
+    rejects = DeltaSink(place.root / "rejects")
+    place.ingest([sent(f"m1#{'9' * 5000}", "[]")], source=STRICT, rejects=rejects)
+
+    assert [its.message_id[-3:] for its in rejected_messages(rejects)] == ["9#2"]
+
+
 def test_rejects_in_postgresql_and_in_any_table_that_spark_reads_come_in_the_same_way(
     place: Place, spark: SparkSession, database: Database
 ) -> None:

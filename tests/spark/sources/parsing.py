@@ -58,7 +58,9 @@ def parsed(
     """Check the bodies, then parse those that pass."""
     checker = source.checker()
     reasons = dict(zip(bodies, checker.reasons(list(bodies.values())), strict=True))
-    rejected = {message_id: reason for message_id, reason in reasons.items() if reason is not None}
+    # The file of a batch does not have these, whatever its source is.
+    rejected = {message_id: batch_file.NOT_TEXT for message_id, body in bodies.items() if not _is_text(body)}
+    rejected |= {message_id: reason for message_id, reason in reasons.items() if reason is not None}
     passed = {message_id: body for message_id, body in bodies.items() if message_id not in rejected}
     with session_settings(spark, INGESTION):
         messages = messages_of(spark, passed, attributes, system)
@@ -82,3 +84,7 @@ def parsed(
     assert records.keys() | rejected.keys() | empty == bodies.keys()
     records = {message_id: its for message_id, its in records.items() if message_id not in rejected}
     return Parsed(columns, records, rejected, empty)
+
+
+def _is_text(body: str) -> bool:
+    return body.encode(errors="replace").decode() == body

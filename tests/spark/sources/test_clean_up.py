@@ -101,6 +101,18 @@ def test_what_is_stored_is_deleted_and_what_is_rejected_is_left(place: Place, bu
     assert result.stored().objects == result.objects
 
 
+def test_an_entity_tag_that_no_request_can_hold_leaves_its_own_object_alone(place: Place, bucket: Bucket) -> None:
+    odd, good = bucket.put("odd", line(1)), bucket.put("good", line(2))
+    odd["s3"]["object"] = {"key": "odd", "eTag": "a\r\nb\u20ac"}
+
+    result = place.ingest(
+        [message("odd", direct(odd)), message("good", direct(good))], source=objects(clean_source="delete")
+    )
+
+    assert result.objects == CleanUp(cleaned=1, left=1, failed=0, error=None)
+    assert bucket.contents() == [line(1)]
+
+
 def test_objects_are_left_where_nothing_else_is_said(place: Place, bucket: Bucket) -> None:
     result = place.ingest([message("m1", direct(bucket.put("a", line(1))))], source=objects())
 

@@ -19,7 +19,10 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.batch_files.json_syntax import NotJsonError
-from sqs_lease.spark.message_groups import Group, _group
+from sqs_lease.batch_files.manifest import message_table
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.spark.batch_file import messages_of
+from sqs_lease.spark.message_groups import place_of
 from sqs_lease.spark.sources.array_elements import ElementsChecker, elements
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.s3_events.extended_client import pointed_at
@@ -110,6 +113,9 @@ MESSAGE: Final = {
 def test_messages_of_which_one_is_strange_are_one_table(body: str, attributes: Any, message_attributes: Any) -> None:
     if not isinstance(attributes, dict):
         return
-    good: tuple[str, str, dict[str, Any], dict[str, Any]] = ("m1", "{}", {}, {})
-    said = said_by(lambda: _group([good, ("m2", body, attributes, message_attributes or {})]), ValueError, TypeError)
-    assert isinstance(said, Group | ValueError | TypeError)
+    strange = {"MessageId": "m2", "Body": body, "Attributes": attributes, "MessageAttributes": message_attributes or {}}
+    given: list[Message | dict[str, Any]] = [Message(Receipt("m1", ""), "{}"), strange]
+    said = said_by(lambda: message_table(list(messages_of(given))), TypeError)
+    assert isinstance(said, pa.Table | TypeError)
+    if isinstance(said, pa.Table):
+        place_of(said["attributes"][1].as_py())

@@ -175,3 +175,13 @@ def test_of_attributes(place: Place) -> None:
 
     assert result.rejected == {"m2": f"{REASON}the attribute until"}
     assert [row["id"] for row in rows(place.table)] == [1]
+
+
+def test_of_attributes_in_milliseconds_that_no_number_of_microseconds_holds(place: Place) -> None:
+    source = AttributeColumns(JsonSource("id INT"), "ApproximateFirstReceiveTimestamp TIMESTAMP")
+    odd = replace(message("m1", '{"id": 1}'), attributes={"ApproximateFirstReceiveTimestamp": str(2**63 - 1)})
+
+    result = place.ingest([odd], source=source)
+
+    where = "the attribute ApproximateFirstReceiveTimestamp"
+    assert result.rejected == {"m1": f"{where} is not of the type in the schema"}

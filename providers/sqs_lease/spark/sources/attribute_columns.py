@@ -124,7 +124,8 @@ def _value(field: StructField, text: Column) -> Column:
     if isinstance(field.dataType, BinaryType):
         return F.try_to_binary(text, F.lit("base64"))
     if isinstance(field.dataType, TimestampType) and field.name in _MILLISECONDS:
-        return F.timestamp_millis(text.try_cast("bigint"))
+        # Not `timestamp_millis`, which fails the batch for a number that is too large.
+        return F.timestamp_micros(F.try_multiply(text.try_cast("bigint"), F.lit(1000)))
     return text.try_cast(field.dataType)
 
 

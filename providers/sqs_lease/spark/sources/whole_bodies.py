@@ -18,14 +18,14 @@ from sqs_lease.spark.sources.source import BodyChecker, FixedSource
 
 
 class TextChecker:
-    """Takes whatever can be written as UTF-8."""
+    """Takes whatever a manifest can hold; what it cannot is rejected for all sources."""
 
     def reasons(self, bodies: Sequence[str]) -> list[str | None]:
         """See :class:`.source.Checker`."""
-        return [_reason(body) for body in bodies]
+        return [None] * len(bodies)
 
     def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
-        """See :class:`.source.SyntaxChecker`. What is in a manifest could be written as UTF-8, JSON or not."""
+        """See :class:`.source.SyntaxChecker`."""
         return pa.chunked_array([pa.nulls(len(not_json), pa.string())])
 
 
@@ -100,11 +100,3 @@ def _rows(messages: DataFrame, column: str, value: Column) -> DataFrame:
         F.col(batch_file.SENT_AT).alias(SENT_AT),
         F.lit(None).cast("string").alias(REASON),
     )
-
-
-def _reason(body: str) -> str | None:
-    try:
-        body.encode()
-    except UnicodeEncodeError:
-        return "not text: half a surrogate pair"
-    return None

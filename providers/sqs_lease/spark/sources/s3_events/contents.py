@@ -38,6 +38,8 @@ BATCH_ROWS: Final = 10_000
 """How many rows a format hands on together, at most."""
 
 _GZIP_SUFFIX = ".gz"
+# Of JSON, too: what reads XML calls itself for each level.
+_DEEPEST = 200
 # What Python puts in place of bytes that are not UTF-8.
 _NOT_UTF_8 = "\ufffd"
 
@@ -229,6 +231,8 @@ class XmlRows(_Texts):
                 if event == "start":
                     around.append(element)
                     rows_around += is_row
+                    if len(around) > _DEEPEST:
+                        raise BadContentError(f"not XML that can be stored: nested more than {_DEEPEST} levels deep")
                     continue
                 around.pop()
                 rows_around -= is_row
@@ -243,6 +247,12 @@ class XmlRows(_Texts):
             raise BadContentError(f"not XML, at line {error.position[0]}") from None
         except DefusedXmlException:
             raise BadContentError("has a document type, which is not read") from None
+        except LookupError:
+            raise BadContentError("not XML in an encoding that is known") from None
+        except ValueError as error:
+            if isinstance(error, BadContentError):
+                raise
+            raise BadContentError("not XML in an encoding of one byte a character, UTF-8 or UTF-16") from None
 
     def _check(self, row: Element) -> None:
         names = [element.tag.rpartition("}")[2] for element in row]
@@ -335,6 +345,8 @@ def _elements(text: bytes) -> list[bytes]:
         return [bytes(element) for element in msgspec.json.decode(text, type=list[msgspec.Raw])]
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BadContentError("not valid JSON: the array does not end, or has something else in it") from None
+    except RecursionError:
+        raise BadContentError(f"not JSON that can be stored: nested more than {_DEEPEST} levels deep") from None
 
 
 def _csv_fault(said: str, header: Sequence[str]) -> str:

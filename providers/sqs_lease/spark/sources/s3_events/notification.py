@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -21,6 +22,7 @@ from sqs_lease.batch_files.json_syntax import decode_object
 from sqs_lease.spark.sources.sns_envelope import is_envelope, published
 from sqs_lease.spark.sources.source import UNREADABLE, Names, NotANotificationError
 
+_TAG: Final = re.compile(r"[!#-~]+")
 _LISTED: Final = "sqs-lease:s3"
 _NOT_S3: Final = "not an S3 notification: neither Records of S3, nor an EventBridge event of aws.s3, nor a test event"
 
@@ -170,7 +172,10 @@ def _object(described: Mapping[str, Any], version_name: str, tag_name: str, posi
     key, version_id = its.get("key"), its.get(version_name)
     if not (isinstance(bucket, str) and bucket and isinstance(key, str) and key):
         raise NotANotificationError(f"object {position} of the S3 notification has no bucket or no key")
-    return S3Object(bucket, key, _text(version_id), _text(its.get("sequencer")), _text(its.get(tag_name)))
+    tag = _text(its.get(tag_name))
+    # It goes into a header, in quotes.
+    tag = tag if tag is not None and _TAG.fullmatch(tag) else None
+    return S3Object(bucket, key, _text(version_id), _text(its.get("sequencer")), tag)
 
 
 def _text(value: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, Any, Final
@@ -44,6 +45,8 @@ _OF_THE_OBJECT: Final = frozenset(
     }
 )
 _OF_ITS_KEY: Final = "KMS."
+# Access points, and directory buckets: the name says which server is asked, and there may be none.
+_ELSEWHERE: Final = re.compile(r"^arn:|--x-s3$")
 
 
 class ObjectUnavailableError(ValueError):
@@ -118,6 +121,8 @@ class ObjectStore:
         except ParamValidationError:
             raise ObjectUnavailableError("no bucket can have this name, or no object this key") from None
         except BotoCoreError as error:
+            if _ELSEWHERE.search(wanted.bucket):
+                raise ObjectUnavailableError(f"its bucket cannot be reached ({type(error).__name__})") from None
             raise self._failure(wanted, type(error).__name__) from error
 
     def _failure(self, wanted: S3Object, what: str) -> ObjectStoreError:

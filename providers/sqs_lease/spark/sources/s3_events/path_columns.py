@@ -49,7 +49,8 @@ class PathColumns:
         plain = unquote(text)
         try:
             return pa.scalar(plain, pa.string()).cast(field.type).as_py()
-        except pa.ArrowException:
+        except (pa.ArrowException, ValueError, OverflowError):
+            # Python has no day in the year 0.
             raise BadContentError(f"the key's {field.name} is not of the type in the schema") from None
 
 
