@@ -36,16 +36,32 @@ class DaemonThreads(Executor):
     def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
         """Make a call as soon as a thread is free."""
         future: Future[_T] = Future()
+        call = partial(fn, *args, **kwargs)
         with self._lock:
-            if self._running < self._most:
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            if self._running < self._most and self._starts_another():
                 self._running += 1
-            self._calls.append((future, partial(fn, *args, **kwargs)))
+            has_thread = self._running > 0
+            if has_thread:
+                self._calls.append((future, call))
+        if not has_thread:
+            future.set_running_or_notify_cancel()
+            _make(future, call)
         return future
 
     async def run(self, call: Callable[..., _T], /, *args: Any) -> _T:
         """Make a call from an event loop, in the caller's context. Who stops waiting leaves it to its thread."""
         return await asyncio.get_running_loop().run_in_executor(self, partial(copy_context().run, call, *args))
+
+    def _starts_another(self) -> bool:
+        """Start a thread, unless Python starts none any more: then the caller has to do without."""
+        try:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        except RuntimeError:
+            # 3.12.0 and 3.12.1 refuse once the main thread has ended, although other threads go on with their work.
+            if threading.main_thread().is_alive():
+                raise
+            return False
+        return True
 
     def _work(self) -> None:
         while True:

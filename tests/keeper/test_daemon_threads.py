@@ -48,6 +48,29 @@ def test_a_call_has_the_context_of_its_caller_and_raises_there() -> None:
     asyncio.run(scenario())
 
 
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+def test_a_call_is_made_where_it_is_asked_for_once_python_starts_no_more_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Python 3.12.0 and 3.12.1 do while other threads outlive the main thread."""
+    ended = threading.Thread()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading, "main_thread", lambda: ended)
+    threads = DaemonThreads(1, "some")
+    assert threads.submit(divmod, 7, 2).result(0) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(divmod, 1, 0).result(0)
+
+
+def test_who_asks_for_a_call_hears_that_there_are_too_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't create new thread"):
+        DaemonThreads(1, "some").submit(divmod, 7, 2)
+
+
 BLOCKED = """
 import asyncio, sys, threading
 from sqs_lease.daemon_threads import DaemonThreads

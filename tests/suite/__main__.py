@@ -113,9 +113,11 @@ def _versions(options: argparse.Namespace) -> int:
     os.environ.pop(plans.FULL_FORM_VARIABLE, None)
     cells = {cell.name: cell for cell in versions.cells(options.python, options.resolution, options.room)}
     seen: list[Outcome] = []
+    # Looked up before: nobody should commit meanwhile, but what then was seen is of the commit before.
+    commit = versions.commit_of(plans.ROOT)
     # Each environment is large, and the tests of a room keep a core busy.
     code = run("versions", [cell.command for cell in cells.values()], at_once=options.at_once or 1, seen=seen.append)
-    versions.record(plans.ROOT, [(cells[outcome.name], outcome) for outcome in seen], datetime.now(UTC).date())
+    versions.record(plans.ROOT, [(cells[outcome.name], outcome) for outcome in seen], datetime.now(UTC).date(), commit)
     return code
 
 

@@ -12,7 +12,20 @@ import pytest
 
 from tests.suite.commands import Outcome
 from tests.suite.plans import ROOT
-from tests.suite.versions import BEGIN, END, PAGE, PYTHONS, RESOLUTIONS, RESULTS, ROOMS, Cell, cells, record, with_table
+from tests.suite.versions import (
+    BEGIN,
+    END,
+    PAGE,
+    PYTHONS,
+    RESOLUTIONS,
+    RESULTS,
+    ROOMS,
+    Cell,
+    cells,
+    commit_of,
+    record,
+    with_table,
+)
 
 DAY = date(2026, 1, 2)
 
@@ -39,9 +52,12 @@ def installed(checkout: Path, cell: Cell, version: str) -> None:
 def test_what_was_seen_is_in_the_table_and_all_else_was_not_run(checkout: Path) -> None:
     cell = Cell("3.12", "lowest", "dagster")
     installed(checkout, cell, "1.2")
-    record(checkout, [(cell, Outcome(cell.name, 1, passed=7, failed=2))], DAY)
+    record(checkout, [(cell, Outcome(cell.name, 1, passed=7, failed=2))], DAY, "1234567")
     page = (checkout / PAGE).read_text()
-    assert "| dagster, lowest | dagster 1.2, boto3 1.2 | not run | 7 passed, 2 failed (2026-01-02) | not run |" in page
+    assert (
+        "| dagster, lowest | dagster 1.2, boto3 1.2 | not run | 7 passed, 2 failed (2026-01-02, 1234567) | not run |"
+        in page
+    )
     assert page.startswith("before\n")
     assert page.endswith("\nafter\n")
     assert "old" not in page
@@ -52,9 +68,26 @@ def test_cells_that_did_not_run_again_keep_what_was_seen(checkout: Path) -> None
     first, second = Cell("3.11", "newest", "core"), Cell("3.13", "newest", "core")
     for cell, version in ((first, "1.0"), (second, "2.0")):
         installed(checkout, cell, version)
-        record(checkout, [(cell, Outcome(cell.name, 0, passed=3))], DAY)
+        record(checkout, [(cell, Outcome(cell.name, 0, passed=3))], DAY, "1234567")
     assert "boto3 1.0 or 2.0" in (checkout / PAGE).read_text()
-    assert (checkout / PAGE).read_text().count("3 passed (2026-01-02)") == 2
+    assert (checkout / PAGE).read_text().count("3 passed (2026-01-02, 1234567)") == 2
+
+
+def test_an_environment_that_could_not_be_made_is_in_the_table(checkout: Path) -> None:
+    cell = Cell("3.13", "newest", "spark")
+    record(checkout, [(cell, Outcome(cell.name, 1, has_report=False))], DAY, "1234567")
+    assert "| spark, newest | - | not run | not run | ended with 1 (2026" in (checkout / PAGE).read_text()
+
+
+def test_a_row_names_the_commit_and_whether_the_files_were_others(checkout: Path) -> None:
+    (checkout / PAGE).unlink()
+    commit = commit_of(checkout)
+    assert len(commit) == 7
+    (checkout / PAGE).write_text("another table")
+    (checkout / RESULTS).write_text("{}")
+    assert commit_of(checkout) == commit
+    (checkout / "source.py").touch()
+    assert commit_of(checkout) == f"{commit} with changes"
 
 
 def test_some_cells_are_chosen() -> None:
@@ -68,10 +101,12 @@ def test_the_page_has_the_table_of_the_results() -> None:
     assert with_table(page, json.loads((ROOT / RESULTS).read_text())) == page
 
 
-def test_the_classifiers_name_the_pythons_of_the_table() -> None:
+def test_the_classifiers_name_the_pythons_on_which_a_room_was_seen_to_pass() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
-    assert tuple(named) == PYTHONS
+    results = json.loads((ROOT / RESULTS).read_text())
+    good = {name.partition(" ")[0] for name, seen in results.items() if seen["good"]}
+    assert named == [python for python in PYTHONS if python in good]
 
 
 def test_rooms_are_tested_with_extras_that_exist() -> None:
@@ -79,3 +114,10 @@ def test_rooms_are_tested_with_extras_that_exist() -> None:
     for room in ROOMS.values():
         assert set(room.extras) <= set(extras)
         assert all((ROOT / path).is_dir() for path in room.tests)
+
+
+def test_tests_that_are_left_out_exist() -> None:
+    for room in ROOMS.values():
+        for test in room.left_out:
+            file, _, name = test.partition("::")
+            assert f"\ndef {name}(" in (ROOT / file).read_text()
