@@ -78,7 +78,7 @@ class BatchDataSource(DataSource):
 
     The columns, of which ``schema(...)`` may choose some:
 
-    - ``batch_id`` and ``queue_url``: the file's batch, empty where whoever wrote the file did not say;
+    - ``batch_id`` and ``queue_url``: the file's batch, empty where its writer did not say;
     - ``message_id``, ``body``, ``sent_at``, ``receive_count``;
     - ``attributes``: the service's own attributes, a map of texts;
     - ``message_attributes``: the sender's, a map of ``DataType``, ``StringValue`` and ``BinaryValue``;

@@ -176,7 +176,7 @@ def _clean_up(
     rejected = together(loaded.rejected["message_id"], earlier["message_id"])
     try:
         if not is_held():
-            return CleanUp(0, 0, 0, "its messages are held no longer: whoever receives them does it")
+            return CleanUp(0, 0, 0, "its messages are no longer held: their next receiver does it")
         messages = batch.accepted(spark)
         if len(rejected):
             left = batch.only(messages, rejected).withColumn(IS_STORED, F.lit(False))

@@ -31,7 +31,7 @@ class Parsed:
         staged: Their rows; None where there are none.
         ingested: The messages that have rows, each once.
         empty: Those that have nothing to store, each once.
-        rejected: Those that are no records, as :data:`.batch_file.REASONS`, whoever found out.
+        rejected: Those that are no records, as :data:`.batch_file.REASONS`, found by the driver or by tasks.
     """
 
     staged: Staged | None

@@ -42,7 +42,7 @@ StillHeld: TypeAlias = Callable[[], object]
 
 
 class Watch:
-    """What the code that ingests asks of whoever watches its jobs."""
+    """What the code that ingests asks of the watcher of its jobs."""
 
     def __init__(self, name: str, still_held: StillHeld | None) -> None:
         self._name = name
@@ -67,8 +67,7 @@ class Watch:
     def look(self) -> bool:
         """Ask whether the messages are still held, once it was answered with no: remember that for good.
 
-        An answer that cannot be had is no answer: the jobs go on, and whoever cannot ask finds out by the sink, which
-        takes no message twice.
+        Without an answer the jobs go on. The sink finds out then: it takes no message twice.
         """
         if self._still_held is not None and not self._lost:
             try:

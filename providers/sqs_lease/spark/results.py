@@ -61,7 +61,7 @@ class IngestResult:
         return {"batchItemFailures": items}
 
     def stored(self) -> StoredResult:
-        """The same as whoever started the ingestion gets it, without Spark."""
+        """The same as the starter of the ingestion gets it, without Spark."""
         return StoredResult(
             batch_id=self.batch_id,
             received=self.received,

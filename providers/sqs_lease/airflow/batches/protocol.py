@@ -164,8 +164,8 @@ class BatchRegistry:
     def decode(cls, plain: Mapping[str, Any] | None) -> Self | None:
         """Build it from what :meth:`encode` returned; return None for None, and for what cannot be read.
 
-        Whoever edits the store, or another release, may have written it. Without a registry no batch is open: nobody is
-        given one, and what nobody holds comes back to the queue by itself.
+        A person or another release may have written it. Without a registry no batch is open: nobody is given one, and
+        what nobody holds comes back to the queue by itself.
         """
         stored = None if plain is None else _read(plain, _StoredRegistry)
         if stored is None:

@@ -112,7 +112,7 @@ class SqsMoveMessagesOperator(QueueTask):
         order = self._order()
         order.check_numbers()
         if max_messages != DEFAULT_MAX_MESSAGES and not order.is_filtered:
-            # Whoever wrote it expects that no more are moved.
+            # Its author expects that no more are moved.
             raise ValueError(
                 f"max_messages={max_messages} has no effect without a filter: SQS itself moves all messages of "
                 f"{queue_url}. Give a filter, too; older_than=0 takes any message"

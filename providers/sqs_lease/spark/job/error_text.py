@@ -43,7 +43,7 @@ _OF_THE_MACHINE: Final = ("Python worker exited unexpectedly", "No space left on
 
 
 def one_line(error: Exception) -> str:
-    """Say in one line what went wrong, for whoever started the job."""
+    """Say in one line what went wrong, for the starter of the job."""
     if isinstance(error, EXPECTED):
         text = str(error)
     elif isinstance(error, PythonException) and (raised := _raised_in_worker(str(error))):

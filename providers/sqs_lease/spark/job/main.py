@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return EXIT_CODE
         if not isinstance(error, EXPECTED):
             logger.error("the job failed: %s", trace(error))  # noqa: TRY400 - the error's own text may quote a body
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever reads the last line
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)  # noqa: T201 - the starter reads the last line
         return 1
     return 0
 

@@ -1,7 +1,7 @@
 """Reports to Dagster what a job does that was started through Dagster Pipes: its log, and its result at the end.
 
 Pipes hands a process two parameters, as environment variables or as arguments: where its context is, and where its
-messages go. Whoever starts the job chooses the places: a local file, the output, S3, or a directory that the driver
+messages go. The starter of the job chooses the places: a local file, the output, S3, or a directory that the driver
 sees as files (a Databricks volume, or DBFS, which is mounted at ``/dbfs``).
 """
 

@@ -1,4 +1,4 @@
-"""Ends a job in order when it is asked to: by SIGTERM, or by the end of whoever started it."""
+"""Ends a job in order when it is asked to: by SIGTERM, or by the end of its starter."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Termination:
 
 
 def end_with_standard_input() -> None:
-    """From now on, ask this process to end when its standard input does: when whoever holds the other end died."""
+    """From now on, ask this process to end when its standard input does: when the holder of the other end died."""
 
     def read() -> None:
         while os.read(sys.stdin.fileno(), 4096):

@@ -200,7 +200,7 @@ class SparkTable(ABC):
 
     @abstractmethod
     def _newest_commit(self) -> str:
-        """What is known of whoever committed last."""
+        """What is known of the last writer."""
 
     def _rows(self, location: str, application: Application) -> DataFrame | None:
         """Staged rows with all columns of the table; None where it has taken them meanwhile.

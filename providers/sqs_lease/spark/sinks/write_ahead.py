@@ -2,7 +2,7 @@
 
 1. The batch's rows are staged as files that the table does not name.
 2. The ledger admits the batch: one commit names its messages and where the rows are. It is refused if anybody else was
-   admitted since the look-up. From here on the batch will be in the table, whoever dies.
+   admitted since the look-up. From here on the batch will be in the table, whichever process dies.
 3. The table takes the staged rows, once however often it is told to: each application has a number, and the table
    remembers in the same commit the highest one it took.
 
@@ -65,7 +65,7 @@ class TargetTable(Protocol):
             The version of the table that has them, where it has versions.
 
         Raises:
-            TableError: It cannot be written; it is tried again by whoever looks next.
+            TableError: It cannot be written; the next driver that looks tries it again.
         """
 
     def version(self) -> int | None:

@@ -214,7 +214,7 @@ class JsonSource:
     def arrow_parser(self, columns: StructType) -> ArrowJson | None:
         """See :class:`.source.ArrowSource`."""
         if self._is_closed_on_spark or self.timestamp_units or self.rescued or type(self).parse is not JsonSource.parse:
-            # Whoever inherits from this may parse otherwise.
+            # A subclass may parse otherwise.
             return None
         return ArrowJson.of(columns)
 

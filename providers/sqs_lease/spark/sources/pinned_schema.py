@@ -118,7 +118,7 @@ class InferredSchema:
                     others.again(f"the lock is held by {_holder(lock)}")
             lock.seek(0)
             lock.truncate()
-            # For whoever waits.
+            # For drivers that wait.
             lock.write(f"process {os.getpid()} on {gethostname()}")
             lock.flush()
             yield

@@ -364,7 +364,7 @@ class OpenDelta:
         return self.storage.existing(was_there=True)
 
     def _newest_commit(self) -> str:
-        """What is known of whoever committed last."""
+        """What is known of the last writer."""
         try:
             (commit,) = self._existing().history(1)
         except (DeltaError, OSError, TableError, ValueError):

@@ -80,7 +80,7 @@ class ObjectCleaner:
             return
         # Made once, before threads share it.
         _ = self.store.client
-        # Once S3 does not answer, the others would wait as long for it, and whoever holds the messages with them.
+        # Once S3 does not answer, the others would wait as long for it, and the messages would be held meanwhile.
         no_answer = Event()
         with ThreadPoolExecutor(self.threads) as pool:
             outcomes = list(pool.map(lambda its: self._outcome(its, no_answer), objects))

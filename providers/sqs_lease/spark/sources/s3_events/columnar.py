@@ -76,7 +76,7 @@ def orc(file: IO[bytes]) -> tuple[Sequence[str], Batches]:
 
 def avro(file: IO[bytes]) -> tuple[Sequence[str], Batches]:
     """Open an Avro file; of the logical types, those that Spark has are read."""
-    # Whoever has no Avro need not have the package.
+    # Only users of Avro need the package.
     import fastavro
 
     file.seek(0)

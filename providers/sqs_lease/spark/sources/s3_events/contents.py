@@ -221,7 +221,7 @@ class XmlRows(_Texts):
         content.seek(0)
         around: list[Element] = []
         rows_around = 0
-        # Read where it is needed: whoever has no XML need not have the package.
+        # Imported where it is needed: only users of XML need the package.
         from defusedxml import DefusedXmlException  # type: ignore[import-untyped]
         from defusedxml.ElementTree import iterparse  # type: ignore[import-untyped]
 
