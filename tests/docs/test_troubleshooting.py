@@ -17,7 +17,7 @@ CAUGHT_WITHIN = {
     *("CommsError", "NoAnswerError", "NotAnsweredError", "ReplacedError", "OutcomeError", "GivenBackError"),
     *("HostIsOverError", "LoopThreadError", "NotTrueOrFalseError"),
     *("CommandError", "HostError", "NoMoveTasksError", "NothingToInferError", "PartitionKeyError"),
-    "TooManyExtensionsError",
+    *("SearchError", "TooManyExtensionsError"),
     *("NotJsonError", "NotANotificationError", "BadContentError", "ObjectUnavailableError"),
 }
 """Errors that users do not meet by name: the package catches them, and tells of them in other words."""
