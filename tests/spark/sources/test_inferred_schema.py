@@ -66,6 +66,27 @@ class TestOnSpark:
         assert pinned(pin) == "struct<ID:bigint,odd:string,twice:array<string>>"
         assert outcome.records["m1"] == [{"ID": 2, "odd": '{"a b":1}', "twice": ['{"x":1,"X":2}']}]
 
+    def test_of_too_many_fields_those_that_most_messages_have_become_columns(
+        self,
+        spark: SparkSession,
+        pin: InferredSchema,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr("sqs_lease.spark.sources.json.MOST_COLUMNS", 3)
+        # One message with as many fields as it likes decides nothing for the others.
+        bodies = {
+            "many": json.dumps({"z": 1, **{f"a{number}": number for number in range(50)}}),
+            "m1": '{"z": 1, "y": {"a5": 1}, "x": "text"}',
+            "m2": '{"y": {"a5": 2}, "x": "text"}',
+        }
+
+        outcome = parsed(spark, JsonSource(pin), bodies)
+
+        assert pinned(pin) == "struct<x:string,y:struct<a5:bigint>,z:bigint>"
+        assert outcome.records.keys() == bodies.keys()
+        assert "the messages have 53 different fields, of which the 3 that most of them have" in caplog.text
+
     def test_a_batch_without_a_field_pins_nothing(self, spark: SparkSession, pin: InferredSchema) -> None:
         with pytest.raises(SchemaError, match="no message of this batch has a field"):
             parsed(spark, JsonSource(pin), {"m1": "{}"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -40,6 +41,8 @@ from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.source import KeysOf
+
+logger = logging.getLogger(__name__)
 
 _CORRUPT: Final = "_sqs_lease_corrupt"
 _RECORD: Final = "_sqs_lease_record"
@@ -347,8 +350,8 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
     """Let Spark infer the fields of the messages' bodies; all may be null.
 
     What has no type yet is left out: fields that are null, empty arrays or empty objects in all bodies. So are names
-    that no column should have, and of names that differ in case only all but one. A value that is an object with such
-    names inside stays whole, as JSON text.
+    that no column should have, of names that differ in case only all but one, and of more than :data:`MOST_COLUMNS`
+    fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text.
 
     Args:
         messages: The messages, checked for syntax.
@@ -373,7 +376,22 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
         if field.name == _CORRUPT or not can_be_inferred(field.name) or (only is not None and field.name not in only):
             continue
         found.setdefault(without_case(field.name), StructField(field.name, _storable(field.dataType)))
-    return list(found.values())
+    fields = list(found.values())
+    return fields if len(fields) <= MOST_COLUMNS else _most_common(messages, fields)
+
+
+def _most_common(messages: DataFrame, fields: Sequence[StructField]) -> list[StructField]:
+    """As many fields as a table gets by itself, those that most bodies have, in their order."""
+    names = messages.select(F.explode(F.json_object_keys(batch_file.BODY)).alias("name"))
+    counts = names.where(F.col("name").isin([field.name for field in fields])).groupBy("name").count()
+    chosen = {row.name for row in counts.orderBy(F.desc("count"), "name").limit(MOST_COLUMNS).collect()}
+    logger.warning(
+        "the messages have %d different fields, of which the %d that most of them have become columns: where names of "
+        "fields are values such as ids, give a schema in which the object around them is a MAP",
+        len(fields),
+        MOST_COLUMNS,
+    )
+    return [field for field in fields if field.name in chosen]
 
 
 def can_be_inferred(name: str) -> bool:
