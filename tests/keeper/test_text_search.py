@@ -16,7 +16,7 @@ def test_a_search_ends_by_itself_when_the_process_that_waits_for_it_is_gone(monk
     run = subprocess.run
 
     def run_without_an_end(command: list[str], **options: Any) -> Any:
-        return run(command, **{**options, "timeout": 20.0})  # type: ignore[call-overload]
+        return run(command, **{**options, "timeout": 20.0})
 
     monkeypatch.setattr(text_search, "SEARCH_SECONDS", 0.25)
     monkeypatch.setattr(subprocess, "run", run_without_an_end)
