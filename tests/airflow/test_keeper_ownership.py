@@ -14,7 +14,7 @@ from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
 from sqs_lease.core.policies import Fixed, Growing, Threshold
-from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState
+from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState, Outages
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import CHECK, KEEP, USER_ACTION, RunningTrigger, VirtualTriggerer
@@ -627,6 +627,30 @@ def test_messages_are_held_for_the_next_try_when_a_user_clears_the_keeper(world:
 
     world.run(scenario)
     assert not world.events(AuditKind.RELEASED, AuditKind.EXPIRED)
+
+
+def test_a_keeper_that_is_cleared_while_sqs_is_out_settles_in_its_next_try_what_it_could_not_settle(
+    world: LeasedMessages,
+) -> None:
+    """What was written ahead is not the word of another triggerer that the batch was given back."""
+
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer)
+        running = world.keep(triggerer)
+        await asyncio.sleep(10)
+        now = world.clock.now()
+        triggerer.faults = Outages([(now, now + 30)])
+        world.states["load"] = "success"
+        await asyncio.sleep(10)
+        world.states[KEEP.task_id] = "queued"
+        await running.cancel(USER_ACTION)
+        forget_tries(world)
+        again = world.keep(triggerer, tried_before=True)
+        await again.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
 
 
 def test_a_cleared_keeper_that_begins_again_elsewhere_touches_nothing_that_was_settled(world: LeasedMessages) -> None:

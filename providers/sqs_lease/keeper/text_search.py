@@ -19,7 +19,8 @@ SEARCH_SECONDS: Final = 20.0
 """How long a search may take: thousands of texts take a fraction of a second, and a busy machine some seconds more."""
 
 _PROGRAM: Final = """
-import json, re, sys
+import faulthandler, json, re, sys
+faulthandler.dump_traceback_later(float(sys.argv[1]), exit=True)
 pattern, texts = json.load(sys.stdin)
 search = re.compile(pattern).search
 json.dump([search(text) is not None for text in texts], sys.stdout)
@@ -46,7 +47,8 @@ async def found_in(pattern: str, texts: Sequence[str]) -> Sequence[bool]:
 
 
 def _search(pattern: str, texts: Sequence[str]) -> Sequence[bool]:
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+    # It ends by itself, too, if this process is gone by then: nobody else would end a search that takes for ever.
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(2 * SEARCH_SECONDS)]
     given = json.dumps([pattern, list(texts)])
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, and a program without a user's words in it

@@ -381,7 +381,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._shared_keeper = shared_keeper = await keepers.acquire(handed.connection)
         leases = from_wall_time(handed.leases, keepers.clock)
         batch = keepers.claim(handed.batch_id, self, self._happened)
-        if batch is not None and self.tried_before and await self._has_ended(task, handed):
+        if batch is not None and self.tried_before and await self._has_ended(task, handed, batch):
             # The try before took it to another process, which gives it back; this one had not read of that.
             keepers.remove(handed.batch_id, batch)
             batch = None
@@ -435,14 +435,17 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         batch.progress = settler.progress
         return settler
 
-    async def _has_ended(self, task: RunOfTask, handed: HandedLease) -> bool:
-        """Whether the note of its end is there, see :func:`note_end`."""
+    async def _has_ended(self, task: RunOfTask, handed: HandedLease, batch: SharedBatch) -> bool:
+        """Whether another process left the note of its end, see :func:`note_end`."""
         try:
             note = await read_progress(self._receiving(task), handed.batch_id)
         except CommsError as error:
             logger.warning("Whether the batch was given back before cannot be read; keeping it: %s", error)
             return False
-        return note is not None and len(note.settled) == len(handed.leases)
+        if note is None or len(note.settled) < len(handed.leases):
+            return False
+        # What this process wrote ahead it may not have settled: its batch knows better.
+        return batch.progress is None or note.settled != batch.progress().settled
 
     def _signals(self, task: RunOfTask) -> FailureSignals | None:
         if not conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True):
