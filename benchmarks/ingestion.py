@@ -1,6 +1,7 @@
 """What `ingest` costs beside plain Spark, in one run on the same bytes, as ratios.
 
     python -m benchmarks.ingestion [--messages 1000000] [--stored 10000000 40000000] [--rounds 3]
+        [--memory 100000 1000000]
 
 The messages are flights-like JSON objects of 1 KB. They stand on disk twice before anything is timed: as JSON lines
 (what plain Spark reads) and as a manifest (what a sensor hands over). Timed, in turns, each round into new tables:
@@ -12,13 +13,15 @@ The messages are flights-like JSON objects of 1 KB. They stand on disk twice bef
 - by hand: what a user would write, ``createDataFrame(list of parsed bodies)``, appended as Parquet. Timed once, with
   fewer messages where there are more than 200 000: it needs the driver's memory for all of them.
 
-Then batches of 100 000 messages against tables that know many millions of ids already, and the driver's memory.
+Then batches of 100 000 messages against tables that know many millions of ids already, and the memory of driver and
+executors for batches of ``--memory`` messages.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import statistics
@@ -27,12 +30,15 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from time import perf_counter
 
+import psutil
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrameReader, SparkSession
@@ -249,37 +255,76 @@ def _ingest_more(spark: SparkSession, manifest: Path, place: Path) -> None:
         raise RuntimeError(f"all should have been ingested: {result}")
 
 
-def driver_memory(directory: Path) -> tuple[float, float]:
-    """Megabytes that a driver of its own needs at most, in Python, before and after a batch of 100 000 messages."""
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Megabytes that an ingestion needed at most.
+
+    Attributes:
+        before: The driver's Python, with a session and before the batch.
+        driver: The driver's Python.
+        workers: Each Python process of the executors, the largest.
+        jvm: Java, driver and executors in one. It takes what its heap may have (1 GB) before it collects garbage.
+    """
+
+    before: float
+    driver: float
+    workers: float
+    jvm: float
+
+
+def memory_of(directory: Path, count: int) -> Memory:
+    """What a driver of its own, with its executors, needs for a batch of so many messages."""
     manifest = directory / "memory.parquet"
-    write_manifest(manifest, batch_id="memory", queue_url=QUEUE_URL, messages=list(messages(BATCH_MESSAGES)))
+    write_manifest(manifest, batch_id="memory", queue_url=QUEUE_URL, messages=messages(count))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.ingestion", "--driver", str(manifest)],
         cwd=ROOT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    before, after = done.stdout.split()[-2:]
-    return float(before), float(after)
+    manifest.unlink()
+    return Memory(*map(float, done.stdout.split()[-4:]))
 
 
 def be_driver(manifest: Path) -> None:
-    """Ingest a manifest, and print the most memory that this process had before and after."""
+    """Ingest a manifest, and print the most memory that the processes had."""
     with local_session(cores=2) as spark, tempfile.TemporaryDirectory(prefix="benchmark-") as place:
         spark.range(1).count()
-        before = most_memory()
-        ingest(
-            spark, manifest, source=JsonSource(SCHEMA), sink=DeltaSink(f"{place}/table"), workspace=f"{place}/workspace"
-        )
-        after = most_memory()
-    print(f"\n{before:.0f} {after:.0f}")
+        before = most_memory(os.getpid())
+        ended = Event()
+        watching = Thread(target=watch_children, args=(ended, most := {"java": 0.0, "python": 0.0}))
+        watching.start()
+        try:
+            ingest(
+                spark,
+                manifest,
+                source=JsonSource(SCHEMA),
+                sink=DeltaSink(f"{place}/table"),
+                workspace=f"{place}/workspace",
+            )
+        finally:
+            ended.set()
+            watching.join()
+        driver = most_memory(os.getpid())
+    print(f"\n{before:.0f} {driver:.0f} {most['python']:.0f} {most['java']:.0f}")
 
 
-def most_memory() -> float:
-    """Megabytes that this process had at most; on Linux, whose `getrusage` counts the parent before the start too."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
-    return float(line.split()[1]) / 1024
+def watch_children(ended: Event, most: dict[str, float]) -> None:
+    """Note the most memory of any child of this process, Java and Python, until it ends."""
+    while not ended.wait(0.2):
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess, OSError):
+                kind = "java" if child.name() == "java" else "python"
+                most[kind] = max(most[kind], most_memory(child.pid))
+
+
+def most_memory(process: int) -> float:
+    """Megabytes that a process had at most; on Linux, whose `getrusage` counts the parent before the start too."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return float(line.split()[1]) / 1024
+    return 0.0
 
 
 def main() -> None:
@@ -288,6 +333,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--stored", type=int, nargs="*", default=[10_000_000, 40_000_000])
     parser.add_argument("--rounds", type=int, default=4, help="the first one only warms up")
+    parser.add_argument("--memory", type=int, nargs="*", default=[100_000, 1_000_000])
     parser.add_argument("--driver", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.driver is not None:
@@ -314,8 +360,12 @@ def main() -> None:
             print(f"{'known':>12} {'ingest, s':>10} {'look-up, s':>11}")
             for size, ingesting, looking in duplicate_checks(spark, directory, given.stored):
                 print(f"{size:12,} {ingesting:10.2f} {looking:11.2f}", flush=True)
-        before, after = driver_memory(directory)
-        print(f"\nthe driver's Python, {BATCH_MESSAGES:,} messages: {before:.0f} MB before, {after:.0f} MB at most")
+        print("\nmegabytes at most, for a batch of so many messages\n")
+        print(f"{'messages':>12} {'before':>7} {'driver':>7} {'a worker':>9} {'Java':>6}")
+        for count in given.memory:
+            memory = memory_of(directory, count)
+            figures = f"{memory.before:7.0f} {memory.driver:7.0f} {memory.workers:9.0f} {memory.jvm:6.0f}"
+            print(f"{count:12,} {figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ jars: run them by ``.table-formats/bin/python``, which is what happens without `
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -134,10 +133,11 @@ def copy_by_hand(url: str, rows: DataFrame, table: str) -> None:
     with psycopg.connect(url) as connection:
         connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})".encode())
     statement = f"COPY {table} FROM STDIN (FORMAT csv)".encode()
-    options = csv.WriteOptions(include_header=False, quoting_style="needed")
 
     def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         count = 0
+        # Made here: it cannot be sent to a task.
+        options = csv.WriteOptions(include_header=False, quoting_style="needed")
         with psycopg.connect(url) as connection, connection.cursor() as cursor, cursor.copy(statement) as into:
             for batch in batches:
                 text = BytesIO()
@@ -215,8 +215,14 @@ def session_with_jars(warehouse: Path) -> Iterator[SparkSession]:
         yield spark
 
 
-def measure(directory: Path, names: Sequence[str], messages: int, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Seconds of each round but the first, which warms up, by sink."""
+def measure(
+    directory: Path, names: Sequence[str], messages: int, rounds: int
+) -> Iterator[tuple[str, Sequence[Mapping[str, float]]]]:
+    """Measure one sink after the other.
+
+    Yields:
+        Its name, and the seconds of each round but the first, which warms up.
+    """
     places = [directory / name for name in ("tables", "files", "warehouse")]
     for place in places:
         place.mkdir()
@@ -227,22 +233,20 @@ def measure(directory: Path, names: Sequence[str], messages: int, rounds: int) -
         spark = stack.enter_context(session_with_jars(warehouse) if needs_jars else local_session(cores=2))
         contest = Contest(spark, tables, files, messages)
         made = contenders(spark, tables, stack, names)
-        return {name: [contest.round(made[name]) for _ in range(rounds)][1:] for name in names}
+        for name in names:
+            yield name, [contest.round(made[name]) for _ in range(rounds)][1:]
 
 
-def report(measured: Mapping[str, Sequence[Mapping[str, float]]], messages: int) -> None:
-    """Print the table."""
-    print(f"\n{messages:,} messages of 1 KB; medians, and in brackets `ingest` in each round\n")
-    print(f"{'':14} {'plain, s':>9} {'ingest, s':>10} {'x plain':>8} {'redelivery, s':>14} {'x plain':>8}")
-    for name, rounds in measured.items():
-        plain, ours, again = (
-            statistics.median(of_round[what] for of_round in rounds) for what in ("plain", "ingest", "redelivery")
-        )
-        ratios = [of_round["ingest"] / of_round["plain"] for of_round in rounds]
-        repeated = statistics.median(of_round["redelivery"] / of_round["plain"] for of_round in rounds)
-        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        times = f"{plain:9.1f} {ours:10.1f} {statistics.median(ratios):8.2f} {again:14.1f} {repeated:8.2f}"
-        print(f"{name:14} {times}  ({each})", flush=True)
+def report(name: str, rounds: Sequence[Mapping[str, float]]) -> None:
+    """Print the table's row of a sink."""
+    plain, ours, again = (
+        statistics.median(of_round[what] for of_round in rounds) for what in ("plain", "ingest", "redelivery")
+    )
+    ratios = [of_round["ingest"] / of_round["plain"] for of_round in rounds]
+    repeated = statistics.median(of_round["redelivery"] / of_round["plain"] for of_round in rounds)
+    each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    times = f"{plain:9.1f} {ours:10.1f} {statistics.median(ratios):8.2f} {again:14.1f} {repeated:8.2f}"
+    print(f"{name:14} {times}  ({each})", flush=True)
 
 
 def main() -> None:
@@ -251,27 +255,23 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=4, help="the first one only warms up")
     parser.add_argument("--sinks", nargs="*", choices=[*OF_THIS_SPARK, *WITH_JARS])
-    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     names = OF_THIS_SPARK if given.sinks is None else given.sinks
+    print(f"\n{given.messages:,} messages of 1 KB; medians, and in brackets `ingest` in each round\n")
+    print(f"{'':14} {'plain, s':>9} {'ingest, s':>10} {'x plain':>8} {'redelivery, s':>14} {'x plain':>8}", flush=True)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
-        measured = measure(Path(temporary), names, given.messages, given.rounds)
-    if given.json:
-        print(json.dumps(measured))
-        return
+        for name, measured in measure(Path(temporary), names, given.messages, given.rounds):
+            report(name, measured)
     if given.sinks is None:
-        measured |= with_jars(given.messages, given.rounds)
-    report(measured, given.messages)
+        with_jars(given.messages, given.rounds)
 
 
-def with_jars(messages: int, rounds: int) -> dict[str, list[dict[str, float]]]:
+def with_jars(messages: int, rounds: int) -> None:
     """The same of the sinks that need jars, in the environment that has their Spark."""
     subprocess.run([ROOT / "requirements/environment.sh", "table-formats"], check=True, cwd=ROOT)
-    command = [str(ENGINES / "bin/python"), "-W", "ignore", "-m", "benchmarks.sinks", "--json"]
+    command = [str(ENGINES / "bin/python"), "-W", "ignore", "-m", "benchmarks.sinks"]
     options = ["--messages", str(messages), "--rounds", str(rounds), "--sinks", *WITH_JARS]
-    done = subprocess.run([*command, *options], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    measured: dict[str, list[dict[str, float]]] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+    subprocess.run([*command, *options], check=True, cwd=ROOT)
 
 
 if __name__ == "__main__":
