@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from deltalake.exceptions import DeltaError
@@ -20,7 +19,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.paths import read_parquet
@@ -28,7 +26,7 @@ from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staging import SharedDirectory, StagedDirectories, Staging, Written
+from sqs_lease.spark.sinks.staging import SharedDirectory, StagedDirectories, Staging, Written, new_try
 from sqs_lease.spark.sinks.write_ahead import Application
 
 _STAGED: Final = "_staged"
@@ -53,7 +51,7 @@ class StagedRows:
         if self.place.is_local:
             schema = arrow_schema(rows.schema)
             return self._written(batch_id, lambda place, beside: Staging(place, beside, schema).write(rows))
-        directory = f"{self.directory}/{directory_name(batch_id)}/{uuid4().hex}"
+        directory = f"{self.directory}/{new_try(batch_id)}"
         try:
             rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(directory)
             written = read_parquet(self.spark, directory, f"{MESSAGE_ID} STRING").toArrow()

@@ -8,7 +8,9 @@ that was repeated, or run twice, is named by nobody.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +27,6 @@ import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
-from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID, NULL_DIRECTORY, SENT_AT
 from sqs_lease.spark.message_ids import together
@@ -42,6 +43,7 @@ _SAMPLED_ROWS: Final = 10_000
 _SORTED_BYTES: Final = 128 * 1024 * 1024
 # Few rows have the same one, and trying a dictionary all the same costs 5 % of the job.
 _UNIQUE: Final = (MESSAGE_ID, SENT_AT)
+_SHOWN_CHARACTERS: Final = 40
 _REST: Final = "rest"
 """Where in the directory of a try Spark writes the rows of messages that its tasks left."""
 
@@ -455,6 +457,20 @@ def _partition_values(directories: Sequence[str]) -> dict[str, str | None]:
     return values
 
 
+def new_try(batch_id: str) -> str:
+    """The directory of a try of a batch that begins, relative to that of all batches."""
+    return f"{directory_name(batch_id)}/{uuid4().hex}"
+
+
+def directory_name(batch_id: str) -> str:
+    """A name for the batch's files: readable, unique, and of characters that every file system and Spark take.
+
+    A batch id may be anything, for example an Airflow run id with its colons and plus signs.
+    """
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", batch_id).strip("-")[:_SHOWN_CHARACTERS]
+    return f"{readable or 'batch'}-{hashlib.sha256(batch_id.encode()).hexdigest()[:16]}"
+
+
 @dataclass(frozen=True, slots=True)
 class StagedDirectories:
     """Directories of staged rows, each with nothing in it but the files of one try: it can be taken as a whole.
@@ -475,7 +491,7 @@ class StagedDirectories:
         Returns:
             The directory of the try, and the message id of every row.
         """
-        own = f"{directory_name(batch_id)}/{uuid4().hex}"
+        own = new_try(batch_id)
         # A task that nobody waits for any more may still write: not where the rows are taken from.
         beside = f"{own}-tasks"
         target = self.root / own

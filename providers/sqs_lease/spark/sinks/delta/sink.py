@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -16,7 +15,6 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.ledger import Ledger
@@ -36,7 +34,7 @@ from sqs_lease.spark.sinks.delta.schema import (
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import EmptyTexts, judged, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
-from sqs_lease.spark.sinks.staging import Staging, Written
+from sqs_lease.spark.sinks.staging import Staging, Written, new_try
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
 from sqs_lease.spark.waits import Others, among_others
 
@@ -286,7 +284,7 @@ class OpenDelta:
         return tuple(field.name for field in fields if pa.types.is_string(field.type) and not field.nullable)
 
     def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
-        directory = f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}"
+        directory = f"{FILES}/{new_try(batch_id)}"
         schema, is_left = pa.schema(self.columns), EmptyTexts(self._never_empty)
         try:
             written = write(Staging(self.storage, directory, schema, self.partition_by, statistics_of, is_left))
