@@ -42,8 +42,7 @@ from sqs_lease.spark.errors import NothingToInferError, TableError
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_ids import NO_IDS, said_of, together, without
 from sqs_lease.spark.parsing import MessageParser, RejectParser
-from sqs_lease.spark.progress import StillHeld, watched_jobs
-from sqs_lease.spark.progress_bar import progress_bar
+from sqs_lease.spark.progress import StillHeld, progress_bar, watched_jobs
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
