@@ -24,12 +24,11 @@ from deltalake.exceptions import DeltaError
 from sqs_lease.spark import DeltaSink, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.delta import maintenance as delta_maintenance
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
 from sqs_lease.spark.sinks.sink import Admission, Staged
 from sqs_lease.spark.sinks.staging import directory_name
-from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
+from sqs_lease.spark.sinks.write_ahead import AppliedMarks, WriteAheadTable
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted
 from sqs_lease.testing.sink_subject import asked, entries
 from tests.spark.delta.conftest import Bucket

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-import pyarrow.fs as pafs  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
@@ -32,12 +31,12 @@ from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import PARQUET_COLUMNS, without_case
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema, require_plain
-from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
 from sqs_lease.spark.sinks.sink import STAGED_KEPT, Rest, Staged
 from sqs_lease.spark.sinks.staging import StagedDirectories, Staging, Written, remove_directory
-from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
+from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadSink, WriteAheadTable
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
 
@@ -174,7 +173,7 @@ class ParquetTable:
 
     @property
     def _marks(self) -> AppliedMarks:
-        return AppliedMarks(pafs.SubTreeFileSystem(str(self.root), pafs.LocalFileSystem()), f"{_OURS}/applied")
+        return AppliedMarks(Place(str(self.root)), f"{_OURS}/applied")
 
     def _tidy(self, application: Application) -> None:
         """Say that the batch is in the table, so that it may go from there, and remove what nobody will ask for."""

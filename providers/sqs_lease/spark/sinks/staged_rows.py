@@ -24,10 +24,9 @@ from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema
-from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.sink import Rest, Staged
 from sqs_lease.spark.sinks.staging import SharedDirectory, StagedDirectories, Staging, Written, new_try
-from sqs_lease.spark.sinks.write_ahead import Application
+from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks
 
 _STAGED: Final = "_staged"
 _S3A: Final = re.compile("^s3://")
@@ -125,7 +124,7 @@ class StagedRows:
 
     @property
     def _marks(self) -> AppliedMarks:
-        return AppliedMarks(self.place.file_system(), f"{_STAGED}/applied")
+        return AppliedMarks(self.place, f"{_STAGED}/applied")
 
     def _written(self, batch_id: str, write: Callable[[SharedDirectory, str], Written]) -> Staged:
         directory, message_ids = StagedDirectories(Path(self.directory)).write(batch_id, write)

@@ -20,7 +20,6 @@ from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.places import OURS, Place
 from sqs_lease.spark.schemas import check_keys
-from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
 from sqs_lease.spark.sinks.delta.maintenance import Optimized, optimize, vacuum
 from sqs_lease.spark.sinks.delta.merge import merge_newest
@@ -35,7 +34,7 @@ from sqs_lease.spark.sinks.differences import differences, misfits, require_fit,
 from sqs_lease.spark.sinks.row_rules import EmptyTexts, judged, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
 from sqs_lease.spark.sinks.staging import Staging, Written, new_try
-from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
+from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadSink, WriteAheadTable
 from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
@@ -275,7 +274,7 @@ class OpenDelta:
 
     @property
     def _marks(self) -> AppliedMarks:
-        return AppliedMarks(self.storage.file_system(), f"{OURS}/applied")
+        return AppliedMarks(self.storage, f"{OURS}/applied")
 
     @property
     def _never_empty(self) -> tuple[str, ...]:
