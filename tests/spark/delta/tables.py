@@ -66,7 +66,7 @@ def write_files(
             Staging(table.storage, directory, pa.schema(table.columns), table.partition_by, statistics_of)
         )
         for answer in [*writer.write(part), *writer.finish()]:
-            files += [answered(one) for one in answer.to_pylist()]
+            files += [answered(one) for one in answer["file"].to_pylist()]
     return files
 
 

@@ -35,7 +35,7 @@ from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema, require_plain
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
 from sqs_lease.spark.sinks.sink import STAGED_KEPT, Rest, Staged
-from sqs_lease.spark.sinks.staging import StagedDirectories, Staging, Written, remove_directory
+from sqs_lease.spark.sinks.staging import Staging, Written, stage_directory
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadSink, WriteAheadTable
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
@@ -148,7 +148,7 @@ class ParquetTable:
 
     def discard(self, location: str) -> None:
         """See :meth:`.write_ahead.TargetTable.discard`."""
-        remove_directory(Path(location))
+        self._place.remove(str(Path(location).relative_to(self.root)))
 
     def unusable(self, what: str, error: OSError) -> TableError:
         """The error for a directory that the system refuses."""
@@ -158,22 +158,24 @@ class ParquetTable:
         )
 
     def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
-        directories = StagedDirectories(self.root / _OURS / "staged")
-        directory, message_ids = directories.write(
-            batch_id, lambda place, beside: write(Staging(place, beside, arrow_schema(self.columns)))
-        )
+        root = self.root / _OURS / "staged"
+        directory, message_ids = stage_directory(root, batch_id, arrow_schema(self.columns), write)
         try:
             for file in directory.iterdir():
                 _flush(file)
             _flush(directory)
         except BaseException:
-            remove_directory(directory)
+            self.discard(str(directory))
             raise
         return Staged(str(directory), message_ids)
 
     @property
+    def _place(self) -> Place:
+        return Place(str(self.root))
+
+    @property
     def _marks(self) -> AppliedMarks:
-        return AppliedMarks(Place(str(self.root)), f"{_OURS}/applied")
+        return AppliedMarks(self._place, f"{_OURS}/applied")
 
     def _tidy(self, application: Application) -> None:
         """Say that the batch is in the table, so that it may go from there, and remove what nobody will ask for."""
@@ -183,7 +185,7 @@ class ParquetTable:
         for directory in (self.root / _OURS / "staged").glob("*/*"):
             with suppress(FileNotFoundError):
                 if directory.stat().st_mtime < oldest:
-                    remove_directory(directory)
+                    self.discard(str(directory))
 
 
 @dataclass(frozen=True, slots=True)

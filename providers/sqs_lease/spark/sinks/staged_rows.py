@@ -25,7 +25,7 @@ from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staging import SharedDirectory, StagedDirectories, Staging, Written, new_try
+from sqs_lease.spark.sinks.staging import Staging, Written, new_try, nothing_left, stage_directory
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks
 
 _STAGED: Final = "_staged"
@@ -48,8 +48,7 @@ class StagedRows:
     def write(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.sink.Table.stage`. The location ends with the number of rows."""
         if self.place.is_local:
-            schema = arrow_schema(rows.schema)
-            return self._written(batch_id, lambda place, beside: Staging(place, beside, schema).write(rows))
+            return self._written(batch_id, rows.schema, lambda staging: staging.write(rows))
         directory = f"{self.directory}/{new_try(batch_id)}"
         try:
             rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(directory)
@@ -75,11 +74,7 @@ class StagedRows:
         """
         if not self.place.is_local:
             return None
-        schema = arrow_schema(columns)
-        return self._written(
-            batch_id,
-            lambda place, beside: Staging(place, beside, schema, is_left=is_left).write_parts(self.spark, parts, rest),
-        )
+        return self._written(batch_id, columns, lambda staging: staging.write_parts(self.spark, parts, rest), is_left)
 
     def read(self, location: str) -> DataFrame | None:
         """The rows at a location; None where they are not all there any more.
@@ -126,8 +121,15 @@ class StagedRows:
     def _marks(self) -> AppliedMarks:
         return AppliedMarks(self.place, f"{_STAGED}/applied")
 
-    def _written(self, batch_id: str, write: Callable[[SharedDirectory, str], Written]) -> Staged:
-        directory, message_ids = StagedDirectories(Path(self.directory)).write(batch_id, write)
+    def _written(
+        self,
+        batch_id: str,
+        columns: StructType,
+        write: Callable[[Staging], Written],
+        is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left,
+    ) -> Staged:
+        root, schema = Path(self.directory), arrow_schema(columns)
+        directory, message_ids = stage_directory(root, batch_id, schema, write, is_left)
         return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
     def _remove(self, directory: str) -> None:
