@@ -19,7 +19,7 @@ from typing import Any, Final
 from urllib.parse import quote_plus, unquote_plus
 
 from sqs_lease.batch_files.json_syntax import decode_object
-from sqs_lease.spark.sources.sns_envelope import is_envelope, published
+from sqs_lease.spark.sources.sns import is_envelope, published
 from sqs_lease.spark.sources.source import UNREADABLE, Names, NotANotificationError
 
 _TAG: Final = re.compile(r"[!#-~]+")
