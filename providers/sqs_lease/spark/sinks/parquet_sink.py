@@ -36,7 +36,7 @@ from sqs_lease.spark.schemas import arrow_schema, require_plain
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
 from sqs_lease.spark.sinks.sink import STAGED_KEPT, Rest, Staged
 from sqs_lease.spark.sinks.staging import Staging, Written, stage_directory
-from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadSink, WriteAheadTable
+from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadTable
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
 
@@ -72,35 +72,29 @@ class ParquetSink:
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`.sink.Sink.open`."""
         ledger = Path(self.path).absolute() / _OURS / "ledger" if self.ledger is None else self.ledger
-        return WriteAheadSink(ParquetTarget(self.path), Ledger(ledger)).open(spark, columns, widen=widen)
+        return WriteAheadTable(ParquetTable.opened(self.path, columns, widen=widen), Ledger(ledger).open())
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetTarget:
-    """The directory without its ledger: see :class:`.write_ahead.Target`."""
+class ParquetTable:
+    """The open directory, without its ledger: see :class:`.write_ahead.TargetTable`."""
 
-    path: str | Path
+    root: Path
+    columns: StructType
 
-    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> ParquetTable:
+    @classmethod
+    def opened(cls, path: str | Path, columns: StructType, *, widen: bool) -> ParquetTable:
         """See :meth:`.write_ahead.Target.open`."""
         require_plain(columns, "a directory of Parquet files")
         for name in columns.names:
             if without_case(name) == NUMBER_COLUMN:
                 raise SchemaError(f"the schema has a column {name!r}, which names the batches: rename it")
-        table = ParquetTable(Path(self.path).absolute(), columns)
+        table = cls(Path(path).absolute(), columns)
         try:
             _Columns(table.root).require(columns, widen=widen)
         except OSError as error:
             raise table.unusable("cannot be opened", error) from error
         return table
-
-
-@dataclass(frozen=True, slots=True)
-class ParquetTable:
-    """The open directory."""
-
-    root: Path
-    columns: StructType
 
     def require_fit(self) -> None:
         """See :class:`.write_ahead.CheckedTarget`."""
