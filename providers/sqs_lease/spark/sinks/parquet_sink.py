@@ -28,11 +28,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.columns import PARQUET_COLUMNS, without_case
+from sqs_lease.spark.columns import PARQUET_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.schemas import arrow_schema, require_plain
+from sqs_lease.spark.schemas import arrow_schema, require_plain, without_case
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
 from sqs_lease.spark.sinks.sink import STAGED_KEPT, Rest, Staged
 from sqs_lease.spark.sinks.staging import Staging, Written, stage_directory

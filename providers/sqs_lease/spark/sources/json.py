@@ -35,9 +35,9 @@ from pyspark.sql.types import (
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken, without_case
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
-from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted
+from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted, without_case
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.source import KeysOf

@@ -20,9 +20,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, without_case
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type
+from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type, without_case
 from sqs_lease.spark.sources.json import NO_VALUE, flaw, joined, json_rows
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
 from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
