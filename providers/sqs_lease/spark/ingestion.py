@@ -41,7 +41,7 @@ from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_ids import NO_IDS, said_of, together, without
-from sqs_lease.spark.parsing import MessageParser, RejectParser
+from sqs_lease.spark.parsing import MessageParser, parse_rejects
 from sqs_lease.spark.progress import StillHeld, progress_bar, watched_jobs
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.session import INGESTION, session_settings
@@ -221,7 +221,9 @@ def ingest(
                 before_commit=watch.require_held,
                 begin_step=watch.begin_step,
             )
-            loaded = loading.load(MessageParser(spark, batch, lambda given: source.parse(given, record), by_tasks))
+            loaded = loading.load(
+                MessageParser(spark, batch, lambda given: source.parse(given, record), by_tasks).parse
+            )
             result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None, waited_seconds=waits.seconds)
             if cleaner is not None:
                 watch.begin_step("cleaning up what the messages were read from")
@@ -304,7 +306,7 @@ def _rejects_store(spark: SparkSession, batch: BatchFile, batch_id: str, rejects
 def _store_rejects(table: Table[Any], spark: SparkSession, batch: BatchFile, batch_id: str, reasons: pa.Table) -> None:
     """Load the batch into the table of rejects: of all its messages, the rejected ones belong there."""
     loading = Loading(table, batch_id, batch.looked_up, reasons["message_id"])
-    loaded = loading.load(RejectParser(spark, batch, reasons))
+    loaded = loading.load(partial(parse_rejects, spark, batch, reasons))
     if loaded.rejected.num_rows:
         message_id, reason = (column[0].as_py() for column in loaded.rejected.columns)
         raise TableError(

@@ -15,16 +15,13 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from sqs_lease.spark.errors import ReconciliationError
 from sqs_lease.spark.message_ids import NO_IDS, is_among, only, said_of, together, without
-from sqs_lease.spark.parsing import Parsed, Parser
+from sqs_lease.spark.parsing import Parse, Parsed
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, Overtaken, Table
 from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
-
-Parse = Callable[[Table[Any], pa.ChunkedArray, str], Parsed]
-"""See :meth:`.parsing.Parser.parse`."""
 
 _NAMED_MESSAGES: Final = 3
 
@@ -77,7 +74,7 @@ class Loading:
     before_commit: Callable[[], object] = lambda: None
     begin_step: Callable[[str], object] = lambda _: None
 
-    def load(self, parser: Parser) -> Loaded:
+    def load(self, parse: Parse) -> Loaded:
         """Load the batch, in one commit; in several where the table refuses rows of some messages.
 
         Whatever ends it, nothing that was staged and not committed is left.
@@ -86,12 +83,12 @@ class Loading:
             BatchIdReusedError, ReconciliationError, TableError: See :func:`.ingestion.ingest`.
         """
         if self.keys is None:
-            return self._load_or_divide(self.expected, parser.parse)
+            return self._load_or_divide(self.expected, parse)
         loaded: list[Loaded] = []
         rest = self.expected
         while True:
             firsts = self.keys.firsts(rest)
-            loaded.append(self._load_or_divide(firsts, parser.parse))
+            loaded.append(self._load_or_divide(firsts, parse))
             rest = without(rest, firsts)
             # The table has the others' keys by now, but for those of rejects.
             of_rejects = self.keys.of(loaded[-1].rejected["message_id"])
