@@ -68,9 +68,6 @@ def is_taken(name: str) -> bool:
 def table_columns(record: StructType) -> StructType:
     """Return the columns of the table: the record's, then :data:`MESSAGE_ID`, :data:`SENT_AT`, :data:`BATCH_ID`.
 
-    Args:
-        record: The columns of a record, at least one.
-
     Raises:
         SchemaError: There are none, one has a name that ingestion keeps for itself (one of its columns, or one that
             begins with ``_sqs_lease``), or Spark cannot tell two names apart: see :func:`.schemas.require_told_apart`.

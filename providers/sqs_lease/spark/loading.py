@@ -259,11 +259,7 @@ class Fates:
         )
 
     def entries(self, messages: pa.Table) -> pa.Table:
-        """The messages that are ingested or empty, as :data:`.sink.ENTRIES`.
-
-        Args:
-            messages: The batch, as :data:`.sink.LOOKED_UP`.
-        """
+        """Of the messages of a batch, as :data:`.sink.LOOKED_UP`, those ingested or empty, as :data:`.sink.ENTRIES`."""
         done = together(self.ingested, self.empty)
         is_all = done.equals(messages["message_id"])
         chosen = messages if is_all else only(messages, done)
@@ -272,12 +268,7 @@ class Fates:
 
 
 def reject_entries(messages: pa.Table, reasons: pa.Table) -> pa.Table:
-    """Messages that were stored as rejects, as :data:`.sink.ENTRIES`.
-
-    Args:
-        messages: The batch, as :data:`.sink.LOOKED_UP`.
-        reasons: Which, and why, as :data:`.batch_file.REASONS`.
-    """
+    """Of the messages of a batch those that were stored as rejects, for these reasons, as :data:`.sink.ENTRIES`."""
     position = pc.index_in(messages["message_id"], reasons["message_id"].combine_chunks())
     chosen = messages.filter(pc.is_valid(position))
     reason = reasons["reason"].take(position.drop_null())

@@ -99,12 +99,7 @@ class MessageParser:
         return pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
 
     def _stage(self, table: Table[Any], without: pa.ChunkedArray, batch_id: str) -> tuple[Staged, pa.Table]:
-        """Stage the rows of all messages that the driver accepted, some left out.
-
-        Returns:
-            The rows; and the messages that Spark rejected or that have nothing to store, as
-            :data:`.batch_file.REASONS`.
-        """
+        """Stage the rows of all messages that the driver accepted, some left out; say which of them Spark rejects."""
         observed: list[Observation] = []
 
         def plan(messages: DataFrame) -> DataFrame:
@@ -166,16 +161,7 @@ class MessageParser:
 def parse_rejects(
     spark: SparkSession, batch: BatchFile, reasons: pa.Table, table: Table[Any], known: pa.ChunkedArray, batch_id: str
 ) -> Parsed:
-    """See :data:`Parse`, for a table of rejects, of which a reject is a record.
-
-    Args:
-        spark: The session.
-        batch: All messages of the batch.
-        reasons: Those that were rejected, as :data:`.batch_file.REASONS`.
-        table: See :data:`Parse`, and so are the others.
-        known: The messages to leave out.
-        batch_id: The batch.
-    """
+    """See :data:`Parse`, for a table of rejects: messages that were rejected for reasons are records of that."""
     wanted = without(reasons, known)
     if not wanted.num_rows:
         return Parsed(None, NO_IDS, NO_IDS, REASONS.empty_table())

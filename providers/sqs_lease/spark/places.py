@@ -97,10 +97,7 @@ class Place:
         return pafs.PyFileSystem(ObjectStore(self.uri, dict(self.options)))
 
     def entries(self, directory: str) -> list[Any]:
-        """What is in a directory, as ``pyarrow.fs.FileInfo``; nothing where there is no such directory.
-
-        Args:
-            directory: Its path, relative to the place.
+        """What is in a directory of the place, as ``pyarrow.fs.FileInfo``; nothing where there is no such directory.
 
         Raises:
             OSError: It cannot be listed.

@@ -50,6 +50,9 @@ _NOTEBOOK: Final = "ipykernel."
 StillHeld: TypeAlias = Callable[[], object]
 """Says by a true value that the messages are still held. It is called from a thread of its own, and may block."""
 
+Stage: TypeAlias = tuple[int, int, int]
+"""A stage that runs: its number, how many of its tasks are done, and how many it has."""
+
 
 class Watch:
     """What the code that ingests asks of the watcher of its jobs."""
@@ -168,12 +171,8 @@ class Report:
         """Whether a line would be written now."""
         return self._clock() >= self._next
 
-    def say(self, stages: Iterable[tuple[int, int, int]]) -> None:
-        """Say how far stages are.
-
-        Args:
-            stages: Of each that runs its number, how many of its tasks are done, and how many it has.
-        """
+    def say(self, stages: Iterable[Stage]) -> None:
+        """Say how far stages are."""
         text = ", ".join(f"stage {stage}: {done} of {tasks} tasks" for stage, done, tasks in stages)
         if text and text != self._last and self.is_due():
             self._last, self._next = text, self._clock() + REPORT_SECONDS
@@ -190,13 +189,8 @@ class ProgressBar:
         self._began = clock()
         self._shown = 0
 
-    def show(self, step: str, stages: Sequence[tuple[int, int, int]]) -> None:
-        """Write the line anew.
-
-        Args:
-            step: What is done now.
-            stages: Of each stage that Spark runs its number, how many of its tasks are done, and how many it has.
-        """
+    def show(self, step: str, stages: Sequence[Stage]) -> None:
+        """Write the line anew: what is done now, and how far the stages that Spark runs are."""
         done, tasks = sum(stage[1] for stage in stages), sum(stage[2] for stage in stages)
         text = f"{self._name}: {step or 'begins'}"
         if tasks:
@@ -286,7 +280,7 @@ class _Classic:
         self._context.setLocalProperty("spark.jobGroup.id", group)
         self._context.setLocalProperty("spark.job.description", description)
 
-    def stages(self) -> Iterable[tuple[int, int, int]]:
+    def stages(self) -> Iterable[Stage]:
         tracker = self._context.statusTracker()
         # Stages of the group's jobs that run now; others have a number of tasks too, but nothing to tell.
         active = set(tracker.getActiveStageIds())
@@ -326,7 +320,7 @@ class _Connect:
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
-        self._stages: list[tuple[int, int, int]] = []
+        self._stages: list[Stage] = []
 
     def begin(self) -> None:
         self._spark.registerProgressHandler(self._progress)
@@ -343,7 +337,7 @@ class _Connect:
         # One assignment: the thread that reports reads while this one writes.
         self._stages = [] if done else running
 
-    def stages(self) -> Iterable[tuple[int, int, int]]:
+    def stages(self) -> Iterable[Stage]:
         return self._stages
 
     def cancel(self) -> None:

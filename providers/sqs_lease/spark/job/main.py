@@ -172,11 +172,7 @@ def _messages(manifests: Sequence[Path]) -> Iterator[Message]:
 
 
 def make_source(part: Part, environment: Mapping[str, str]) -> Source[Any]:
-    """Make the source of a spec.
-
-    Args:
-        part: The part of the spec.
-        environment: What its ``{"env": ...}`` stand for.
+    """Make the source of a spec, whose ``{"env": ...}`` stand for what is in the environment.
 
     Raises:
         SpecError: A variable is not set, or a function cannot be found.

@@ -125,13 +125,7 @@ class Staging:
             return self._write_by_spark(rows)
 
     def write_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest) -> Written:
-        """Write the rows that each of Spark's tasks makes of its parts of a batch.
-
-        Args:
-            spark: The session.
-            parts: The batch.
-            rest: Plans the rows of the messages that were left, which Spark then makes.
-        """
+        """Write the rows that Spark's tasks make of their parts of a batch, and those that Spark makes of the rest."""
         task = _PartTask(self, parts)
         answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, _ANSWER).toArrow()
         of_files = pc.is_valid(answers["file"])
@@ -266,8 +260,7 @@ class TaskWriter:
     def write(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Take rows, sorted by the partition columns, and answer for each file that is complete by now.
 
-        Args:
-            rows: The columns in their order, whatever they are called.
+        Their columns have the order of the schema, whatever they are called.
         """
         rows = rows.rename_columns(self._staging.schema.names).cast(self._staging.schema)
         for partition, part in self._parts(rows):

@@ -106,13 +106,9 @@ def tries_beside(storage: Place, location: str) -> list[str]:
 
 
 def read_rows(storage: Place, file: StagedFile, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-    """Read columns of a file, those by which the table is partitioned included, as the table has them.
+    """Read some of the table's columns of a file, as the table has them.
 
-    Args:
-        storage: The table's place.
-        file: The file.
-        schema: The table's columns.
-        columns: Which of them; what neither the file nor its partition has is left out.
+    Those by which it is partitioned are there, too; what neither the file nor its partition has is left out.
     """
     stored = [name for name in columns if name not in file.partition_values]
     with storage.file_system().open_input_file(file.path) as source, pq.ParquetFile(source) as parquet:

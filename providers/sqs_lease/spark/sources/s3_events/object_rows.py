@@ -151,15 +151,10 @@ class ObjectRows:
         )
 
     def plan(self, messages: DataFrame, content: StructType, tasks: int) -> DataFrame:
-        """Have Spark's tasks read the objects of messages.
-
-        Args:
-            messages: As for :meth:`..source.Source.parse`.
-            content: The format's columns, and those of the key.
-            tasks: How many tasks: messages are small, and would otherwise all be one task's.
+        """Have so many of Spark's tasks read the objects of messages, as for :meth:`..source.Source.parse`.
 
         Returns:
-            ``content``, then :data:`OF_ROWS`. All may be null.
+            The content, which is the format's columns and those of the key, then :data:`OF_ROWS`. All may be null.
         """
         kinds = {SENT_AT: TimestampType()}
         own = [StructField(name, kinds.get(name, StringType())) for name in OF_ROWS]
