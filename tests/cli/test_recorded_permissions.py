@@ -35,7 +35,8 @@ from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_s
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri, workspace_path
 from sqs_lease.keeper import moving
-from sqs_lease.spark.job import reporting, storage
+from sqs_lease.spark.job import main as job
+from sqs_lease.spark.job import reporting
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
@@ -229,8 +230,8 @@ def test_batches_of_dagster_on_s3(wire: Wire, bucket: str) -> None:
 
 
 def test_the_files_of_a_spark_job(wire: Wire, bucket: str, tmp_path: Path) -> None:
-    storage.write_text(f"s3://{bucket}/job/context", '{"run_id": "run", "extras": {}}')
-    assert storage.local_copy(f"s3://{bucket}/job/context", tmp_path).read_text()
+    job.write_text(f"s3://{bucket}/job/context", '{"run_id": "run", "extras": {}}')
+    assert job.local_copy(f"s3://{bucket}/job/context", tmp_path).read_text()
     parameters = {
         reporting.CONTEXT: dagster_pipes.encode_param({"bucket": bucket, "key": "job/context"}),
         reporting.MESSAGES: dagster_pipes.encode_param({"bucket": bucket, "key_prefix": "job/messages"}),

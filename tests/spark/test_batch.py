@@ -7,7 +7,8 @@ import re
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
-from sqs_lease.spark.batch import default_id, directory_name
+from sqs_lease.spark.ingestion import default_id
+from sqs_lease.spark.sinks.staging import directory_name
 
 
 def named(message_ids: list[str], receive_counts: list[int], source: str = "s") -> str:

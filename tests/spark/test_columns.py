@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType
 
-from sqs_lease.spark.columns import is_reserved, table_columns, without_case
+from sqs_lease.spark import ExtendedClientSource, InferredSchema, JsonSource, ParserSource, S3EventsSource, SparkSource
+from sqs_lease.spark.columns import is_reserved, table_columns
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.schemas import struct_type
+from sqs_lease.spark.schemas import struct_type, without_case
+from sqs_lease.spark.sources.source import Source
 
 PAIRS = [
     ("id", "ID"),
@@ -43,6 +50,48 @@ def test_two_names_are_the_same_where_spark_finds_one_by_the_other(spark: SparkS
 def test_a_schema_in_which_spark_cannot_tell_two_columns_apart_is_refused(spark: SparkSession) -> None:
     with pytest.raises(SchemaError, match="twice"):
         table_columns(struct_type("id BIGINT, `\u0130d` BIGINT"))
+
+
+TWINS = StructType().add("town", StringType()).add("Town", StringType())
+
+
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [
+        pytest.param(TWINS, "place", id="a struct"),
+        pytest.param(ArrayType(TWINS), "place", id="in an array"),
+        pytest.param(MapType(StringType(), StructType().add("its", TWINS)), "place.its", id="in a map"),
+    ],
+)
+def test_fields_of_a_struct_that_spark_cannot_tell_apart_are_named_before_anything_is_parsed(
+    place: DataType, path: str
+) -> None:
+    columns = StructType().add("id", LongType(), nullable=False).add("place", place)
+
+    with pytest.raises(SchemaError, match=f"column {path} has the field 'Town' twice .* STRING or a MAP"):
+        table_columns(columns)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(JsonSource, id="json"),
+        pytest.param(ExtendedClientSource, id="extended client"),
+        pytest.param(lambda schema: ParserSource(str, schema), id="parser"),
+        pytest.param(lambda schema: SparkSource(str, schema), id="spark"),
+        *(pytest.param(lambda schema, its=its: S3EventsSource(its, schema), id=its) for its in ("jsonl", "parquet")),
+    ],
+)
+def test_a_source_says_so_before_a_batch_is_written(source: Callable[[StructType], Source[Any]]) -> None:
+    with pytest.raises(SchemaError, match="column place has the field 'Town' twice"):
+        source(StructType().add("place", TWINS)).checker()
+
+
+def test_a_pinned_schema_that_somebody_wrote_by_hand_is_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(StructType().add("place", TWINS).json())
+
+    with pytest.raises(SchemaError, match="column place has the field 'Town' twice"):
+        JsonSource(InferredSchema(tmp_path / "schema.json")).checker()
 
 
 @pytest.mark.parametrize("name", ["_MESSAGE_ID", "_\u017fent_at", "_\u017fqs_lease_attempt"])

@@ -45,7 +45,7 @@ def load(store: MemoryStore, batch_id: str, keys: Mapping[str, str | Names | Non
     store_rejects = (lambda _: None) if stored else None
     table = MemoryTable(store)
     loading = Loading(table, batch_id, messages, messages["message_id"], known_by, store_rejects=store_rejects)
-    return loading.load(EachIsARow(list(keys)))
+    return loading.load(EachIsARow(list(keys)).parse)
 
 
 def test_the_first_message_of_a_key_is_stored_and_all_others_are_known() -> None:

@@ -139,7 +139,7 @@ class Driver:
         batch = looked_up(sorted(messages))
         self.step()
         loading = Loading(self.table(), "-".join(map(str, sorted(messages))), batch, batch["message_id"])
-        loaded = loading.load(MemoryParser(messages))
+        loaded = loading.load(MemoryParser(messages).parse)
         self.step()
         return loaded
 

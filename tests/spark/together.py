@@ -63,7 +63,7 @@ class RowParser:
     stage: Stage
 
     def parse(self, table: Any, known: pa.ChunkedArray, batch_id: str) -> Parsed:
-        """See :class:`sqs_lease.spark.parsing.Parser`."""
+        """See :data:`sqs_lease.spark.parsing.Parse`."""
         done = set(known.to_pylist())
         found = [number for number in self.numbers if name_of(number) not in done]
         if not found:
@@ -111,7 +111,7 @@ def load_together(
             sent = pa.array([SENT + timedelta(seconds=number) for number in numbers], LOOKED_UP.field("sent_at").type)
             batch_id = f"b{batch}" if batch_of is of_tries else f"b{driver}-{batch}"
             loading = Loading(opened(), batch_id, pa.Table.from_arrays([ids, sent], schema=LOOKED_UP), ids)
-            loaded = loading.load(RowParser(numbers, stage))
+            loaded = loading.load(RowParser(numbers, stage).parse)
             assert loaded.known.num_rows + loaded.ingested == SIZE
             ingested += loaded.ingested
         return ingested

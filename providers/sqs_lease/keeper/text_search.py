@@ -47,6 +47,12 @@ async def found_in(pattern: str, texts: Sequence[str]) -> Sequence[bool]:
 
 
 def _search(pattern: str, texts: Sequence[str]) -> Sequence[bool]:
+    if not sys.executable:
+        # Python does not find out in a program that embeds it.
+        raise SearchError(
+            f"no process can be started that looks for {pattern!r}, because this one does not know its own interpreter "
+            "(sys.executable is empty): start it by the path of its Python interpreter, or leave the expression out"
+        )
     # It ends by itself, too, if this process is gone by then: nobody else would end a search that takes for ever.
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(2 * SEARCH_SECONDS)]
     given = json.dumps([pattern, list(texts)])

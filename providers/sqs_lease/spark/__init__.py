@@ -19,11 +19,10 @@ if TYPE_CHECKING:
         TableError,
         WorkspaceError,
     )
-    from sqs_lease.spark.ingestion import ingest
+    from sqs_lease.spark.ingestion import IngestResult, ingest
     from sqs_lease.spark.java_home import require_java
     from sqs_lease.spark.ledger import Ledger
     from sqs_lease.spark.rejected import rejected_messages
-    from sqs_lease.spark.results import IngestResult
     from sqs_lease.spark.session import local_session
     from sqs_lease.spark.sinks.delta.sink import DeltaSink, DeltaTarget
     from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
@@ -104,7 +103,7 @@ _MODULES: Final = {
     "ExtendedClientSource": "sqs_lease.spark.sources.s3_events",
     "IcebergSink": "sqs_lease.spark.sinks.iceberg_sink",
     "InferredSchema": "sqs_lease.spark.sources.pinned_schema",
-    "IngestResult": "sqs_lease.spark.results",
+    "IngestResult": "sqs_lease.spark.ingestion",
     "IngestionError": "sqs_lease.spark.errors",
     "JavaError": "sqs_lease.spark.errors",
     "JsonSource": "sqs_lease.spark.sources.json",

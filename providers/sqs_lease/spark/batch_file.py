@@ -128,13 +128,7 @@ class BatchFile:
         return self._compared(messages, message_ids, "left_semi")
 
     def parts(self, parser: ArrowParser, without: pa.ChunkedArray, batch_id: str) -> BatchParts:
-        """The messages for tasks that read them themselves.
-
-        Args:
-            parser: Makes the rows.
-            without: The ids of messages that are left out, beside those that the driver rejected.
-            batch_id: The batch.
-        """
+        """The messages for tasks that read them themselves, without some and without what the driver rejected."""
         out = together(self.rejected["message_id"], without)
         return BatchParts.of(
             self.path, without=self._written_ids(out) if len(out) else None, parser=parser, batch_id=batch_id
@@ -150,12 +144,7 @@ class BatchFile:
         return path
 
     def rejects(self, spark: SparkSession, reasons: pa.Table) -> DataFrame:
-        """Some of the messages as rows of a table of rejects.
-
-        Args:
-            spark: The session.
-            reasons: Which, and why, as :data:`REASONS`.
-        """
+        """Some of the messages as rows of a table of rejects: which, and why, is said as :data:`REASONS`."""
         path = self.path.with_name(f"rejects-{uuid4().hex}.parquet")
         message_ids = reasons["message_id"].combine_chunks()
         with pq.ParquetWriter(path, _REJECT) as writer, pq.ParquetFile(self.path) as file:
@@ -228,9 +217,6 @@ def written_batch(
 def messages_of(given: Iterable[Message | Mapping[str, Any]]) -> Iterator[Message]:
     """Take messages that come as objects or dicts. Their receipt handles are left out.
 
-    Args:
-        given: :class:`Message` values, or dicts in the shape of the SQS API.
-
     Raises:
         TypeError: Something is no message.
         ValueError: A message lacks its id or body.
@@ -264,15 +250,7 @@ def messages_of(given: Iterable[Message | Mapping[str, Any]]) -> Iterator[Messag
 def _read_batch(
     path: Path, name: object, checker: Checker, keys_of: KeysOf | None, *, is_shared: bool
 ) -> BatchFile | None:
-    """Read of a manifest what the driver is to know.
-
-    Args:
-        path: The manifest.
-        name: What it is called in errors.
-        checker: Looks at all bodies.
-        keys_of: Names what bodies say.
-        is_shared: Whether the executors reach it.
-    """
+    """Read of a manifest, which errors call by the name, what the driver is to know."""
     with opened_manifest(path, name=name) as file:
         messages = rows_of(name, file, [*_KEPT, _NOT_JSON])
         if not messages.num_rows:

@@ -73,11 +73,7 @@ class BatchParts:
         return min(self.count, max(cores, -(-self.size // _TASK_BYTES)))
 
     def read(self, parts: Iterable[int]) -> Iterator[Made]:
-        """Make rows of some parts, a few messages at a time.
-
-        Args:
-            parts: Which, from 0 on.
-        """
+        """Make rows of some parts, which are numbered from 0 on, a few messages at a time."""
         without = None if self.without is None else pq.read_table(self.without).column(0).combine_chunks()
         with pq.ParquetFile(self.path) as file:
             for part in parts:

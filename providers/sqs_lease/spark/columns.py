@@ -7,6 +7,7 @@ from typing import Final
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.schemas import require_told_apart, without_case
 
 MESSAGE_ID: Final = "_message_id"
 """The id that SQS gave the message: each is in a table at most once."""
@@ -54,19 +55,6 @@ _RESERVED: Final = (MESSAGE_ID, SENT_AT, BATCH_ID, REASON)
 _RESERVED_PREFIX: Final = "_sqs_lease"
 
 
-def without_case(name: str) -> str:
-    """What two names have in common that Spark takes for the same one.
-
-    Spark compares as Java's ``equalsIgnoreCase`` does: by the upper case of each character, and the lower case of that.
-    So the long s is an s, and the capital I with a dot is an i, which ``str.lower`` tells apart. The same as that, or
-    coarser where this Python knows more letters than that Java.
-    """
-    upper = ((char, char.upper()) for char in name)
-    # Java maps one character to one: the sharp s stays as it is, and the dot is dropped from the lower case of its I.
-    single = "".join(capital if len(capital) == 1 else char for char, capital in upper)
-    return single.lower().replace("\u0307", "")
-
-
 def is_reserved(name: str) -> bool:
     """Whether ingestion keeps a name for itself, in upper or lower case."""
     return without_case(name) in _RESERVED or without_case(name).startswith(_RESERVED_PREFIX)
@@ -80,22 +68,16 @@ def is_taken(name: str) -> bool:
 def table_columns(record: StructType) -> StructType:
     """Return the columns of the table: the record's, then :data:`MESSAGE_ID`, :data:`SENT_AT`, :data:`BATCH_ID`.
 
-    Args:
-        record: The columns of a record, at least one.
-
     Raises:
-        SchemaError: There are none, two differ in case only (Spark would not tell them apart), or one has
-            a name that ingestion keeps for itself (one of its columns, or one that begins with ``_sqs_lease``).
+        SchemaError: There are none, one has a name that ingestion keeps for itself (one of its columns, or one that
+            begins with ``_sqs_lease``), or Spark cannot tell two names apart: see :func:`.schemas.require_told_apart`.
     """
     if not record.fields:
         raise SchemaError("the schema has no columns; give at least one, for example 'id BIGINT NOT NULL'")
-    seen: set[str] = set()
     for name in record.names:
         if is_reserved(name):
             raise SchemaError(f"the schema has a column {name!r}, which ingestion keeps for itself: rename it")
-        if without_case(name) in seen:
-            raise SchemaError(f"the schema has the column {name!r} twice (upper and lower case count as the same)")
-        seen.add(without_case(name))
+    require_told_apart(record)
     return StructType(
         [
             *record.fields,

@@ -21,9 +21,10 @@ without naming it in ``partial_batch_response()``, not before.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,18 +35,15 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
-from sqs_lease.ingestion.result import CleanUp
-from sqs_lease.spark.batch import default_id
+from sqs_lease.ingestion.result import CleanUp, StoredResult
 from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_ids import NO_IDS, said_of, together, without
-from sqs_lease.spark.parsing import MessageParser, RejectParser
-from sqs_lease.spark.progress import StillHeld, watched_jobs
-from sqs_lease.spark.progress_bar import progress_bar
+from sqs_lease.spark.parsing import MessageParser, parse_rejects
+from sqs_lease.spark.progress import StillHeld, progress_bar, watched_jobs
 from sqs_lease.spark.repeats import Keys
-from sqs_lease.spark.results import IngestResult
 from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
 from sqs_lease.spark.sources.source import IS_STORED, ArrowSource, CleanerOf, CleaningSource, KeyedSource, Source
@@ -58,6 +56,75 @@ NOTHING_TO_INFER: Final = "no schema is pinned yet, and it has no field from whi
 """The reason for messages of a first batch that has no record at all."""
 
 _NAMED_MESSAGES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class IngestResult:
+    """The fate of one batch. ``ingested + empty + duplicates + len(rejected) == received`` always holds.
+
+    Attributes:
+        batch_id: The batch.
+        received: How many messages were handed over.
+        ingested: How many have their records in the table because of this batch. The same number when the batch is
+            handed over again after its commit.
+        empty: How many were understood, gave no record, and are done because of this batch; the same when it is
+            handed over again.
+        duplicates: How many were done already because of another batch, or stood in this batch more than once.
+        rejected: Message id -> why the message is no record of the table. The reasons name columns and
+            byte positions, never what a body says.
+        rows: How many rows this call added to the table: 0 for a batch that was committed before.
+        table_version: A version of the table that has the batch: the one that its commit made or, where this call
+            added nothing, the newest that was looked at. None for an empty batch, which looks at no table, and for
+            a table without versions.
+        rejects_stored: Whether the rejected messages are in a table of rejects, and so are done.
+        objects: What became of the objects that the batch was read from, where the source cleans up after the commit;
+            None where it leaves them.
+        waited_seconds: How long this call was held up by others who wrote the same tables. It counts as no difference
+            between two results.
+    """
+
+    batch_id: str
+    received: int
+    ingested: int
+    empty: int
+    duplicates: int
+    rejected: Mapping[str, str]
+    rows: int
+    table_version: int | None
+    rejects_stored: bool
+    objects: CleanUp | None = None
+    waited_seconds: float = field(default=0.0, compare=False)
+
+    def failures(self) -> dict[str, str]:
+        """The messages that are not done, and why: the rejected ones, unless they were stored."""
+        return {} if self.rejects_stored else dict(self.rejected)
+
+    def partial_batch_response(self) -> dict[str, list[dict[str, str]]]:
+        """Name the messages that are not done, in the shape of AWS Lambda: return it from the task that did the work.
+
+        Returns:
+            ``{"batchItemFailures": [{"itemIdentifier": message id, "reason": text}, ...]}``: the rejected messages,
+            unless they were stored. These are released, and all other messages of the batch deleted. The reason is no
+            part of AWS's shape; it goes with a message that is dead-lettered.
+        """
+        items = [{"itemIdentifier": message_id, "reason": reason} for message_id, reason in self.failures().items()]
+        return {"batchItemFailures": items}
+
+    def stored(self) -> StoredResult:
+        """The same as the starter of the ingestion gets it, without Spark."""
+        return StoredResult(
+            batch_id=self.batch_id,
+            received=self.received,
+            ingested=self.ingested,
+            empty=self.empty,
+            duplicates=self.duplicates,
+            rejected=len(self.rejected),
+            rows=self.rows,
+            table_version=self.table_version,
+            rejects_stored=self.rejects_stored,
+            batchItemFailures=self.partial_batch_response()["batchItemFailures"],
+            objects=self.objects,
+        )
 
 
 def ingest(
@@ -154,13 +221,33 @@ def ingest(
                 before_commit=watch.require_held,
                 begin_step=watch.begin_step,
             )
-            loaded = loading.load(MessageParser(spark, batch, lambda given: source.parse(given, record), by_tasks))
+            loaded = loading.load(
+                MessageParser(spark, batch, lambda given: source.parse(given, record), by_tasks).parse
+            )
             result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None, waited_seconds=waits.seconds)
             if cleaner is not None:
                 watch.begin_step("cleaning up what the messages were read from")
                 result = replace(result, objects=_clean_up(cleaner, spark, batch, loaded, name, watch.look))
     _report(result)
     return result
+
+
+def default_id(source: str, message_ids: pa.ChunkedArray, receive_counts: pa.ChunkedArray) -> str:
+    """Name a batch after what is in it.
+
+    The same messages in the same order, received as often, for the same source are the same batch: a task that is
+    tried again finds what its first try committed. A redelivery has a higher receive count and a corrected schema is
+    another source, so that messages which were rejected get their next chance.
+
+    Args:
+        source: What decides what becomes of a message: :attr:`.source.Source.identity`.
+        message_ids: The messages, each once.
+        receive_counts: How often each was received.
+    """
+    messages = pc.binary_join_element_wise(message_ids, receive_counts.cast(pa.string()), " ")
+    as_one_list = pa.ListArray.from_arrays([0, len(messages)], messages.combine_chunks())
+    text = pc.binary_join(as_one_list, "\n")[0]
+    return hashlib.sha256(b"%s\n%s" % (source.encode(), text.as_buffer().to_pybytes())).hexdigest()[:32]
 
 
 def _clean_up(
@@ -219,7 +306,7 @@ def _rejects_store(spark: SparkSession, batch: BatchFile, batch_id: str, rejects
 def _store_rejects(table: Table[Any], spark: SparkSession, batch: BatchFile, batch_id: str, reasons: pa.Table) -> None:
     """Load the batch into the table of rejects: of all its messages, the rejected ones belong there."""
     loading = Loading(table, batch_id, batch.looked_up, reasons["message_id"])
-    loaded = loading.load(RejectParser(spark, batch, reasons))
+    loaded = loading.load(partial(parse_rejects, spark, batch, reasons))
     if loaded.rejected.num_rows:
         message_id, reason = (column[0].as_py() for column in loaded.rejected.columns)
         raise TableError(

@@ -35,8 +35,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.message_ids import said_of
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.sinks.sink import KNOWN, REMEMBERED, Overtaken
+from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, REMEMBERED, Overtaken
 
 logger = logging.getLogger(__name__)
 
@@ -351,21 +352,10 @@ class Abandoned:
 
 
 def rows_of(admitted: Admitted, entries: pa.Table) -> pa.Table:
-    """The content of the file of an admission.
-
-    Args:
-        admitted: The admission.
-        entries: Its messages, as :data:`.sinks.sink.ENTRIES`.
-    """
-    count = entries.num_rows
-    constant = {
-        "batch_id": pa.repeat(admitted.batch_id, count),
-        "number": pa.repeat(admitted.number, count),
-        "location": pa.repeat(pa.scalar(admitted.location, pa.string()), count),
-    }
-    return (
-        pa.table({**{name: entries[name] for name in entries.schema.names}, **constant}).select(FILE.names).cast(FILE)
-    )
+    """The content of the file of an admission of messages, as :data:`.sinks.sink.ENTRIES`."""
+    given = {name: entries[name] for name in ENTRIES.names[1:]}
+    constant = {"batch_id": admitted.batch_id, "number": admitted.number, "location": admitted.location}
+    return said_of(FILE, entries["message_id"], **given, **constant)
 
 
 def statistics_of(admitted: Admitted, entries: pa.Table) -> dict[str, Any]:
@@ -426,14 +416,7 @@ class LedgerSnapshot:
         return Admitted(row["number"], row["batch_id"], row["location"])
 
     def find(self, messages: pa.Table) -> pa.Table:
-        """Those of some messages that are in the ledger.
-
-        Args:
-            messages: As :data:`.sinks.sink.LOOKED_UP`.
-
-        Returns:
-            As :data:`.sinks.sink.KNOWN`.
-        """
+        """Of messages, as :data:`.sinks.sink.LOOKED_UP`, those in the ledger, as :data:`.sinks.sink.KNOWN`."""
         overlapping = self._overlapping(messages["sent_at"])
         if not messages.num_rows or not pc.any(overlapping).as_py():
             return KNOWN.empty_table()

@@ -15,16 +15,13 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from sqs_lease.spark.errors import ReconciliationError
 from sqs_lease.spark.message_ids import NO_IDS, is_among, only, said_of, together, without
-from sqs_lease.spark.parsing import Parsed, Parser
+from sqs_lease.spark.parsing import Parse, Parsed
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, Overtaken, Table
 from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
-
-Parse = Callable[[Table[Any], pa.ChunkedArray, str], Parsed]
-"""See :meth:`.parsing.Parser.parse`."""
 
 _NAMED_MESSAGES: Final = 3
 
@@ -77,7 +74,7 @@ class Loading:
     before_commit: Callable[[], object] = lambda: None
     begin_step: Callable[[str], object] = lambda _: None
 
-    def load(self, parser: Parser) -> Loaded:
+    def load(self, parse: Parse) -> Loaded:
         """Load the batch, in one commit; in several where the table refuses rows of some messages.
 
         Whatever ends it, nothing that was staged and not committed is left.
@@ -86,12 +83,12 @@ class Loading:
             BatchIdReusedError, ReconciliationError, TableError: See :func:`.ingestion.ingest`.
         """
         if self.keys is None:
-            return self._load_or_divide(self.expected, parser.parse)
+            return self._load_or_divide(self.expected, parse)
         loaded: list[Loaded] = []
         rest = self.expected
         while True:
             firsts = self.keys.firsts(rest)
-            loaded.append(self._load_or_divide(firsts, parser.parse))
+            loaded.append(self._load_or_divide(firsts, parse))
             rest = without(rest, firsts)
             # The table has the others' keys by now, but for those of rejects.
             of_rejects = self.keys.of(loaded[-1].rejected["message_id"])
@@ -262,11 +259,7 @@ class Fates:
         )
 
     def entries(self, messages: pa.Table) -> pa.Table:
-        """The messages that are ingested or empty, as :data:`.sink.ENTRIES`.
-
-        Args:
-            messages: The batch, as :data:`.sink.LOOKED_UP`.
-        """
+        """Of the messages of a batch, as :data:`.sink.LOOKED_UP`, those ingested or empty, as :data:`.sink.ENTRIES`."""
         done = together(self.ingested, self.empty)
         is_all = done.equals(messages["message_id"])
         chosen = messages if is_all else only(messages, done)
@@ -275,12 +268,7 @@ class Fates:
 
 
 def reject_entries(messages: pa.Table, reasons: pa.Table) -> pa.Table:
-    """Messages that were stored as rejects, as :data:`.sink.ENTRIES`.
-
-    Args:
-        messages: The batch, as :data:`.sink.LOOKED_UP`.
-        reasons: Which, and why, as :data:`.batch_file.REASONS`.
-    """
+    """Of the messages of a batch those that were stored as rejects, for these reasons, as :data:`.sink.ENTRIES`."""
     position = pc.index_in(messages["message_id"], reasons["message_id"].combine_chunks())
     chosen = messages.filter(pc.is_valid(position))
     reason = reasons["reason"].take(position.drop_null())

@@ -29,11 +29,7 @@ Place = tuple[str, int]
 
 
 def place_of(attributes: str) -> Place | None:
-    """Where a message stands in its group; None for one of a standard queue, or one that does not say.
-
-    Args:
-        attributes: What the service says of it, as a manifest has it.
-    """
+    """Where a message stands in its group, by its attributes in a manifest; None for one that does not say."""
     try:
         said = msgspec.json.decode(attributes)
     except (ValueError, RecursionError):
@@ -46,15 +42,7 @@ def place_of(attributes: str) -> Place | None:
 
 
 def in_order(sent_at: pa.ChunkedArray, places: Sequence[Place | None]) -> pa.ChunkedArray | None:
-    """Times by which messages have the order of their groups.
-
-    Args:
-        sent_at: The times, in microseconds.
-        places: Of each message its place.
-
-    Returns:
-        The times; None where they are as they were.
-    """
+    """Times in microseconds by which messages have the order of their groups; None where they have it by their own."""
     numbers: dict[tuple[str, int], set[int]] = defaultdict(set)
     milliseconds = sent_at.cast(pa.int64()).to_pylist()
     for at, place in zip(milliseconds, places, strict=True):

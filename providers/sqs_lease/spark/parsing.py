@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -45,11 +45,8 @@ class Parsed:
         return 0 if self.staged is None else len(self.staged.message_ids)
 
 
-class Parser(Protocol):
-    """Stages what belongs into a table."""
-
-    def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
-        """Parse and stage what the table does not know."""
+Parse: TypeAlias = Callable[[Table[Any], pa.ChunkedArray, str], Parsed]
+"""Parses and stages what belongs into a table: it gets the table, the ids of messages to leave out, and the batch's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ class MessageParser:
     by_tasks: ArrowParser | None = None
 
     def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
-        """See :class:`Parser`. Messages that have rows and a reject are rejected: then the others are parsed again."""
+        """See :data:`Parse`. Messages that have rows and a reject are rejected: then the others are parsed again."""
         torn = REASONS.empty_table()
         while True:
             rejected = pa.concat_tables([self.batch.rejected, torn])
@@ -102,12 +99,7 @@ class MessageParser:
         return pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
 
     def _stage(self, table: Table[Any], without: pa.ChunkedArray, batch_id: str) -> tuple[Staged, pa.Table]:
-        """Stage the rows of all messages that the driver accepted, some left out.
-
-        Returns:
-            The rows; and the messages that Spark rejected or that have nothing to store, as
-            :data:`.batch_file.REASONS`.
-        """
+        """Stage the rows of all messages that the driver accepted, some left out; say which of them Spark rejects."""
         observed: list[Observation] = []
 
         def plan(messages: DataFrame) -> DataFrame:
@@ -166,29 +158,16 @@ class MessageParser:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RejectParser:
-    """Makes rows for a table of rejects of the messages of a batch that were rejected.
-
-    Attributes:
-        spark: The session.
-        batch: All messages of the batch.
-        reasons: Those that were rejected, as :data:`.batch_file.REASONS`.
-    """
-
-    spark: SparkSession
-    batch: BatchFile
-    reasons: pa.Table
-
-    def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
-        """See :class:`Parser`. A reject is a record of its table."""
-        wanted = without(self.reasons, known)
-        if not wanted.num_rows:
-            return Parsed(None, NO_IDS, NO_IDS, REASONS.empty_table())
-        rows = self.batch.rejects(self.spark, wanted).withColumn(BATCH_ID, F.lit(batch_id))
-        staged = table.stage(rows, batch_id)
-        ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
-        return Parsed(staged, ingested, NO_IDS, REASONS.empty_table())
+def parse_rejects(
+    spark: SparkSession, batch: BatchFile, reasons: pa.Table, table: Table[Any], known: pa.ChunkedArray, batch_id: str
+) -> Parsed:
+    """See :data:`Parse`, for a table of rejects: messages that were rejected for reasons are records of that."""
+    wanted = without(reasons, known)
+    if not wanted.num_rows:
+        return Parsed(None, NO_IDS, NO_IDS, REASONS.empty_table())
+    staged = table.stage(batch.rejects(spark, wanted).withColumn(BATCH_ID, F.lit(batch_id)), batch_id)
+    ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
+    return Parsed(staged, ingested, NO_IDS, REASONS.empty_table())
 
 
 def _each_once(reasons: pa.Table) -> pa.Table:

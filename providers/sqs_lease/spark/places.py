@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.fs import DeltaStorageHandler
 
 from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.workspace import remove_tree
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ OURS: Final = "_sqs_lease"
 """The directory below the table for what is not its data; the underscore keeps vacuum away from it."""
 
 _S3: Final = "s3://"
+_LEFT_OVER: Final = "left over, and not part of the table"
 # How delta-rs shows which error came of which: colours for a terminal, arrows, a line each.
 _DECORATION: Final = re.compile("\x1b\\[[0-9;]*m|\u21b3")
 _OFF: Final = frozenset({"", "0", "false", "no", "off", "n", "f"})
@@ -94,10 +97,7 @@ class Place:
         return pafs.PyFileSystem(ObjectStore(self.uri, dict(self.options)))
 
     def entries(self, directory: str) -> list[Any]:
-        """What is in a directory, as ``pyarrow.fs.FileInfo``; nothing where there is no such directory.
-
-        Args:
-            directory: Its path, relative to the place.
+        """What is in a directory of the place, as ``pyarrow.fs.FileInfo``; nothing where there is no such directory.
 
         Raises:
             OSError: It cannot be listed.
@@ -190,21 +190,21 @@ class Place:
 
     def remove(self, directory: str) -> None:
         """Remove files that no table has. They do no harm where that fails, so it must not fail the batch."""
-        files = self.file_system()
-        try:
-            files.delete_dir(directory)
-        except FileNotFoundError:
+        if self.is_local:
+            path = Path(self.uri, directory)
             # Nothing was written yet, or another try of the same batch was committed and has tidied up.
+            if path.exists():
+                remove_tree(path, _LEFT_OVER)
+                # The batch's directory stays while other tries have theirs in it.
+                with suppress(OSError):
+                    path.parent.rmdir()
+            return
+        try:
+            self.file_system().delete_dir(directory)
+        except FileNotFoundError:
             return
         except (DeltaError, OSError) as error:
-            logger.warning("left over, and not part of the table: %s/%s (%s)", self.uri, directory, error)
-            return
-        if self.is_local:
-            # The batch's directory stays while other tries have theirs in it.
-            try:
-                (Path(self.uri) / directory).parent.rmdir()
-            except OSError:
-                return
+            logger.warning("%s: %s/%s (%s)", _LEFT_OVER, self.uri, directory, error)
 
 
 class ObjectStore(DeltaStorageHandler):

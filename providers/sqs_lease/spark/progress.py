@@ -4,6 +4,10 @@ They are not wanted any more when the block in which they run is left by an exce
 the messages are held no longer, because somebody else may have them by then. Whatever is asked of Spark here is asked
 from a thread of its own, because the thread that ingests waits for Spark's answer meanwhile.
 
+The log says how far they are, and a line in a terminal or a notebook, as Spark's own shell has for its stages: it is
+written to standard error, over and over at the same place, and removed at the end. Where nobody looks at standard error
+(a log file, a pipe, the worker of an orchestrator) there is none.
+
 Jobs are cancelled by their job group in a session of the classic kind, and with all that the session runs through
 Spark Connect, where nobody else uses it.
 """
@@ -11,17 +15,18 @@ Spark Connect, where nobody else uses it.
 from __future__ import annotations
 
 import logging
+import shutil
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TextIO, TypeAlias
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark.errors import LeaseLostError
-from sqs_lease.spark.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +41,17 @@ HELD_SECONDS: Final = 5.0
 
 _END_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.05
+_SHOWN_NAME_CHARACTERS: Final = 24
+_BAR_CHARACTERS: Final = 30
+_NOTEBOOK_COLUMNS: Final = 100
+# What standard error is an object of in a notebook; it says that it is no terminal, and can be written over.
+_NOTEBOOK: Final = "ipykernel."
 
 StillHeld: TypeAlias = Callable[[], object]
 """Says by a true value that the messages are still held. It is called from a thread of its own, and may block."""
+
+Stage: TypeAlias = tuple[int, int, int]
+"""A stage that runs: its number, how many of its tasks are done, and how many it has."""
 
 
 class Watch:
@@ -158,16 +171,63 @@ class Report:
         """Whether a line would be written now."""
         return self._clock() >= self._next
 
-    def say(self, stages: Iterable[tuple[int, int, int]]) -> None:
-        """Say how far stages are.
-
-        Args:
-            stages: Of each that runs its number, how many of its tasks are done, and how many it has.
-        """
+    def say(self, stages: Iterable[Stage]) -> None:
+        """Say how far stages are."""
         text = ", ".join(f"stage {stage}: {done} of {tasks} tasks" for stage, done, tasks in stages)
         if text and text != self._last and self.is_due():
             self._last, self._next = text, self._clock() + REPORT_SECONDS
             logger.info("%s: %s", self._name, text)
+
+
+class ProgressBar:
+    """One line about one ingestion. It is written by one thread at a time."""
+
+    def __init__(self, name: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name if len(name) <= _SHOWN_NAME_CHARACTERS else f"{name[: _SHOWN_NAME_CHARACTERS - 3]}..."
+        self._stream = stream
+        self._clock = clock
+        self._began = clock()
+        self._shown = 0
+
+    def show(self, step: str, stages: Sequence[Stage]) -> None:
+        """Write the line anew: what is done now, and how far the stages that Spark runs are."""
+        done, tasks = sum(stage[1] for stage in stages), sum(stage[2] for stage in stages)
+        text = f"{self._name}: {step or 'begins'}"
+        if tasks:
+            filled = _BAR_CHARACTERS * done // tasks
+            bar = ("=" * filled + ">")[:_BAR_CHARACTERS]
+            text += f" [{bar:<{_BAR_CHARACTERS}}] {done} of {tasks} tasks"
+        self._write(f"{text}, {int(self._clock() - self._began)} s")
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._shown:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        # A line that is wrapped could not be written over.
+        text = text[: self._columns() - 1]
+        with suppress(OSError, ValueError):
+            # The terminal may be gone, or the stream be closed; the ingestion goes on.
+            self._stream.write(f"\r{text:<{self._shown}}" + ("" if text else "\r"))
+            self._stream.flush()
+        self._shown = len(text)
+
+    def _columns(self) -> int:
+        return _NOTEBOOK_COLUMNS if _is_notebook(self._stream) else shutil.get_terminal_size().columns
+
+
+def progress_bar(name: str) -> ProgressBar | None:
+    """A bar on standard error; None where that is neither a terminal nor a notebook."""
+    stream: TextIO | None = sys.stderr
+    # A process without a console has none.
+    if stream is None or not (stream.isatty() or _is_notebook(stream)):
+        return None
+    return ProgressBar(name, stream)
+
+
+def _is_notebook(stream: TextIO) -> bool:
+    return type(stream).__module__.startswith(_NOTEBOOK)
 
 
 def _attend(watch: Watch, engine: _Classic | _Connect, report: Report, bar: ProgressBar | None, stop: Event) -> None:
@@ -220,7 +280,7 @@ class _Classic:
         self._context.setLocalProperty("spark.jobGroup.id", group)
         self._context.setLocalProperty("spark.job.description", description)
 
-    def stages(self) -> Iterable[tuple[int, int, int]]:
+    def stages(self) -> Iterable[Stage]:
         tracker = self._context.statusTracker()
         # Stages of the group's jobs that run now; others have a number of tasks too, but nothing to tell.
         active = set(tracker.getActiveStageIds())
@@ -260,7 +320,7 @@ class _Connect:
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
-        self._stages: list[tuple[int, int, int]] = []
+        self._stages: list[Stage] = []
 
     def begin(self) -> None:
         self._spark.registerProgressHandler(self._progress)
@@ -277,7 +337,7 @@ class _Connect:
         # One assignment: the thread that reports reads while this one writes.
         self._stages = [] if done else running
 
-    def stages(self) -> Iterable[tuple[int, int, int]]:
+    def stages(self) -> Iterable[Stage]:
         return self._stages
 
     def cancel(self) -> None:

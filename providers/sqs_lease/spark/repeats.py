@@ -33,12 +33,7 @@ ALSO: Final = "also"
 
 @dataclass(frozen=True, slots=True)
 class KeyedLookUp:
-    """What the table knew, by message ids.
-
-    Attributes:
-        asked: The table's own answer.
-        known: As :data:`.sinks.sink.KNOWN`.
-    """
+    """What the table knew, by message ids; and its own answer. See :class:`.sinks.sink.LookUp`."""
 
     asked: LookUp
     known: pa.Table
@@ -67,12 +62,7 @@ class Keys:
 
     @classmethod
     def of_batch(cls, messages: pa.Table) -> Keys | None:
-        """Those of a batch's messages; None where they have none but their ids.
-
-        Args:
-            messages: With the columns ``message_id`` and, where there are keys, :data:`KEY`, :data:`REPEATS` and
-                :data:`ALSO`.
-        """
+        """Those of a batch's messages, as :func:`with_keys` says them; None where they have none but their ids."""
         if KEY not in messages.column_names:
             return None
         message_ids, keys, repeats, also = (
@@ -140,14 +130,11 @@ class KeyedTable:
 
 
 def with_keys(messages: pa.Table, keys: Sequence[str | Names | None]) -> pa.Table:
-    """Say of a batch's messages what names them.
+    """Say of a batch's messages what names them, in :data:`KEY`, :data:`REPEATS` and :data:`ALSO`.
 
     Args:
         messages: The messages.
         keys: Of each what a source says: see :data:`.sources.source.KeysOf`.
-
-    Returns:
-        The messages with the columns :data:`KEY`, :data:`REPEATS` and :data:`ALSO`.
     """
     names = [Names(key) if isinstance(key, str) else key for key in keys]
     columns = {

@@ -50,19 +50,37 @@ def struct_type(schema: str | StructType) -> StructType:
     """Read a schema, where it is DDL with the help of the Spark session that is there.
 
     Raises:
-        SchemaError: It is neither DDL of columns nor a ``StructType``.
+        SchemaError: It is neither DDL of columns nor a ``StructType``, or as for :func:`require_told_apart`.
     """
-    if isinstance(schema, StructType):
-        return schema
-    if not isinstance(schema, str):
+    if not isinstance(schema, str | StructType):
         raise SchemaError(f"schema must be a DDL string or a StructType, not {type(schema).__name__}")
     try:
-        parsed = StructType.fromDDL(schema)
+        parsed = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
     except ParseException as error:
         raise SchemaError(f"the schema {schema!r} is not Spark DDL: {error.getMessage()}") from error
     if not isinstance(parsed, StructType):
         raise SchemaError(f"the schema {schema!r} names no columns: write 'name TYPE, ...'")
+    require_told_apart(parsed)
     return parsed
+
+
+def require_told_apart(columns: StructType) -> None:
+    """Refuse two names in one place that Spark takes for the same one.
+
+    Raises:
+        SchemaError: There are some, of columns or of fields inside of them.
+    """
+    for path, kind in types_in(columns):
+        seen: set[str] = set()
+        for name in kind.names if isinstance(kind, StructType) else ():
+            if without_case(name) in seen:
+                raise SchemaError(
+                    f"column {path} has the field {name!r} twice (upper and lower case count as the same): leave one "
+                    "out; of JSON, the whole object can be a STRING or a MAP"
+                    if path
+                    else f"the schema has the column {name!r} twice (upper and lower case count as the same)"
+                )
+            seen.add(without_case(name))
 
 
 def json_schema(schema: str | StructType) -> StructType:
@@ -82,6 +100,19 @@ def json_schema(schema: str | StructType) -> StructType:
 def notation(schema: str | StructType) -> str:
     """A schema as text, for a source's identity; no session is needed."""
     return schema.json() if isinstance(schema, StructType) else str(schema)
+
+
+def without_case(name: str) -> str:
+    """What two names have in common that Spark takes for the same one.
+
+    Spark compares as Java's ``equalsIgnoreCase`` does: by the upper case of each character, and the lower case of that.
+    So the long s is an s, and the capital I with a dot is an i, which ``str.lower`` tells apart. The same as that, or
+    coarser where this Python knows more letters than that Java.
+    """
+    upper = ((char, char.upper()) for char in name)
+    # Java maps one character to one: the sharp s stays as it is, and the dot is dropped from the lower case of its I.
+    single = "".join(capital if len(capital) == 1 else char for char, capital in upper)
+    return single.lower().replace("\u0307", "")
 
 
 def quoted(name: str) -> str:

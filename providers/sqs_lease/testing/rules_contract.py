@@ -92,6 +92,6 @@ def _load(subject: Subject, batch_id: str, records: Sequence[tuple[str, int]]) -
     with session_settings(subject.spark, INGESTION):
         try:
             loading = Loading(subject.open(), batch_id, messages, messages["message_id"])
-            return loading.load(_Rows(subject, records))
+            return loading.load(_Rows(subject, records).parse)
         except TableError as error:
             pytest.fail(f"a row that the table refuses stopped its batch: {error}")

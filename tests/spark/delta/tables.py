@@ -50,8 +50,8 @@ def open_table(
     widen: bool = False,
 ) -> OpenDelta:
     storage = place if isinstance(place, Place) else Place.of(place)
-    table = OpenDelta(storage, arrow_schema(columns), partition_by, upsert_by)
-    table.prepare(columns, widen=widen)
+    table = OpenDelta(storage, columns, partition_by, upsert_by)
+    table.prepare(widen=widen)
     return table
 
 
@@ -59,14 +59,13 @@ def write_files(
     table: OpenDelta, directory: str, rows: Iterable[Mapping[str, Any]], *, one_by_one: bool = False
 ) -> list[StagedFile]:
     """Write rows, each into a file of its own or all of a partition into one."""
-    given = pa.Table.from_pylist([dict(one) for one in rows], schema=table.columns)
+    schema = arrow_schema(table.columns)
+    given = pa.Table.from_pylist([dict(one) for one in rows], schema=schema)
     files: list[StagedFile] = []
     for part in [given.slice(n, 1) for n in range(len(given))] if one_by_one else [given]:
-        writer = TaskWriter(
-            Staging(table.storage, directory, pa.schema(table.columns), table.partition_by, statistics_of)
-        )
+        writer = TaskWriter(Staging(table.storage, directory, schema, table.partition_by, statistics_of))
         for answer in [*writer.write(part), *writer.finish()]:
-            files += [answered(one) for one in answer.to_pylist()]
+            files += [answered(one) for one in answer["file"].to_pylist()]
     return files
 
 

@@ -91,7 +91,7 @@ def test_only_the_first_columns_of_a_wide_table_have_statistics(tmp_path: Path) 
 def test_a_listing_is_read_as_it_was_written(tmp_path: Path) -> None:
     storage = Place.of(tmp_path)
     file = StagedFile("batches/b/t/part-1.parquet", 7, 1, {"c": None, "d": "é/ %"}, {"numRecords": 1}, 9)
-    listing = Listing(["id"], [file])
+    listing = Listing(["id"], [file], {"type": "struct", "fields": []}, ["c", "d"])
 
     location = listing.write(storage, "batches/b/t")
 
@@ -104,7 +104,10 @@ def test_a_listing_that_has_gone_is_missed_by_name(tmp_path: Path) -> None:
         Listing.read(Place.of(tmp_path), "batches/b/t/staged.json")
 
 
-@pytest.mark.parametrize("content", ["{", "{}", "[1]", '{"upsert_by": [], "files": [{"path": "x"}]}'])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "{}", "[1]", "\xff", '{"upsert_by": [], "files": [{"path": "x"}]}', '{"upsert_by": "id", "files": []}'],
+)
 def test_a_listing_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "staged.json").write_text(content)
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import DeltaSink, JsonSource, Overtaken, ingest
 from sqs_lease.spark.columns import table_columns
-from sqs_lease.spark.results import IngestResult
+from sqs_lease.spark.ingestion import IngestResult
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable

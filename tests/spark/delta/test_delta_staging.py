@@ -79,7 +79,7 @@ def test_a_repeated_task_writes_files_of_other_names(tmp_path: Path) -> None:
     for _ in range(2):
         writer = TaskWriter(Staging(storage, "batches/b/t", arrow_schema(), (), statistics_of))
         (answer,) = [*writer.write(rows), *writer.finish()]
-        paths.add(answered(answer.to_pylist()[0]).path)
+        paths.add(answered(answer["file"][0].as_py()).path)
 
     assert len(paths) == 2
     assert {f"{tmp_path}/{path}" for path in paths} == {str(file) for file in tmp_path.rglob("*.parquet")}
@@ -101,7 +101,7 @@ def test_a_task_answers_with_the_ids_and_sizes_of_all_that_it_wrote(tmp_path: Pa
     (answer,) = [one for batch in [*answers, *writer.finish()] for one in batch.to_pylist()]
 
     assert answer["message_ids"] == ["m0", "m0", "m1", "m1", "m2", "m2"]
-    file = answered(answer)
+    file = answered(answer["file"])
     assert (file.rows, file.size) == (6, (tmp_path / file.path).stat().st_size)
     assert file.statistics["maxValues"]["id"] == 2
 
@@ -113,7 +113,7 @@ def test_a_task_holds_no_more_than_a_row_group(tmp_path: Path, monkeypatch: pyte
         assert list(writer.write(pa.Table.from_pylist([row(n, f"m{n}")], schema=arrow_schema()))) == []
     (answer,) = writer.finish()
 
-    metadata = pq.read_metadata(tmp_path / answered(answer.to_pylist()[0]).path)
+    metadata = pq.read_metadata(tmp_path / answered(answer["file"][0].as_py()).path)
     assert metadata.num_rows == 30
     assert metadata.num_row_groups > 1
 
@@ -131,7 +131,7 @@ def test_times_are_stored_in_utc_and_decimals_by_the_letter(tmp_path: Path) -> N
     rows = pa.Table.from_pylist([{**given, "_batch_id": "b"}], schema=elsewhere)
     (answer,) = [*writer.write(rows), *writer.finish()]
 
-    read = pq.read_table(tmp_path / answered(answer.to_pylist()[0]).path)
+    read = pq.read_table(tmp_path / answered(answer["file"][0].as_py()).path)
     assert read.schema.field("at").type == pa.timestamp("us", "UTC")
     assert read["at"].to_pylist() == [at.astimezone(UTC)]
     assert read["price"].to_pylist() == [given["price"]]

@@ -22,14 +22,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from sqs_lease.spark import DeltaSink, TableError
-from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.sinks.applied_marks import AppliedMarks
-from sqs_lease.spark.sinks.delta import maintenance as delta_maintenance
+from sqs_lease.spark.sinks.delta import sink as delta_sink
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
 from sqs_lease.spark.sinks.sink import Admission, Staged
-from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
+from sqs_lease.spark.sinks.staging import directory_name
+from sqs_lease.spark.sinks.write_ahead import AppliedMarks, WriteAheadTable
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted
 from sqs_lease.testing.sink_subject import asked, entries
 from tests.spark.delta.conftest import Bucket
@@ -217,7 +216,7 @@ def optimize_overtaken_by(
     path: Path, upsert_by: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> int:
     """Optimize a table into which a batch comes after it was loaded; how often it was tried."""
-    real = delta_maintenance._rewrite
+    real = delta_sink._rewrite
     tries: list[int] = []
 
     def overtaken(*arguments: Any) -> dict[str, Any]:
@@ -227,7 +226,7 @@ def optimize_overtaken_by(
             table.apply(stage(table, [row(2, "m3", later=1)]), application(2))
         return real(*arguments)
 
-    monkeypatch.setattr(delta_maintenance, "_rewrite", overtaken)
+    monkeypatch.setattr(delta_sink, "_rewrite", overtaken)
     DeltaSink(path).optimize(**options)
     return len(tries)
 

@@ -8,7 +8,7 @@ import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark import Ledger
-from sqs_lease.spark.sinks.staged_rows import StagedRows
+from sqs_lease.spark.sinks.spark_table import StagedRows
 from sqs_lease.spark.sinks.write_ahead import Application
 
 

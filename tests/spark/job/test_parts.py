@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from demo.processes import ROOT
+from sqs_lease import spark
 from sqs_lease.ingestion.spec import SINKS, SOURCES, Kind, Part, SpecError
 from sqs_lease.spark import DeltaSink, InferredSchema, JsonSource
-from sqs_lease.spark.job.parts import SINK_CLASSES, SOURCE_CLASSES, class_named, make_sink, make_source
+from sqs_lease.spark.job.main import SINK_CLASSES, SOURCE_CLASSES, make_sink, make_source
 from sqs_lease.spark.sources.functions import ParserSource
 from sqs_lease.spark.sources.s3_events import S3EventsSource
 from sqs_lease.spark.sources.sns import SnsEnvelope
@@ -21,16 +22,16 @@ from tests.spark.job.waiting_parser import wait_for_ever
 PAGE = ROOT / "docs" / "spark-airflow.md"
 
 
-def parameters_of(package: str, name: str) -> tuple[set[str], set[str]]:
+def parameters_of(name: str) -> tuple[set[str], set[str]]:
     """What a class must be given, and what it may be given."""
-    given = inspect.signature(class_named(package, name)).parameters.values()
+    given = inspect.signature(getattr(spark, name)).parameters.values()
     required = {one.name for one in given if one.default is one.empty}
     return required, {one.name for one in given} - required
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_source_takes_what_its_class_takes(kind: str) -> None:
-    required, optional = parameters_of("sources", SOURCE_CLASSES[kind])
+    required, optional = parameters_of(SOURCE_CLASSES[kind])
     if kind == "json":
         required, optional = set(), {*required, *optional, "inferred_schema"}
     assert (set(SOURCES[kind].required), set(SOURCES[kind].optional)) == (required, optional)
@@ -38,7 +39,7 @@ def test_a_source_takes_what_its_class_takes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SINKS)
 def test_a_sink_takes_what_its_class_takes(kind: str) -> None:
-    required, optional = parameters_of("sinks", SINK_CLASSES[kind])
+    required, optional = parameters_of(SINK_CLASSES[kind])
     assert (set(SINKS[kind].required), set(SINKS[kind].optional)) == (required, optional)
 
 

@@ -11,8 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark import progress
-from sqs_lease.spark.progress import watched_jobs
-from sqs_lease.spark.progress_bar import ProgressBar, progress_bar
+from sqs_lease.spark.progress import ProgressBar, progress_bar, watched_jobs
 from tests.spark.job.test_progress import RELEASED, Hands, run_until
 from tests.spark.samples import Place, good
 

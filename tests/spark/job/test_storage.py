@@ -11,7 +11,7 @@ import pytest
 
 from demo.sqs_server import SqsServer
 from sqs_lease.spark import WorkspaceError
-from sqs_lease.spark.job.storage import local_copy, write_text
+from sqs_lease.spark.job.main import local_copy, write_text
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark import JsonSource
 from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, ParquetSink
-from sqs_lease.spark.sinks.staging import SharedDirectory, StagedDirectories, Staging, TaskWriter, Written, answered
+from sqs_lease.spark.sinks.staging import Staging, TaskWriter, Written, answered, stage_directory
 from tests.spark.samples import Place, good, message
 
 
@@ -56,17 +56,17 @@ def test_spark_parses_only_what_its_tasks_leave(place: Place, monkeypatch: pytes
 def test_what_a_task_wrote_that_did_not_count_is_not_taken(tmp_path: Path) -> None:
     schema = pa.schema([("id", pa.int64()), ("_message_id", pa.string())])
 
-    def write(place: SharedDirectory, directory: str) -> Written:
+    def write(staging: Staging) -> Written:
         files = []
         for number in (1, 2):
-            writer = TaskWriter(Staging(place, directory, schema))
+            writer = TaskWriter(staging)
             rows = pa.table({"id": [number], "_message_id": [f"m{number}"]})
             (answer,) = [*writer.write(rows), *writer.finish()]
-            files.append(answered(answer.to_pylist()[0]))
+            files.append(answered(answer["file"][0].as_py()))
         # The second task was one that Spark repeated.
         return Written(files[:1], pa.chunked_array([["m1"]]))
 
-    directory, message_ids = StagedDirectories(tmp_path).write("b", write)
+    directory, message_ids = stage_directory(tmp_path, "b", schema, write)
 
     assert message_ids.to_pylist() == ["m1"]
     (file,) = directory.iterdir()
@@ -75,12 +75,13 @@ def test_what_a_task_wrote_that_did_not_count_is_not_taken(tmp_path: Path) -> No
 
 
 def test_a_try_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    def write(place: SharedDirectory, directory: str) -> Written:
-        (Path(place.uri) / directory).mkdir(parents=True)
-        (Path(place.uri) / directory / "part-1.parquet").touch()
+    def write(staging: Staging) -> Written:
+        directory = Path(staging.place.uri, staging.directory)
+        directory.mkdir(parents=True)
+        (directory / "part-1.parquet").touch()
         raise OSError("the disk is on fire")
 
     with pytest.raises(OSError, match="on fire"):
-        StagedDirectories(tmp_path).write("b", write)
+        stage_directory(tmp_path, "b", pa.schema([]), write)
 
     assert list(tmp_path.iterdir()) == []

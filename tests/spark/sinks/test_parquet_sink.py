@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from sqs_lease.spark import Ledger
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, ParquetSink, ParquetTable, ParquetTarget
+from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, ParquetSink, ParquetTable
 from sqs_lease.spark.sinks.sink import STAGED_KEPT, Admission, Staged
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.testing.sink_contract import COLUMNS
@@ -35,9 +35,7 @@ def staged_by_hand(table: ParquetTable, name: str = "try") -> Path:
 
 @pytest.fixture
 def table(tmp_path: Path) -> ParquetTable:
-    # No session: nothing here runs on Spark.
-    session: Any = None
-    return ParquetTarget(tmp_path / "table").open(session, COLUMNS, widen=False)
+    return ParquetTable.opened(tmp_path / "table", COLUMNS, widen=False)
 
 
 def test_a_batch_that_was_applied_may_be_removed_by_its_owner(table: ParquetTable) -> None:
@@ -79,32 +77,29 @@ def test_what_a_killed_try_left_behind_goes_with_a_later_batch(table: ParquetTab
 
 
 def test_two_that_widen_a_table_at_once_both_do(table: ParquetTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    session: Any = None
-    target = ParquetTarget(table.root)
+    opened = partial(ParquetTable.opened, table.root)
     link = os.link
 
     def overtaken(source: Path, destination: Path) -> None:
         monkeypatch.setattr(os, "link", link)
-        target.open(session, columns_of(name=StringType(), theirs=StringType()), widen=True)
+        opened(columns_of(name=StringType(), theirs=StringType()), widen=True)
         link(source, destination)
 
     monkeypatch.setattr(os, "link", overtaken)
-    target.open(session, columns_of(name=StringType(), ours=StringType()), widen=True)
+    opened(columns_of(name=StringType(), ours=StringType()), widen=True)
 
-    target.open(session, columns_of(name=StringType(), ours=StringType(), theirs=StringType()), widen=False)
+    opened(columns_of(name=StringType(), ours=StringType(), theirs=StringType()), widen=False)
 
 
 def test_a_directory_with_other_files_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    session: Any = None
     with pytest.raises(TableError, match="not ingested"):
-        ParquetTarget(tmp_path).open(session, COLUMNS, widen=False)
+        ParquetTable.opened(tmp_path, COLUMNS, widen=False)
 
 
 def test_a_column_called_as_the_directories_is_refused(tmp_path: Path) -> None:
-    session: Any = None
     with pytest.raises(SchemaError, match="Ingested_Batch"):
-        ParquetTarget(tmp_path).open(session, columns_of(Ingested_Batch=StringType()), widen=False)
+        ParquetTable.opened(tmp_path, columns_of(Ingested_Batch=StringType()), widen=False)
 
 
 def test_addresses_and_keys_are_refused_early() -> None:
@@ -125,12 +120,11 @@ def test_addresses_and_keys_are_refused_early() -> None:
 def test_a_batch_is_not_admitted_into_a_directory_that_is_another_by_now(
     table: ParquetTable, tmp_path: Path, made_again: StructType | None, said: str
 ) -> None:
-    session: Any = None
     whole = WriteAheadTable(table, Ledger(tmp_path / "ledger").open())
     looked_up, staged = whole.look_up(asked("m1")), Staged(str(staged_by_hand(table)), pa.chunked_array([["m1"]]))
     shutil.rmtree(table.root)
     if made_again is not None:
-        ParquetTarget(table.root).open(session, made_again, widen=False)
+        ParquetTable.opened(table.root, made_again, widen=False)
 
     with pytest.raises((SchemaError, TableError), match=said):
         whole.commit(looked_up, Admission("b", entries(["m1"]), staged))

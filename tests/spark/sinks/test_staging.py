@@ -9,8 +9,9 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, EmptyTexts
-from sqs_lease.spark.sinks.staging import SharedDirectory, Staging, TaskWriter
+from sqs_lease.spark.sinks.staging import Staging, TaskWriter
 
 COLUMNS = StructType([StructField("id", LongType()), StructField("town", StringType())])
 
@@ -28,7 +29,7 @@ def test_only_columns_whose_values_repeat_have_a_dictionary(tmp_path: Path) -> N
             "_message_id": [f"m{number}" for number in range(count)],
         }
     )
-    writer = TaskWriter(Staging(SharedDirectory(str(tmp_path)), "try", rows.schema))
+    writer = TaskWriter(Staging(Place(str(tmp_path)), "try", rows.schema))
 
     # A part of a larger table, as rows of one partition are.
     list(writer.write(rows.slice(1)))

@@ -66,6 +66,22 @@ class TestOnSpark:
         assert pinned(pin) == "struct<ID:bigint,odd:string,twice:array<string>>"
         assert outcome.records["m1"] == [{"ID": 2, "odd": '{"a b":1}', "twice": ['{"x":1,"X":2}']}]
 
+    def test_a_new_object_whose_fields_spark_cannot_tell_apart_becomes_a_column_of_texts(
+        self, spark: SparkSession, pin: InferredSchema
+    ) -> None:
+        pin.pin(ID)
+        bodies = {
+            "m1": '{"id": 1, "place": {"town": "Ulm", "Town": "Bern"}}',
+            "m2": '{"id": 2, "place": {"town": "Basel"}}',
+        }
+
+        outcome = parsed(spark, JsonSource(pin, new_fields="add"), bodies)
+
+        assert pinned(pin) == "struct<id:bigint,place:string>"
+        assert outcome.rejected == {}
+        assert outcome.records["m1"] == [{"id": 1, "place": '{"town":"Ulm","Town":"Bern"}'}]
+        assert outcome.records["m2"] == [{"id": 2, "place": '{"town":"Basel"}'}]
+
     def test_of_too_many_fields_those_that_most_messages_have_become_columns(
         self,
         spark: SparkSession,

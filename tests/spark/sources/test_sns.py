@@ -13,8 +13,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.sources.json import JsonSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
-from sqs_lease.spark.sources.sns import SnsEnvelope
-from sqs_lease.spark.sources.sns_envelope import unwrap
+from sqs_lease.spark.sources.sns import SnsEnvelope, unwrap
 from sqs_lease.spark.sources.source import NotANotificationError
 from sqs_lease.spark.sources.whole_bodies import TextSource
 from tests.spark.sources.parsing import parsed

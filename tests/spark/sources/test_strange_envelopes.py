@@ -27,7 +27,7 @@ from sqs_lease.spark.sources.array_elements import ElementsChecker, elements
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.s3_events.extended_client import pointed_at
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
-from sqs_lease.spark.sources.sns_envelope import unwrap
+from sqs_lease.spark.sources.sns import unwrap
 from sqs_lease.spark.sources.source import BodyChecker, NotANotificationError
 from tests.fuzz.strange import CONTENT, damaged, examples, json_near, near, said_by
 from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record

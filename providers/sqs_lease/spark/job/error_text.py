@@ -62,11 +62,7 @@ def note_what_was_raised(error: PythonException, messages: Iterable[Message]) ->
     """Add a note to what was raised in a Python worker: its text, without the words that stand in the batch's messages.
 
     The first line of the text only. What a function decoded before it quoted it (base64, a compressed body, an object
-    in S3) is not recognised.
-
-    Args:
-        error: The error. Nothing is added where there is no text, or where the whole text is told already.
-        messages: Those of the batch.
+    in S3) is not recognised. Nothing is added where there is no text, or where the whole text is told already.
     """
     last = _last_line(str(error))
     text = "" if last is None or _TEXT_IS_TOLD.match(last) or not _KIND.match(last) else last.partition(": ")[2].strip()

@@ -12,25 +12,57 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
 from pyspark.errors import PythonException
 
+from sqs_lease import spark
 from sqs_lease.batch_files.manifest import read_manifest
 from sqs_lease.core.messages import Message
-from sqs_lease.ingestion.spec import S3, IngestionSpec, with_environment
+from sqs_lease.ingestion.spec import S3, IngestionSpec, Part, SpecError, with_environment
+from sqs_lease.spark.errors import WorkspaceError
 from sqs_lease.spark.ingestion import ingest
 from sqs_lease.spark.job.error_text import EXPECTED, note_what_was_raised, one_line, trace
-from sqs_lease.spark.job.parts import make_sink, make_source
 from sqs_lease.spark.job.reporting import CONTEXT, MESSAGES, Report, reporting
-from sqs_lease.spark.job.storage import local_copy, write_text
 from sqs_lease.spark.job.termination import EXIT_CODE, Termination, end_with_standard_input
+from sqs_lease.spark.paths import write_whole
 from sqs_lease.spark.progress import cancel_everything
 from sqs_lease.spark.session import driver_session
+from sqs_lease.spark.sinks.sink import Sink
+from sqs_lease.spark.sources.source import Source
 
 logger = logging.getLogger(__name__)
+
+SOURCE_CLASSES: Final[Mapping[str, str]] = {
+    "json": "JsonSource",
+    "text": "TextSource",
+    "variant": "VariantSource",
+    "s3-events": "S3EventsSource",
+    "extended-client": "ExtendedClientSource",
+    "sns": "SnsEnvelope",
+    "elements": "ArrayElements",
+    "attributes": "AttributeColumns",
+    "parser": "ParserSource",
+    "spark": "SparkSource",
+}
+"""The classes in ``sqs_lease.spark`` by the kind of source that a spec names."""
+
+SINK_CLASSES: Final[Mapping[str, str]] = {
+    "delta": "DeltaSink",
+    "postgres": "PostgresSink",
+    "parquet": "ParquetSink",
+    "native-delta": "NativeDeltaSink",
+    "iceberg": "IcebergSink",
+}
+"""The same for sinks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,12 +138,12 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
         rejects = None if spec.rejects is None else make_sink(spec.rejects, os.environ)
         conf = with_environment(spec.spark_conf, os.environ)
         with (
-            driver_session(master=options.master, remote=options.remote, conf=conf) as spark,
-            termination.cancelling(partial(cancel_everything, spark)),
+            driver_session(master=options.master, remote=options.remote, conf=conf) as session,
+            termination.cancelling(partial(cancel_everything, session)),
         ):
             try:
                 result = ingest(
-                    spark,
+                    session,
                     manifests[0] if len(manifests) == 1 else _messages(manifests),
                     source=source,
                     sink=sink,
@@ -137,3 +169,114 @@ def _spec(given: str, directory: Path) -> IngestionSpec:
 def _messages(manifests: Sequence[Path]) -> Iterator[Message]:
     for manifest in manifests:
         yield from read_manifest(manifest).messages
+
+
+def make_source(part: Part, environment: Mapping[str, str]) -> Source[Any]:
+    """Make the source of a spec, whose ``{"env": ...}`` stand for what is in the environment.
+
+    Raises:
+        SpecError: A variable is not set, or a function cannot be found.
+        SchemaError: Its schema cannot be used.
+    """
+    parameters = with_environment(part.parameters, environment)
+    if "source" in parameters:
+        inner = dict(parameters["source"])
+        parameters["source"] = make_source(Part(inner.pop("kind"), inner), environment)
+    if "function" in parameters:
+        parameters["function"] = _function(parameters["function"])
+    if "inferred_schema" in parameters:
+        path = parameters.pop("inferred_schema")
+        parameters["schema"] = spark.InferredSchema(path)
+    source: Source[Any] = getattr(spark, SOURCE_CLASSES[part.kind])(**parameters)
+    return source
+
+
+def make_sink(part: Part, environment: Mapping[str, str]) -> Sink:
+    """Make a sink of a spec; see :func:`make_source`.
+
+    Raises:
+        SpecError: A variable is not set.
+        TableError: It cannot be used.
+    """
+    parameters = with_environment(part.parameters, environment)
+    for name in ("partition_by", "upsert_by"):
+        if name in parameters:
+            parameters[name] = tuple(parameters[name])
+    sink: Sink = getattr(spark, SINK_CLASSES[part.kind])(**parameters)
+    return sink
+
+
+def _function(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(
+            f"the function {name} of the source cannot be found ({error}): install its package where the job and the "
+            "executors run, or add its directory to PYTHONPATH there"
+        ) from error
+
+
+def local_copy(uri: str, directory: Path) -> Path:
+    """Return a local file with the content of a URI: the file itself where it is local.
+
+    Args:
+        uri: A path, ``file://...`` or ``s3://bucket/key`` (a connection of Airflow before the bucket is left out; how
+            S3 is reached, the environment says, as for any AWS client).
+        directory: Where a copy goes.
+
+    Raises:
+        WorkspaceError: It cannot be read.
+    """
+    path = _local_path(uri)
+    if path is not None:
+        if not path.is_file():
+            raise WorkspaceError(f"{uri} is not there: check that the machine of the job reaches that path")
+        return path
+    copy = directory / uuid4().hex
+    bucket, key = _place_on_s3(uri)
+    try:
+        _client().download_file(bucket, key, str(copy))
+    except (BotoCoreError, ClientError) as error:
+        raise WorkspaceError(f"{uri} cannot be read: {error}") from None
+    return copy
+
+
+def write_text(uri: str, text: str) -> None:
+    """Write a file that appears whole or not at all, in place of what was there.
+
+    Raises:
+        WorkspaceError: It cannot be written.
+    """
+    path = _local_path(uri)
+    try:
+        if path is None:
+            bucket, key = _place_on_s3(uri)
+            _client().put_object(Bucket=bucket, Key=key, Body=text.encode(), ContentType="application/json")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
+    except (OSError, BotoCoreError, ClientError) as error:
+        raise WorkspaceError(f"{uri} cannot be written: {error}") from None
+
+
+def _local_path(uri: str) -> Path | None:
+    if uri.startswith("s3://"):
+        return None
+    if uri.startswith("file://"):
+        return Path(unquote(urlsplit(uri).path))
+    if "://" in uri:
+        raise WorkspaceError(f"{uri} is neither a path nor a file:// or s3:// address")
+    return Path(uri)
+
+
+def _place_on_s3(uri: str) -> tuple[str, str]:
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    bucket = bucket.rpartition("@")[2]
+    if not bucket or not key:
+        raise WorkspaceError(f"{uri} is no object on S3: it must be s3://bucket/key")
+    return bucket, key
+
+
+def _client() -> Any:
+    return boto3.client("s3")

@@ -43,11 +43,7 @@ class Termination:
 
     @contextmanager
     def cancelling(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """In the block, being asked to end interrupts nothing, but cancels what the block waits for.
-
-        Args:
-            cancel: Called in another thread, again and again until the block ends.
-        """
+        """In the block, being asked to end interrupts nothing: another thread cancels, again and again until then."""
         self._cancel = cancel
         try:
             if self.asked:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from sqs_lease.spark.columns import without_case
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.schemas import without_case
 
 
 def differences(stored: StructType, columns: StructType, *, widen: bool = False) -> list[str]:

@@ -26,13 +26,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ByteType, DataType, IntegerType, ShortType, StructField, StructType
 
-from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID, without_case
+from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
-from sqs_lease.spark.schemas import check_keys, quoted, relaxed, require_plain
+from sqs_lease.spark.schemas import check_keys, quoted, relaxed, require_plain, without_case
 from sqs_lease.spark.sinks.row_rules import Asked, Rule, iceberg_directories, is_object_store
-from sqs_lease.spark.sinks.spark_table import SparkTable
-from sqs_lease.spark.sinks.staged_rows import StagedRows
+from sqs_lease.spark.sinks.spark_table import SparkTable, StagedRows
 from sqs_lease.spark.sinks.table_sql import literal, write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.spark.spark_errors import SPARK_ERRORS

@@ -18,8 +18,7 @@ from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.schemas import check_keys, quoted
 from sqs_lease.spark.sinks.delta.schema import delta_schema
 from sqs_lease.spark.sinks.row_rules import Asked, Rule, delta_directories, is_object_store
-from sqs_lease.spark.sinks.spark_table import SparkTable
-from sqs_lease.spark.sinks.staged_rows import StagedRows
+from sqs_lease.spark.sinks.spark_table import SparkTable, StagedRows
 from sqs_lease.spark.sinks.table_sql import write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.spark.spark_errors import SPARK_ERRORS

@@ -24,20 +24,19 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-import pyarrow.fs as pafs  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.columns import PARQUET_COLUMNS, without_case
+from sqs_lease.spark.columns import PARQUET_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
-from sqs_lease.spark.schemas import arrow_schema, require_plain
-from sqs_lease.spark.sinks.applied_marks import AppliedMarks
+from sqs_lease.spark.places import Place
+from sqs_lease.spark.schemas import arrow_schema, require_plain, without_case
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
 from sqs_lease.spark.sinks.sink import STAGED_KEPT, Rest, Staged
-from sqs_lease.spark.sinks.staging import StagedDirectories, Staging, Written, remove_directory
-from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
+from sqs_lease.spark.sinks.staging import Staging, Written, stage_directory
+from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadTable
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
 
@@ -73,35 +72,29 @@ class ParquetSink:
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`.sink.Sink.open`."""
         ledger = Path(self.path).absolute() / _OURS / "ledger" if self.ledger is None else self.ledger
-        return WriteAheadSink(ParquetTarget(self.path), Ledger(ledger)).open(spark, columns, widen=widen)
+        return WriteAheadTable(ParquetTable.opened(self.path, columns, widen=widen), Ledger(ledger).open())
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetTarget:
-    """The directory without its ledger: see :class:`.write_ahead.Target`."""
+class ParquetTable:
+    """The open directory, without its ledger: see :class:`.write_ahead.TargetTable`."""
 
-    path: str | Path
+    root: Path
+    columns: StructType
 
-    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> ParquetTable:
+    @classmethod
+    def opened(cls, path: str | Path, columns: StructType, *, widen: bool) -> ParquetTable:
         """See :meth:`.write_ahead.Target.open`."""
         require_plain(columns, "a directory of Parquet files")
         for name in columns.names:
             if without_case(name) == NUMBER_COLUMN:
                 raise SchemaError(f"the schema has a column {name!r}, which names the batches: rename it")
-        table = ParquetTable(Path(self.path).absolute(), columns)
+        table = cls(Path(path).absolute(), columns)
         try:
             _Columns(table.root).require(columns, widen=widen)
         except OSError as error:
             raise table.unusable("cannot be opened", error) from error
         return table
-
-
-@dataclass(frozen=True, slots=True)
-class ParquetTable:
-    """The open directory."""
-
-    root: Path
-    columns: StructType
 
     def require_fit(self) -> None:
         """See :class:`.write_ahead.CheckedTarget`."""
@@ -149,7 +142,7 @@ class ParquetTable:
 
     def discard(self, location: str) -> None:
         """See :meth:`.write_ahead.TargetTable.discard`."""
-        remove_directory(Path(location))
+        self._place.remove(str(Path(location).relative_to(self.root)))
 
     def unusable(self, what: str, error: OSError) -> TableError:
         """The error for a directory that the system refuses."""
@@ -159,22 +152,24 @@ class ParquetTable:
         )
 
     def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
-        directories = StagedDirectories(self.root / _OURS / "staged")
-        directory, message_ids = directories.write(
-            batch_id, lambda place, beside: write(Staging(place, beside, arrow_schema(self.columns)))
-        )
+        root = self.root / _OURS / "staged"
+        directory, message_ids = stage_directory(root, batch_id, arrow_schema(self.columns), write)
         try:
             for file in directory.iterdir():
                 _flush(file)
             _flush(directory)
         except BaseException:
-            remove_directory(directory)
+            self.discard(str(directory))
             raise
         return Staged(str(directory), message_ids)
 
     @property
+    def _place(self) -> Place:
+        return Place(str(self.root))
+
+    @property
     def _marks(self) -> AppliedMarks:
-        return AppliedMarks(pafs.SubTreeFileSystem(str(self.root), pafs.LocalFileSystem()), f"{_OURS}/applied")
+        return AppliedMarks(self._place, f"{_OURS}/applied")
 
     def _tidy(self, application: Application) -> None:
         """Say that the batch is in the table, so that it may go from there, and remove what nobody will ask for."""
@@ -184,7 +179,7 @@ class ParquetTable:
         for directory in (self.root / _OURS / "staged").glob("*/*"):
             with suppress(FileNotFoundError):
                 if directory.stat().st_mtime < oldest:
-                    remove_directory(directory)
+                    self.discard(str(directory))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,31 +8,30 @@ that was repeated, or run twice, is named by nobody.
 
 from __future__ import annotations
 
-import json
+import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import unquote
 from uuid import uuid4
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
-from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID, NULL_DIRECTORY, SENT_AT
 from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import write_path
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.sink import Rest
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
-from sqs_lease.spark.workspace import remove_tree
 
 # Rows that a task of Spark's holds before it writes them as one row group.
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
@@ -42,55 +41,12 @@ _SAMPLED_ROWS: Final = 10_000
 _SORTED_BYTES: Final = 128 * 1024 * 1024
 # Few rows have the same one, and trying a dictionary all the same costs 5 % of the job.
 _UNIQUE: Final = (MESSAGE_ID, SENT_AT)
+_SHOWN_CHARACTERS: Final = 40
 _REST: Final = "rest"
 """Where in the directory of a try Spark writes the rows of messages that its tasks left."""
 
-_ANSWER: Final = (
-    "path STRING, size BIGINT, row_count BIGINT, partition_values STRING, statistics STRING, "
-    "modified_milliseconds BIGINT, message_ids ARRAY<STRING>"
-)
-_ANSWER_SCHEMA: Final = pa.schema(
-    [
-        pa.field("path", pa.string()),
-        pa.field("size", pa.int64()),
-        pa.field("row_count", pa.int64()),
-        pa.field("partition_values", pa.string()),
-        pa.field("statistics", pa.string()),
-        pa.field("modified_milliseconds", pa.int64()),
-        pa.field("message_ids", pa.list_(pa.string())),
-    ]
-)
-
-
-class StagingPlace(Protocol):
-    """Where files are written: the same in the driver and in the tasks that it is pickled to."""
-
-    @property
-    def uri(self) -> str:
-        """An absolute path, or an address."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a directory."""
-
-    def file_system(self) -> Any:
-        """A ``pyarrow.fs.FileSystem`` whose paths are relative to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedDirectory:
-    """A directory that the driver and all executors reach by the same path: see :class:`StagingPlace`."""
-
-    uri: str
-
-    @property
-    def is_local(self) -> bool:
-        """It is."""
-        return True
-
-    def file_system(self) -> Any:
-        """See :meth:`StagingPlace.file_system`."""
-        return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
+_ANSWER: Final = "file BINARY, message_ids ARRAY<STRING>"
+_ANSWER_SCHEMA: Final = pa.schema([("file", pa.binary()), ("message_ids", pa.list_(pa.string()))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +105,7 @@ class Staging:
         is_left: Says which rows tasks leave to Spark, which says whether the table refuses them, and why.
     """
 
-    place: StagingPlace
+    place: Place
     directory: str
     schema: pa.Schema
     partition_by: Sequence[str] = ()
@@ -169,16 +125,10 @@ class Staging:
             return self._write_by_spark(rows)
 
     def write_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest) -> Written:
-        """Write the rows that each of Spark's tasks makes of its parts of a batch.
-
-        Args:
-            spark: The session.
-            parts: The batch.
-            rest: Plans the rows of the messages that were left, which Spark then makes.
-        """
+        """Write the rows that Spark's tasks make of their parts of a batch, and those that Spark makes of the rest."""
         task = _PartTask(self, parts)
         answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, _ANSWER).toArrow()
-        of_files = pc.is_valid(answers["path"])
+        of_files = pc.is_valid(answers["file"])
         written, left = _written(answers.filter(of_files)), _ids(answers.filter(pc.invert(of_files)))
         if not len(left):
             return written
@@ -228,8 +178,7 @@ class Staging:
 
 
 def _written(answers: pa.Table) -> Written:
-    files = [answered(answer) for answer in answers.drop_columns(["message_ids"]).to_pylist()]
-    return Written(files, _ids(answers))
+    return Written([answered(answer) for answer in answers["file"].to_pylist()], _ids(answers))
 
 
 def _ids(answers: pa.Table) -> pa.ChunkedArray:
@@ -238,16 +187,9 @@ def _ids(answers: pa.Table) -> pa.ChunkedArray:
     )
 
 
-def answered(answer: Mapping[str, Any]) -> StagedFile:
+def answered(answer: bytes) -> StagedFile:
     """The file that a task answered for."""
-    return StagedFile(
-        path=answer["path"],
-        size=answer["size"],
-        rows=answer["row_count"],
-        partition_values=json.loads(answer["partition_values"]),
-        statistics=json.loads(answer["statistics"]),
-        modified_milliseconds=answer["modified_milliseconds"],
-    )
+    return msgspec.json.decode(answer, type=StagedFile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +228,7 @@ class _PartTask:
         if waiting:
             yield from writer.write(_sorted(waiting, partition_by))
         yield from writer.finish()
-        yield _answer(message_ids=pa.chunked_array(left, pa.string()))
+        yield _answer(pa.chunked_array(left, pa.string()))
 
 
 def _sorted(tables: Sequence[pa.Table], partition_by: Sequence[str]) -> pa.Table:
@@ -295,11 +237,11 @@ def _sorted(tables: Sequence[pa.Table], partition_by: Sequence[str]) -> pa.Table
     return together.sort_by([(name, "ascending") for name in partition_by]) if partition_by else together
 
 
-def _answer(*, message_ids: pa.ChunkedArray, **of_file: Any) -> pa.RecordBatch:
-    """One row of the answers; without anything of a file, the messages that have no row."""
+def _answer(message_ids: pa.ChunkedArray, file: StagedFile | None = None) -> pa.RecordBatch:
+    """One row of the answers; without a file, the messages that have no row."""
     ids = pa.ListArray.from_arrays(pa.array([0, len(message_ids)], pa.int32()), message_ids.combine_chunks())
-    given = [pa.array([of_file.get(field.name)], field.type) for field in _ANSWER_SCHEMA][:-1]
-    return pa.RecordBatch.from_arrays([*given, ids], schema=_ANSWER_SCHEMA)
+    about = pa.array([None if file is None else msgspec.json.encode(file)], pa.binary())
+    return pa.RecordBatch.from_arrays([about, ids], schema=_ANSWER_SCHEMA)
 
 
 class TaskWriter:
@@ -318,8 +260,7 @@ class TaskWriter:
     def write(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Take rows, sorted by the partition columns, and answer for each file that is complete by now.
 
-        Args:
-            rows: The columns in their order, whatever they are called.
+        Their columns have the order of the schema, whatever they are called.
         """
         rows = rows.rename_columns(self._staging.schema.names).cast(self._staging.schema)
         for partition, part in self._parts(rows):
@@ -327,10 +268,9 @@ class TaskWriter:
                 yield from self.finish()
             if self._open is None:
                 self._partition = partition
-                path = f"{self._staging.directory}/part-{uuid4().hex}.parquet"
                 if self._staging.place.is_local:
                     self._files.create_dir(self._staging.directory, recursive=True)
-                self._open = _OpenFile(self._files, path, self._stored, self._staging.statistics)
+                self._open = _OpenFile(self._files, self._stored, self._staging)
             self._open.add(part.select(self._stored.names))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -359,17 +299,11 @@ class TaskWriter:
 class _OpenFile:
     """One Parquet file while it is written; it exists when it is closed."""
 
-    def __init__(
-        self,
-        files: Any,
-        path: str,
-        schema: pa.Schema,
-        statistics: Callable[[pq.FileMetaData], Mapping[str, Any]],
-    ) -> None:
-        self._path = path
+    def __init__(self, files: Any, schema: pa.Schema, staging: Staging) -> None:
+        self._path = f"{staging.directory}/part-{uuid4().hex}.parquet"
         self._schema = schema
-        self._statistics = statistics
-        self._stream = files.open_output_stream(path)
+        self._statistics = staging.statistics
+        self._stream = files.open_output_stream(self._path)
         self._footers: list[pq.FileMetaData] = []
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
@@ -390,15 +324,15 @@ class _OpenFile:
         size = self._stream.tell()
         self._stream.close()
         (metadata,) = self._footers
-        return _answer(
+        file = StagedFile(
             path=self._path,
             size=size,
-            row_count=metadata.num_rows,
-            partition_values=json.dumps(partition_values),
-            statistics=json.dumps(self._statistics(metadata)),
+            rows=metadata.num_rows,
+            partition_values=partition_values,
+            statistics=self._statistics(metadata),
             modified_milliseconds=int(datetime.now(UTC).timestamp() * 1000),
-            message_ids=pa.chunked_array(self._message_ids, pa.string()),
         )
+        return _answer(pa.chunked_array(self._message_ids, pa.string()), file)
 
     def _flush(self) -> None:
         if self._waiting:
@@ -455,47 +389,54 @@ def _partition_values(directories: Sequence[str]) -> dict[str, str | None]:
     return values
 
 
-@dataclass(frozen=True, slots=True)
-class StagedDirectories:
-    """Directories of staged rows, each with nothing in it but the files of one try: it can be taken as a whole.
+def new_try(batch_id: str) -> str:
+    """The directory of a try of a batch that begins, relative to that of all batches."""
+    return f"{directory_name(batch_id)}/{uuid4().hex}"
 
-    Attributes:
-        root: The directory for all of them, which the driver and all executors reach by this path.
+
+def directory_name(batch_id: str) -> str:
+    """A name for the batch's files: readable, unique, and of characters that every file system and Spark take.
+
+    A batch id may be anything, for example an Airflow run id with its colons and plus signs.
     """
-
-    root: Path
-
-    def write(self, batch_id: str, write: Callable[[SharedDirectory, str], Written]) -> tuple[Path, pa.ChunkedArray]:
-        """Write the rows of one try of a batch; one that fails leaves nothing.
-
-        Args:
-            batch_id: The batch.
-            write: Writes them below a place, in a directory there.
-
-        Returns:
-            The directory of the try, and the message id of every row.
-        """
-        own = f"{directory_name(batch_id)}/{uuid4().hex}"
-        # A task that nobody waits for any more may still write: not where the rows are taken from.
-        beside = f"{own}-tasks"
-        target = self.root / own
-        try:
-            written = write(SharedDirectory(str(self.root)), beside)
-            target.mkdir(parents=True)
-            for file in written.files:
-                path = self.root / file.path
-                path.rename(target / path.name)
-        except BaseException:
-            remove_directory(target)
-            raise
-        finally:
-            remove_directory(self.root / beside)
-        return target, written.message_ids
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", batch_id).strip("-")[:_SHOWN_CHARACTERS]
+    return f"{readable or 'batch'}-{hashlib.sha256(batch_id.encode()).hexdigest()[:16]}"
 
 
-def remove_directory(directory: Path) -> None:
-    """Remove staged rows. They do no harm where that fails, so it must not fail the batch."""
-    remove_tree(directory, "left over, and not part of the table")
-    # The batch's directory stays while other tries have theirs in it.
-    with suppress(OSError):
-        directory.parent.rmdir()
+def stage_directory(
+    root: Path,
+    batch_id: str,
+    schema: pa.Schema,
+    write: Callable[[Staging], Written],
+    is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left,
+) -> tuple[Path, pa.ChunkedArray]:
+    """Write the rows of one try of a batch into a directory with nothing else in it: it can be taken as a whole.
+
+    A try that fails leaves nothing.
+
+    Args:
+        root: The directory for those of all tries, which the driver and all executors reach by this path.
+        batch_id: The batch.
+        schema: All columns.
+        write: Writes the rows.
+        is_left: As of :class:`Staging`.
+
+    Returns:
+        The directory, and the message id of every row.
+    """
+    place, own = Place(str(root)), new_try(batch_id)
+    # A task that nobody waits for any more may still write: not where the rows are taken from.
+    staging = Staging(place, f"{own}-tasks", schema, is_left=is_left)
+    target = root / own
+    try:
+        written = write(staging)
+        target.mkdir(parents=True)
+        for file in written.files:
+            path = root / file.path
+            path.rename(target / path.name)
+    except BaseException:
+        place.remove(own)
+        raise
+    finally:
+        place.remove(staging.directory)
+    return target, written.message_ids

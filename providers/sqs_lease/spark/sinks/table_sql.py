@@ -40,14 +40,7 @@ def type_of(kind: DataType) -> str:
 
 
 def create_table(table: str, columns: StructType, *, using: str, partition_by: Sequence[str]) -> str:
-    """The statement that makes a table where there is none.
-
-    Args:
-        table: Its name, quoted.
-        columns: Its columns.
-        using: The format.
-        partition_by: What stands in ``PARTITIONED BY``, quoted.
-    """
+    """The statement that makes a table where there is none; its name and what it is partitioned by are quoted."""
     fields = ", ".join(
         f"{quoted(field.name)} {type_of(field.dataType)}{'' if field.nullable else ' NOT NULL'}"
         for field in columns.fields
@@ -71,12 +64,8 @@ def merge_newest(table: str, rows: str, upsert_by: Sequence[str]) -> str:
     """The statement by which the newest message of each key wins.
 
     Messages that were sent in the same millisecond, or of which nobody knows when, give way to the later batch; a
-    message of which nobody knows when it was sent gives way to any other.
-
-    Args:
-        table: The table's name, quoted.
-        rows: The name, quoted, of what holds the new rows: one of each key.
-        upsert_by: The key's columns.
+    message of which nobody knows when it was sent gives way to any other. Both names are quoted; the new
+    rows are one of each key.
     """
     same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in upsert_by)
     sent, batch = quoted(SENT_AT), quoted(BATCH_ID)

@@ -14,6 +14,7 @@ gives it up, and its messages may come again.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -25,6 +26,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import BatchIdReusedError, TableError
 from sqs_lease.spark.ledger import Admitted, Ledger, LedgerSnapshot, OpenLedger
+from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.sink import Admission, JudgingTable, PartsTable, Rest, Staged
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,56 @@ class Application:
     ledger_id: str
     number: int
     batch_id: str
+
+    @property
+    def mark(self) -> str:
+        """See :class:`AppliedMarks`."""
+        return f"{self.ledger_id}-{self.number:012d}"
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedMarks:
+    """Which applications a table is known to have taken, beside what the table itself remembers of them.
+
+    A table may forget: Delta drops the numbers of applications at its next checkpoint when
+    ``delta.setTransactionRetentionDuration`` has passed. A batch that is told to it again then would be there twice.
+    The marks are files named ``<ledger>-<number>``, of which the newest of each ledger counts.
+
+    Attributes:
+        place: Where the table or its ledger lies.
+        directory: Where they are, relative to it. Nothing else is in there.
+    """
+
+    place: Place
+    directory: str
+
+    def has(self, application: Application) -> bool:
+        """Whether an application was taken, or a later one, which is admitted only after it.
+
+        Raises:
+            OSError: The directory cannot be listed.
+        """
+        return any(name >= application.mark for name in self._names(application))
+
+    def add(self, application: Application) -> None:
+        """Write down that the table has an application; the marks before it may go.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        files = self.place.file_system()
+        if self.place.is_local:
+            files.create_dir(self.directory, recursive=True)
+        with files.open_output_stream(f"{self.directory}/{application.mark}") as stream:
+            stream.write(b"applied\n")
+        for name in self._names(application):
+            if name < application.mark:
+                with suppress(OSError):  # another process removed it at this moment; a mark too many does no harm
+                    files.delete_file(f"{self.directory}/{name}")
+
+    def _names(self, application: Application) -> list[str]:
+        names = (entry.base_name for entry in self.place.entries(self.directory))
+        return [name for name in names if name.startswith(f"{application.ledger_id}-")]
 
 
 class TargetTable(Protocol):

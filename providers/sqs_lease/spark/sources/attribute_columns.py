@@ -10,9 +10,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType, TimestampType, VariantType
 
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, without_case
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.schemas import notation, quoted, struct_type
+from sqs_lease.spark.schemas import notation, quoted, struct_type, without_case
 from sqs_lease.spark.sources.json import beyond
 from sqs_lease.spark.sources.source import AroundSource, CheckerT, KeyedSource, KeysOf
 

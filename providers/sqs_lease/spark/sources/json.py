@@ -35,9 +35,9 @@ from pyspark.sql.types import (
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken, without_case
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
-from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted
+from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted, without_case
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.source import KeysOf
@@ -347,15 +347,11 @@ def _has_value(value: Any) -> bool:
 
 
 def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) -> list[StructField]:
-    """Let Spark infer the fields of the messages' bodies; all may be null.
+    """Let Spark infer the fields of the messages' bodies, or only some of them; all may be null.
 
     What has no type yet is left out: fields that are null, empty arrays or empty objects in all bodies. So are names
     that no column should have, of names that differ in case only all but one, and of more than :data:`MOST_COLUMNS`
     fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text.
-
-    Args:
-        messages: The messages, checked for syntax.
-        only: The fields wanted; None for all.
 
     Raises:
         SchemaError: This version of PySpark cannot infer.

@@ -14,9 +14,9 @@ from typing import IO, Final
 
 from pyspark.sql.types import StructField, StructType
 
-from sqs_lease.spark.columns import without_case
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.paths import write_whole
+from sqs_lease.spark.schemas import without_case
 from sqs_lease.spark.waits import among_others
 
 _REMEDY: Final = "put it right, or remove it and the next batch infers the schema again"

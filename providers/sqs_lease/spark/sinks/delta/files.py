@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date, datetime
 from itertools import islice
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.fs as pafs  # type: ignore[import-untyped]
@@ -59,18 +60,12 @@ class Listing:
 
     def write(self, storage: Place, directory: str) -> str:
         """Write it beside the files, and return its path relative to the table."""
-        content = {
-            "upsert_by": list(self.upsert_by),
-            "files": [asdict(file) for file in self.files],
-            "columns": self.columns,
-            "partition_by": list(self.partition_by),
-        }
         path = f"{directory}/{_LISTING}"
         files = storage.file_system()
         if storage.is_local:
             files.create_dir(directory, recursive=True)
         with files.open_output_stream(path) as stream:
-            stream.write(json.dumps(content, ensure_ascii=False).encode())
+            stream.write(msgspec.json.encode(self))
         return path
 
     @classmethod
@@ -82,15 +77,13 @@ class Listing:
         """
         try:
             with storage.file_system().open_input_file(location) as stream:
-                content = json.loads(stream.read())
-            files = [StagedFile(**file) for file in content["files"]]
-            return cls(content["upsert_by"], files, content.get("columns"), tuple(content.get("partition_by", ())))
+                return msgspec.json.decode(stream.read(), type=cls)
         except FileNotFoundError as error:
             raise TableError(
                 f"table {storage.uri}: {location} has gone, so an admitted batch cannot be completed. Files below "
                 f"{FILES}/ must only be removed by the table's own vacuum; restore it, or start a new table"
             ) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise TableError(
                 f"table {storage.uri}: {location} cannot be read ({type(error).__name__}), so an admitted batch "
                 "cannot be completed: check that this process may read it"
@@ -113,13 +106,9 @@ def tries_beside(storage: Place, location: str) -> list[str]:
 
 
 def read_rows(storage: Place, file: StagedFile, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-    """Read columns of a file, those by which the table is partitioned included, as the table has them.
+    """Read some of the table's columns of a file, as the table has them.
 
-    Args:
-        storage: The table's place.
-        file: The file.
-        schema: The table's columns.
-        columns: Which of them; what neither the file nor its partition has is left out.
+    Those by which it is partitioned are there, too; what neither the file nor its partition has is left out.
     """
     stored = [name for name in columns if name not in file.partition_values]
     with storage.file_system().open_input_file(file.path) as source, pq.ParquetFile(source) as parquet:

@@ -8,23 +8,19 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
-from sqs_lease.spark.batch import directory_name
 from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.errors import TableError
+from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.places import OURS, Place
 from sqs_lease.spark.schemas import check_keys
-from sqs_lease.spark.sinks.applied_marks import AppliedMarks
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
-from sqs_lease.spark.sinks.delta.maintenance import Optimized, optimize, vacuum
 from sqs_lease.spark.sinks.delta.merge import merge_newest
 from sqs_lease.spark.sinks.delta.schema import (
     added_columns,
@@ -36,14 +32,30 @@ from sqs_lease.spark.sinks.delta.schema import (
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import EmptyTexts, judged, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
-from sqs_lease.spark.sinks.staging import Staging, Written
-from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadSink, WriteAheadTable
+from sqs_lease.spark.sinks.staging import Staging, Written, new_try
+from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadSink, WriteAheadTable
 from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_BATCH: Final = timedelta(days=1)
 _ROWS_AT_ONCE: Final = 1_000
+_MOST_TRIES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Optimized:
+    """What was rewritten.
+
+    Attributes:
+        files_removed: How many files were replaced.
+        files_added: By how many.
+        table_version: The table's version afterwards.
+    """
+
+    files_removed: int
+    files_added: int
+    table_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +104,28 @@ class DeltaSink:
         Raises:
             TableError: There is no table, it cannot be written, or others changed it again and again.
         """
-        return optimize(self._storage, z_order_by=z_order_by, target_file_bytes=target_file_bytes)
+        storage = self._storage
+        for _ in range(_MOST_TRIES):
+            table = storage.existing()
+            _check_order(storage, table, z_order_by)
+            try:
+                metrics = _rewrite(table, z_order_by, target_file_bytes)
+            except CommitFailedError as error:
+                if storage.existing().version() == table.version():
+                    raise storage.unusable("cannot be optimized", error) from error
+                logger.info("table %s: rows changed in files that were being rewritten, starting again", storage.uri)
+            except (DeltaError, OSError) as error:
+                raise storage.unusable("cannot be optimized", error) from error
+            else:
+                return Optimized(
+                    files_removed=metrics["numFilesRemoved"],
+                    files_added=metrics["numFilesAdded"],
+                    table_version=storage.existing().version(),
+                )
+        raise TableError(
+            f"table {storage.uri} was not optimized: its rows changed {_MOST_TRIES} times while that was tried. Do it "
+            "when fewer batches come"
+        )
 
     def vacuum(self, *, older_than: timedelta = timedelta(days=7)) -> list[str]:
         """Remove files that the table does not have: replaced ones, and those that killed processes left behind.
@@ -114,9 +147,16 @@ class DeltaSink:
         """
         if older_than < _LONGEST_BATCH:
             raise ValueError(f"older_than is {older_than}, and a batch may take longer: give {_LONGEST_BATCH} or more")
-        self._storage.existing()
-        WriteAheadTable(OpenDelta(self._storage), self._ledger.open()).look_up(LOOKED_UP.empty_table())
-        return vacuum(self._storage, older_than=older_than)
+        storage = self._storage
+        storage.existing()
+        WriteAheadTable(OpenDelta(storage), self._ledger.open()).look_up(LOOKED_UP.empty_table())
+        hours = -(-older_than // timedelta(hours=1))
+        try:
+            removed: list[str] = storage.existing().vacuum(retention_hours=hours, dry_run=False, full=True)
+        except (DeltaError, OSError) as error:
+            raise storage.unusable("cannot be vacuumed", error) from error
+        logger.info("table %s: %d files removed that it does not have", storage.uri, len(removed))
+        return removed
 
     def stored_rows(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """Read all rows of the table: see :class:`...rejected.ReadableSink`. It needs no Spark."""
@@ -134,6 +174,25 @@ class DeltaSink:
     @property
     def _ledger(self) -> Ledger:
         return Ledger(f"{self._storage.uri}/{OURS}/ledger", self._storage.options or None)
+
+
+def _check_order(storage: Place, table: DeltaTable, z_order_by: Sequence[str]) -> None:
+    partitions = table.metadata().partition_columns
+    possible = [field.name for field in table.schema().fields if field.name not in partitions]
+    for name in z_order_by:
+        if name not in possible:
+            raise SchemaError(
+                f"z_order_by: table {storage.uri} has no column {name} within its partitions; it has "
+                f"{', '.join(possible)}"
+            )
+
+
+def _rewrite(table: DeltaTable, z_order_by: Sequence[str], target_file_bytes: int | None) -> dict[str, Any]:
+    # delta-rs lets a commit pass that others overtook if they only added files, and refuses it if they removed some
+    # that it replaces.
+    if z_order_by:
+        return dict(table.optimize.z_order(list(z_order_by), target_size=target_file_bytes))
+    return dict(table.optimize.compact(target_size=target_file_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,35 +217,42 @@ class DeltaTarget:
         storage = Place.of(self.path, self.storage_options)
         check_partitions(columns, self.partition_by)
         check_keys(columns, self.upsert_by)
-        table = OpenDelta(storage, delta_schema(columns).to_arrow(), tuple(self.partition_by), tuple(self.upsert_by))
-        table.prepare(columns, widen=widen)
+        table = OpenDelta(storage, columns, tuple(self.partition_by), tuple(self.upsert_by))
+        table.prepare(widen=widen)
         return table
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDelta:
-    """The open table: see :class:`..write_ahead.TargetTable`."""
+    """The open table: see :class:`..write_ahead.TargetTable`.
+
+    Attributes:
+        storage: Where it lies.
+        columns: What is written into it; none where it is opened to complete what others admitted, whose listings tell
+            of theirs.
+        partition_by: As of :class:`DeltaSink`, and so is the other.
+    """
 
     storage: Place
-    columns: pa.Schema | None = None
+    columns: StructType = field(default_factory=StructType)
     partition_by: Sequence[str] = ()
     upsert_by: Sequence[str] = ()
 
-    def prepare(self, columns: StructType, *, widen: bool) -> None:
+    def prepare(self, *, widen: bool) -> None:
         """Create the table where there is none, and make sure that it takes these columns."""
         table = self.storage.load()
         if table is None:
             self.storage.require_empty()
-            self.storage.create(delta_schema(columns), partition_by=self.partition_by)
+            self.storage.create(delta_schema(self.columns), partition_by=self.partition_by)
             table = self._existing()
         self._require_writable(table, self.partition_by, self.upsert_by)
         with among_others(f"table {self.storage.uri}") as others:
-            self._add_columns(table, columns, others, widen=widen)
+            self._add_columns(table, others, widen=widen)
 
-    def _add_columns(self, table: DeltaTable, columns: StructType, others: Others, *, widen: bool) -> None:
+    def _add_columns(self, table: DeltaTable, others: Others, *, widen: bool) -> None:
         while True:
-            require_fit(self.storage.uri, differences(spark_columns(table.schema()), columns, widen=widen))
-            added = added_columns(table.schema(), columns)
+            require_fit(self.storage.uri, differences(spark_columns(table.schema()), self.columns, widen=widen))
+            added = added_columns(table.schema(), self.columns)
             if not added:
                 return
             try:
@@ -200,12 +266,11 @@ class OpenDelta:
 
     def require_fit(self) -> None:
         """See :class:`..write_ahead.CheckedTarget`."""
-        if self.columns is None:
-            # Opened to complete what others admitted, whose listings tell of theirs.
+        if not self.columns.fields:
             return
         table = self._existing()
         self._require_writable(table, self.partition_by, self.upsert_by)
-        require_unchanged(self.storage.uri, misfits(spark_columns(table.schema()), self._given))
+        require_unchanged(self.storage.uri, misfits(spark_columns(table.schema()), self.columns))
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`..sink.JudgingTable`."""
@@ -277,20 +342,20 @@ class OpenDelta:
 
     @property
     def _marks(self) -> AppliedMarks:
-        return AppliedMarks(self.storage.file_system(), f"{OURS}/applied")
+        return AppliedMarks(self.storage, f"{OURS}/applied")
 
     @property
     def _never_empty(self) -> tuple[str, ...]:
         """The columns by which files are partitioned in which an empty text, Delta's null, cannot be."""
-        fields = [field for field in pa.schema(self.columns) if field.name in self.partition_by]
-        return tuple(field.name for field in fields if pa.types.is_string(field.type) and not field.nullable)
+        texts = (one for one in self.columns.fields if isinstance(one.dataType, StringType) and not one.nullable)
+        return tuple(one.name for one in texts if one.name in self.partition_by)
 
     def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
-        directory = f"{FILES}/{directory_name(batch_id)}/{uuid4().hex}"
-        schema, is_left = pa.schema(self.columns), EmptyTexts(self._never_empty)
+        directory = f"{FILES}/{new_try(batch_id)}"
+        schema, is_left = pa.schema(delta_schema(self.columns).to_arrow()), EmptyTexts(self._never_empty)
         try:
             written = write(Staging(self.storage, directory, schema, self.partition_by, statistics_of, is_left))
-            listing = Listing(self.upsert_by, written.files, self._given.jsonValue(), self.partition_by)
+            listing = Listing(self.upsert_by, written.files, self.columns.jsonValue(), self.partition_by)
             return Staged(listing.write(self.storage, directory), written.message_ids)
         except BaseException:
             self.storage.remove(directory)
@@ -332,11 +397,6 @@ class OpenDelta:
         for other in tries:
             if not any(directory == other or directory.startswith(f"{other}/") for directory in taken):
                 self.storage.remove(other)
-
-    @property
-    def _given(self) -> StructType:
-        """The columns of what is written into it."""
-        return spark_columns(Schema.from_arrow(pa.schema(self.columns)))
 
     def _require_fit_of(self, table: DeltaTable, listing: Listing) -> None:
         """Refuse files that the table cannot have as they are: somebody has changed it since they were admitted."""

@@ -237,11 +237,7 @@ class PostgresTable:
         return texts.mapInArrow(copy, COPIED_DDL).toArrow()
 
     def _fill(self, name: str, batch_id: str, write: Callable[[CopyRows], Iterable[pa.Table]]) -> pa.ChunkedArray:
-        """Make a staging table and have Spark write it.
-
-        Returns:
-            The message ids in it.
-        """
+        """Make a staging table and have Spark write it: the message ids in it."""
         staging = sql.Identifier(SCHEMA, name)
         with self.transaction("cannot be written") as cursor:
             # Without a log: should the server crash, the rows are gone, and the commit says so.

@@ -41,13 +41,7 @@ _REPLACED: Final = frozenset({"PreconditionFailed", "412"})
 
 
 def clean_up(messages: DataFrame, cleaner: ObjectCleaner, tasks: int) -> CleanUp:
-    """Delete or tag the objects that messages tell of, but none of which a message tells that is not stored.
-
-    Args:
-        messages: As :data:`.source.CleanerOf` gets them.
-        cleaner: What does it, in Spark's tasks.
-        tasks: How many tasks.
-    """
+    """Have so many tasks of Spark's delete or tag the objects that messages tell of: see :data:`.source.CleanerOf`."""
     told = messages.select(batch_file.BODY, IS_STORED).mapInArrow(_told, _TOLD_DDL)
     stored = told.groupBy(*_OBJECT).agg(F.bool_and(IS_STORED).alias(IS_STORED)).where(IS_STORED)
     tried = stored.select(*_OBJECT).repartition(tasks, *_OBJECT).mapInArrow(cleaner, _SUMMARY_DDL).collect()

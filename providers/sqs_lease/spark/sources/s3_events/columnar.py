@@ -184,15 +184,7 @@ _AVRO_LOGICAL: Final = {
 
 
 def _avro_type(kind: Any, named: dict[str, Any]) -> Any:
-    """Translate a type of Avro's.
-
-    Args:
-        kind: The type, as the file describes it.
-        named: The types that have a name, as far as they were described; new ones are added.
-
-    Returns:
-        The Arrow type; None for one that Spark does not have.
-    """
+    """The Arrow type for one that a file describes; None for one that Spark does not have. New names are added."""
     if isinstance(kind, str):
         return named.get(kind, _AVRO.get(kind))
     if isinstance(kind, list):

@@ -20,17 +20,24 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, without_case
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type
+from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type, without_case
 from sqs_lease.spark.sources.json import NO_VALUE, flaw, joined, json_rows
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
 from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines, XmlRows
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
-from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, OF_ROWS, VERSION_ID, ObjectRows, S3Read
+from sqs_lease.spark.sources.s3_events.object_rows import (
+    BUCKET,
+    KEY,
+    OF_ROWS,
+    VERSION_ID,
+    ObjectRows,
+    PathColumns,
+    S3Read,
+)
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
-from sqs_lease.spark.sources.s3_events.path_columns import PathColumns
 from sqs_lease.spark.sources.source import BodyChecker, CleanerOf, FixedSource, KeysOf
 
 ObjectFormat = Literal["jsonl", "json", "xml", "csv", "parquet", "orc", "avro"]

@@ -19,7 +19,7 @@ from typing import Any, Final
 from urllib.parse import quote_plus, unquote_plus
 
 from sqs_lease.batch_files.json_syntax import decode_object
-from sqs_lease.spark.sources.sns_envelope import is_envelope, published
+from sqs_lease.spark.sources.sns import is_envelope, published
 from sqs_lease.spark.sources.source import UNREADABLE, Names, NotANotificationError
 
 _TAG: Final = re.compile(r"[!#-~]+")
@@ -108,13 +108,7 @@ def key_of(body: str) -> str | Names | None:
 def listed_body(bucket: str, key: str, *, version_id: str | None, tag: str, size: int, modified: str) -> str:
     """Write what S3 would have sent to the queue for an object that was found by listing.
 
-    Args:
-        bucket: The bucket.
-        key: The key, decoded.
-        version_id: Its version; None in a bucket without versions.
-        tag: Its entity tag, without quotes.
-        size: Its size in bytes.
-        modified: When it was written, as ISO 8601 has it.
+    The key is decoded, the size in bytes, the entity tag without quotes, and the time written as ISO 8601 has it.
     """
     version = {} if version_id is None else {"versionId": version_id}
     described = {"key": quote_plus(key, safe="/"), "size": size, "eTag": tag, **version}

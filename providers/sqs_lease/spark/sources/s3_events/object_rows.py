@@ -15,18 +15,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, Any, Final, TypeAlias
+from urllib.parse import unquote
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
-from sqs_lease.spark.schemas import nullable, record_batch
+from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, NULL_DIRECTORY, REASON, SENT_AT
+from sqs_lease.spark.schemas import arrow_schema, nullable, record_batch
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Format
 from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectUnavailableError
-from sqs_lease.spark.sources.s3_events.path_columns import NO_PATH_COLUMNS, PathColumns
 from sqs_lease.spark.sources.source import UNREADABLE
 
 BUCKET: Final = "_s3_bucket"
@@ -76,6 +76,50 @@ class S3Read:
 
 
 @dataclass(frozen=True)
+class PathColumns:
+    """What the key of an object says of its records, as the directories of Hive do: ``orders/day=2026-01-31/file``."""
+
+    schema: pa.Schema
+    required: tuple[str, ...]
+
+    @classmethod
+    def of(cls, columns: StructType) -> PathColumns:
+        """Translate them from Spark's."""
+        return cls(arrow_schema(columns), tuple(its.name for its in columns.fields if not its.nullable))
+
+    def values(self, key: str) -> dict[str, Any]:
+        """Read a key. A name that it has twice counts where it stands last; all but the file's own name is looked at.
+
+        Returns:
+            The value of each column.
+
+        Raises:
+            BadContentError: A column is missing, or not of its type.
+        """
+        directories = key.split("/")[:-1]
+        found = {name: value for name, equals, value in (one.partition("=") for one in directories) if equals}
+        values = {field.name: self._value(field, found.get(field.name)) for field in self.schema}
+        if absent := [name for name in self.required if values[name] is None]:
+            raise BadContentError(f"the key has no {', '.join(absent)}, which is required")
+        return values
+
+    def _value(self, field: pa.Field, text: str | None) -> Any:
+        if text is None or text == NULL_DIRECTORY:
+            return None
+        # Hive writes what no directory can be called as %XX.
+        plain = unquote(text)
+        try:
+            return pa.scalar(plain, pa.string()).cast(field.type).as_py()
+        except (pa.ArrowException, ValueError, OverflowError):
+            # Python has no day in the year 0.
+            raise BadContentError(f"the key's {field.name} is not of the type in the schema") from None
+
+
+NO_PATH_COLUMNS: Final = PathColumns(pa.schema([]), ())
+"""Keys say nothing."""
+
+
+@dataclass(frozen=True)
 class ObjectRows:
     """What ``mapInArrow`` calls with the messages of a partition.
 
@@ -107,15 +151,10 @@ class ObjectRows:
         )
 
     def plan(self, messages: DataFrame, content: StructType, tasks: int) -> DataFrame:
-        """Have Spark's tasks read the objects of messages.
-
-        Args:
-            messages: As for :meth:`..source.Source.parse`.
-            content: The format's columns, and those of the key.
-            tasks: How many tasks: messages are small, and would otherwise all be one task's.
+        """Have so many of Spark's tasks read the objects of messages, as for :meth:`..source.Source.parse`.
 
         Returns:
-            ``content``, then :data:`OF_ROWS`. All may be null.
+            The content, which is the format's columns and those of the key, then :data:`OF_ROWS`. All may be null.
         """
         kinds = {SENT_AT: TimestampType()}
         own = [StructField(name, kinds.get(name, StringType())) for name in OF_ROWS]

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.sinks.iceberg_sink import IcebergTable
-from sqs_lease.spark.sinks.staged_rows import StagedRows
+from sqs_lease.spark.sinks.spark_table import StagedRows
 from sqs_lease.spark.sinks.write_ahead import Application
 from sqs_lease.testing.sink_subject import SENT, Subject, record
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
