@@ -287,7 +287,9 @@ def _read_batch(
 
 
 def _any_has(attributes: pa.ChunkedArray, name: str) -> bool:
-    return bool(pc.any(pc.match_substring(attributes, f'"{name}"')).as_py())
+    """Whether the text stands in any of them: nearly no batch has it, so all their bytes are searched at once."""
+    bytes_of_all = (chunk.buffers()[-1] for chunk in attributes.chunks)
+    return any(data is not None and f'"{name}"'.encode() in data.to_pybytes() for data in bytes_of_all)
 
 
 def _parts(name: object, file: pq.ParquetFile, column: str) -> Iterator[pa.ChunkedArray]:

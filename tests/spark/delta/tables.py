@@ -16,7 +16,7 @@ from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.delta.files import statistics_of
 from sqs_lease.spark.sinks.delta.schema import delta_schema
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
-from sqs_lease.spark.sinks.staging import StagedFile, Staging, TaskWriter, Written, answered
+from sqs_lease.spark.sinks.staging import StagedFile, Staging, TaskWriter, Written
 from sqs_lease.spark.sinks.write_ahead import Application
 
 
@@ -64,8 +64,7 @@ def write_files(
     files: list[StagedFile] = []
     for part in [given.slice(n, 1) for n in range(len(given))] if one_by_one else [given]:
         writer = TaskWriter(Staging(table.storage, directory, schema, table.partition_by, statistics_of))
-        for answer in [*writer.write(part), *writer.finish()]:
-            files += [answered(one) for one in answer["file"].to_pylist()]
+        files += [*writer.write(part), *writer.finish()]
     return files
 
 

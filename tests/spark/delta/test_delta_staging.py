@@ -15,7 +15,7 @@ from pyspark.sql.types import BooleanType, DateType, DecimalType, ShortType, Tim
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks import staging
 from sqs_lease.spark.sinks.delta.files import Listing, read_rows, statistics_of
-from sqs_lease.spark.sinks.staging import Staging, TaskWriter, answered
+from sqs_lease.spark.sinks.staging import Staging, TaskWriter
 from tests.spark.delta.tables import NOON, application, arrow_schema, columns_of, open_table, row, stage
 
 SPECIAL = ["plain", "a b", "x/y", "é=ü%2F", "it's", 'double "', "back\\slash", "a:b*?", "long " * 100]
@@ -78,8 +78,8 @@ def test_a_repeated_task_writes_files_of_other_names(tmp_path: Path) -> None:
     paths = set()
     for _ in range(2):
         writer = TaskWriter(Staging(storage, "batches/b/t", arrow_schema(), (), statistics_of))
-        (answer,) = [*writer.write(rows), *writer.finish()]
-        paths.add(answered(answer["file"][0].as_py()).path)
+        (file,) = [*writer.write(rows), *writer.finish()]
+        paths.add(file.path)
 
     assert len(paths) == 2
     assert {f"{tmp_path}/{path}" for path in paths} == {str(file) for file in tmp_path.rglob("*.parquet")}
@@ -92,16 +92,13 @@ def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_task_answers_with_the_ids_and_sizes_of_all_that_it_wrote(tmp_path: Path) -> None:
+def test_a_task_tells_the_sizes_of_what_it_wrote(tmp_path: Path) -> None:
     writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", arrow_schema(), (), statistics_of))
-    answers: list[Any] = []
     for n in range(3):
         rows = pa.Table.from_pylist([row(n, f"m{n}"), row(n, f"m{n}")], schema=arrow_schema())
-        answers += writer.write(rows)
-    (answer,) = [one for batch in [*answers, *writer.finish()] for one in batch.to_pylist()]
+        assert list(writer.write(rows)) == []
+    (file,) = writer.finish()
 
-    assert answer["message_ids"] == ["m0", "m0", "m1", "m1", "m2", "m2"]
-    file = answered(answer["file"])
     assert (file.rows, file.size) == (6, (tmp_path / file.path).stat().st_size)
     assert file.statistics["maxValues"]["id"] == 2
 
@@ -111,9 +108,9 @@ def test_a_task_holds_no_more_than_a_row_group(tmp_path: Path, monkeypatch: pyte
     writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", arrow_schema(), (), statistics_of))
     for n in range(30):
         assert list(writer.write(pa.Table.from_pylist([row(n, f"m{n}")], schema=arrow_schema()))) == []
-    (answer,) = writer.finish()
+    (file,) = writer.finish()
 
-    metadata = pq.read_metadata(tmp_path / answered(answer["file"][0].as_py()).path)
+    metadata = pq.read_metadata(tmp_path / file.path)
     assert metadata.num_rows == 30
     assert metadata.num_row_groups > 1
 
@@ -129,9 +126,9 @@ def test_times_are_stored_in_utc_and_decimals_by_the_letter(tmp_path: Path) -> N
     given = {"id": 1, "price": Decimal("1234567890123456.7891"), "at": at, "_message_id": "m1", "_sent_at": NOON}
     writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", schema, (), statistics_of))
     rows = pa.Table.from_pylist([{**given, "_batch_id": "b"}], schema=elsewhere)
-    (answer,) = [*writer.write(rows), *writer.finish()]
+    (file,) = [*writer.write(rows), *writer.finish()]
 
-    read = pq.read_table(tmp_path / answered(answer["file"][0].as_py()).path)
+    read = pq.read_table(tmp_path / file.path)
     assert read.schema.field("at").type == pa.timestamp("us", "UTC")
     assert read["at"].to_pylist() == [at.astimezone(UTC)]
     assert read["price"].to_pylist() == [given["price"]]

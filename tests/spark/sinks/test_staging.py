@@ -1,15 +1,20 @@
-"""What tasks write, and which rows they leave to Spark, without Spark."""
+"""What tasks write, and which rows they leave to Spark."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.places import Place
+from sqs_lease.spark.schemas import arrow_schema
+from sqs_lease.spark.sinks import staging
 from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, EmptyTexts
 from sqs_lease.spark.sinks.staging import Staging, TaskWriter
 
@@ -75,3 +80,19 @@ def test_spark_says_why_an_empty_text_is_refused() -> None:
 
     assert EmptyTexts(["town"])(rows).to_pylist() == [False, True, False]
     assert EmptyTexts([])(rows).to_pylist() == [False, False, False]
+
+
+def test_files_of_executors_that_the_driver_does_not_see_are_an_error(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = StructType([*COLUMNS.fields, StructField("_message_id", StringType())])
+    rows = spark.createDataFrame([(1, "Bern", "m1")], columns)
+    partitioned = Staging(Place.of(tmp_path), "try", arrow_schema(columns), partition_by=["town"])
+    written = partitioned.write(rows)
+    assert (written.message_ids.to_pylist(), len(written.files)) == (["m1"], 1)
+
+    elsewhere = replace(written.files[0], path="try/part-elsewhere.parquet")
+    monkeypatch.setattr(staging, "_files_of", lambda _: [elsewhere])
+
+    with pytest.raises(TableError, match=r"try/part-elsewhere\.parquet.* the driver and all executors must reach"):
+        partitioned.write(rows)

@@ -16,7 +16,6 @@ from pyspark.sql.types import StructType
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark.columns import MESSAGE_ID, REASON
 from sqs_lease.spark.session import INGESTION, session_settings
-from sqs_lease.spark.sources import arrow_json
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.json import JsonSource
 from tests.spark.sources.parsing import messages_of
@@ -200,13 +199,13 @@ def test_values_that_fit_are_all_taken(name: str, data: st.DataObject) -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts were read at once, each time."""
     sizes = []
-    read = arrow_json._Reader.read
+    read = ArrowJson.read
 
     def noted(self: Any, texts: pa.Array) -> Any:
         sizes.append(len(texts))
         return read(self, texts)
 
-    monkeypatch.setattr(arrow_json._Reader, "read", noted)
+    monkeypatch.setattr(ArrowJson, "read", noted)
     return sizes
 
 

@@ -2,8 +2,9 @@
 
 Spark's tasks make the rows of their parts of a batch and write them with pyarrow. Rows that Spark itself made it writes
 itself on a file system that all share; on S3 it would need jars for that, so there each task writes its rows with
-pyarrow, too. A task answers with what it wrote: only the answers of tasks that Spark took count, so what a task wrote
-that was repeated, or run twice, is named by nobody.
+pyarrow, too. A task answers with the files that it wrote: only the answers of tasks that Spark took count, so what was
+written by a task that was repeated, or run twice, is named by nobody. Which messages have rows is read back from these
+files.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -27,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID, NULL_DIRECTORY, SENT_AT
+from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.places import Place
@@ -45,8 +48,11 @@ _SHOWN_CHARACTERS: Final = 40
 _REST: Final = "rest"
 """Where in the directory of a try Spark writes the rows of messages that its tasks left."""
 
-_ANSWER: Final = "file BINARY, message_ids ARRAY<STRING>"
-_ANSWER_SCHEMA: Final = pa.schema([("file", pa.binary()), ("message_ids", pa.list_(pa.string()))])
+# Files of one batch of which the message ids are read at once: on S3, each takes some round trips.
+_READ_AT_ONCE: Final = 16
+
+_ANSWER: Final = "file BINARY, left_messages ARRAY<STRING>"
+_ANSWER_SCHEMA: Final = pa.schema([("file", pa.binary()), ("left_messages", pa.list_(pa.string()))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +134,13 @@ class Staging:
         """Write the rows that Spark's tasks make of their parts of a batch, and those that Spark makes of the rest."""
         task = _PartTask(self, parts)
         answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, _ANSWER).toArrow()
-        of_files = pc.is_valid(answers["file"])
-        written, left = _written(answers.filter(of_files)), _ids(answers.filter(pc.invert(of_files)))
+        written, left = self._written(_files_of(answers)), _left(answers)
         if not len(left):
             return written
         return written + replace(self, directory=f"{self.directory}/{_REST}").write(rest(left))
 
     def _write_by_spark(self, rows: DataFrame) -> Written:
-        """Let Spark write, and read the message ids back from the files."""
+        """Let Spark write."""
         target = Path(self.place.uri) / self.directory
         writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
         for column in _UNIQUE:
@@ -144,12 +149,9 @@ class Staging:
             writer = writer.partitionBy(*self.partition_by)
         writer.parquet(write_path(target))
         staged: list[StagedFile] = []
-        message_ids: list[pa.Array] = []
         for file in sorted(target.rglob("part-*.parquet")):
-            with pq.ParquetFile(file) as parquet:
-                found = parquet.read([MESSAGE_ID])[MESSAGE_ID]
-                statistics = self.statistics(parquet.metadata)
-            if not len(found):
+            metadata = pq.read_metadata(file)
+            if not metadata.num_rows:
                 file.unlink()
                 continue
             status = file.stat()
@@ -157,14 +159,13 @@ class Staging:
                 StagedFile(
                     path=file.relative_to(self.place.uri).as_posix(),
                     size=status.st_size,
-                    rows=len(found),
+                    rows=metadata.num_rows,
                     partition_values=_partition_values(file.relative_to(target).parts[:-1]),
-                    statistics=statistics,
+                    statistics=self.statistics(metadata),
                     modified_milliseconds=int(status.st_mtime * 1000),
                 )
             )
-            message_ids += found.chunks
-        return Written(staged, pa.chunked_array(message_ids, pa.string()))
+        return self._written(staged)
 
     def _write_by_tasks(self, rows: DataFrame) -> Written:
         """Let each of Spark's tasks write its rows."""
@@ -174,22 +175,44 @@ class Staging:
         if self.partition_by:
             # So a task has one file open at a time.
             rows = rows.sortWithinPartitions(*(numbered[name] for name in self.partition_by))
-        return _written(rows.mapInArrow(_RowTask(self), _ANSWER).toArrow())
+        return self._written(_files_of(rows.mapInArrow(_RowTask(self), _ANSWER).toArrow()))
+
+    def _written(self, files: Sequence[StagedFile]) -> Written:
+        """These files, with the ids of the messages that have rows in them."""
+        with ThreadPoolExecutor(_READ_AT_ONCE) as readers:
+            return Written(files, together(*readers.map(self._message_ids, files)))
+
+    def _message_ids(self, file: StagedFile) -> pa.ChunkedArray:
+        try:
+            with self.place.file_system().open_input_file(file.path) as source, pq.ParquetFile(source) as parquet:
+                return parquet.read([MESSAGE_ID], use_threads=False)[MESSAGE_ID].cast(pa.string())
+        except FileNotFoundError as error:
+            raise TableError(
+                f"{file.path}, which a task of Spark's wrote, is not in {self.place.uri}: the driver and all executors "
+                "must reach the same directory by this path"
+            ) from error
+        except OSError as error:
+            raise self.place.unusable("cannot be read", error) from error
 
 
-def _written(answers: pa.Table) -> Written:
-    return Written([answered(answer) for answer in answers["file"].to_pylist()], _ids(answers))
+def _files_of(answers: pa.Table) -> list[StagedFile]:
+    return [msgspec.json.decode(file, type=StagedFile) for file in answers["file"].drop_null().to_pylist()]
 
 
-def _ids(answers: pa.Table) -> pa.ChunkedArray:
+def _left(answers: pa.Table) -> pa.ChunkedArray:
     return pa.chunked_array(
-        [pc.list_flatten(chunk).cast(pa.string()) for chunk in answers["message_ids"].chunks], pa.string()
+        [pc.list_flatten(chunk).cast(pa.string()) for chunk in answers["left_messages"].chunks], pa.string()
     )
 
 
-def answered(answer: bytes) -> StagedFile:
-    """The file that a task answered for."""
-    return msgspec.json.decode(answer, type=StagedFile)
+def _answer_of(file: StagedFile) -> pa.RecordBatch:
+    return _answer(file=msgspec.json.encode(file))
+
+
+def _answer(*, file: bytes | None = None, left_messages: pa.ListArray | None = None) -> pa.RecordBatch:
+    """One row of the answers."""
+    left = pa.nulls(1, _ANSWER_SCHEMA.field("left_messages").type) if left_messages is None else left_messages
+    return pa.RecordBatch.from_arrays([pa.array([file], pa.binary()), left], schema=_ANSWER_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +224,8 @@ class _RowTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         writer = TaskWriter(self.staging)
         for batch in batches:
-            yield from writer.write(pa.Table.from_batches([batch]))
-        yield from writer.finish()
+            yield from map(_answer_of, writer.write(pa.Table.from_batches([batch])))
+        yield from map(_answer_of, writer.finish())
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +242,23 @@ class _PartTask:
         waiting: list[pa.Table] = []
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
         for made in self.parts.read(numbers):
-            is_left = self.staging.is_left(made.rows)
-            left += [*made.left.chunks, *made.rows[MESSAGE_ID].filter(is_left).chunks]
-            waiting.append(made.rows.filter(pc.invert(is_left)))
+            rows, is_left = made.rows, self.staging.is_left(made.rows)
+            left += made.left.chunks
+            if pc.any(is_left).as_py():
+                left += rows[MESSAGE_ID].filter(is_left).chunks
+                rows = rows.filter(pc.invert(is_left))
+            waiting.append(rows)
             if not partition_by or sum(rows.nbytes for rows in waiting) >= _SORTED_BYTES:
-                yield from writer.write(_sorted(waiting, partition_by))
+                yield from map(_answer_of, writer.write(_sorted(waiting, partition_by)))
                 waiting.clear()
         if waiting:
-            yield from writer.write(_sorted(waiting, partition_by))
-        yield from writer.finish()
-        yield _answer(pa.chunked_array(left, pa.string()))
+            yield from map(_answer_of, writer.write(_sorted(waiting, partition_by)))
+        yield from map(_answer_of, writer.finish())
+        if any(map(len, left)):
+            message_ids = pa.concat_arrays(left)
+            yield _answer(
+                left_messages=pa.ListArray.from_arrays(pa.array([0, len(message_ids)], pa.int32()), message_ids)
+            )
 
 
 def _sorted(tables: Sequence[pa.Table], partition_by: Sequence[str]) -> pa.Table:
@@ -237,15 +267,8 @@ def _sorted(tables: Sequence[pa.Table], partition_by: Sequence[str]) -> pa.Table
     return together.sort_by([(name, "ascending") for name in partition_by]) if partition_by else together
 
 
-def _answer(message_ids: pa.ChunkedArray, file: StagedFile | None = None) -> pa.RecordBatch:
-    """One row of the answers; without a file, the messages that have no row."""
-    ids = pa.ListArray.from_arrays(pa.array([0, len(message_ids)], pa.int32()), message_ids.combine_chunks())
-    about = pa.array([None if file is None else msgspec.json.encode(file)], pa.binary())
-    return pa.RecordBatch.from_arrays([about, ids], schema=_ANSWER_SCHEMA)
-
-
 class TaskWriter:
-    """Writes the rows of one task, one file for each partition of the table, and says of each file what is in it.
+    """Writes the rows of one task, one file for each partition of the table.
 
     No two files have the same name, whichever task, or try of a task, writes them.
     """
@@ -257,8 +280,8 @@ class TaskWriter:
         self._partition: tuple[str | None, ...] | None = None
         self._open: _OpenFile | None = None
 
-    def write(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Take rows, sorted by the partition columns, and answer for each file that is complete by now.
+    def write(self, rows: pa.Table) -> Iterator[StagedFile]:
+        """Take rows, sorted by the partition columns; yields each file that is complete by now.
 
         Their columns have the order of the schema, whatever they are called.
         """
@@ -273,8 +296,8 @@ class TaskWriter:
                 self._open = _OpenFile(self._files, self._stored, self._staging)
             self._open.add(part.select(self._stored.names))
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Answer for the file that is still open, if one is."""
+    def finish(self) -> Iterator[StagedFile]:
+        """Complete the file that is still open, if one is."""
         if self._open is None or self._partition is None:
             return
         values = dict(zip(self._staging.partition_by, self._partition, strict=True))
@@ -308,23 +331,21 @@ class _OpenFile:
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
         self._waiting_bytes = 0
-        self._message_ids: list[pa.Array] = []
 
     def add(self, rows: pa.Table) -> None:
         self._waiting.append(rows)
         self._waiting_bytes += rows.nbytes
-        self._message_ids += rows[MESSAGE_ID].chunks
         if self._waiting_bytes >= _ROW_GROUP_BYTES:
             self._flush()
 
-    def close(self, partition_values: Mapping[str, str | None]) -> pa.RecordBatch:
+    def close(self, partition_values: Mapping[str, str | None]) -> StagedFile:
         self._flush()
         if self._writer is not None:
             self._writer.close()
         size = self._stream.tell()
         self._stream.close()
         (metadata,) = self._footers
-        file = StagedFile(
+        return StagedFile(
             path=self._path,
             size=size,
             rows=metadata.num_rows,
@@ -332,7 +353,6 @@ class _OpenFile:
             statistics=self._statistics(metadata),
             modified_milliseconds=int(datetime.now(UTC).timestamp() * 1000),
         )
-        return _answer(pa.chunked_array(self._message_ids, pa.string()), file)
 
     def _flush(self) -> None:
         if self._waiting:

@@ -68,29 +68,74 @@ _IN_A_ROW: Final = b"0" * (_NUMBER_CHARACTERS // _STRIDE - 1)
 
 @dataclass(frozen=True, slots=True)
 class ArrowJson:
-    """Reads JSON objects, one a text, that were checked for syntax before. It is pickled to Spark's tasks."""
+    """Reads JSON objects, one a text, that were checked for syntax before. It is pickled to Spark's tasks.
+
+    Attributes:
+        columns: The columns of a record.
+        schema: The same, as Arrow has them.
+        read_as: What Arrow's reader is asked for.
+    """
 
     columns: StructType
+    schema: pa.Schema
+    read_as: pa.Schema
 
     @classmethod
     def of(cls, columns: StructType) -> ArrowJson | None:
         """The reader for these columns; None where Arrow does not read one of their types as Spark does."""
         # Not the subclasses of StringType, nor its collations.
         is_same = all(isinstance(kind, _SAME) or kind == StringType() for _, kind in types_in(columns))
-        return cls(columns) if is_same else None
+        if not is_same:
+            return None
+        read_as = pa.schema([pa.field(field.name, _read_as(field.dataType)) for field in columns.fields])
+        return cls(columns, arrow_schema(columns), read_as)
 
     def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
         """See :class:`.source.ArrowParser`."""
-        reader = _Reader(self.columns)
-        tables, taken = [reader.schema.empty_table()], [pa.array([], pa.bool_())]
+        tables, taken = [self.schema.empty_table()], [pa.array([], pa.bool_())]
         for part in _parts(bodies):
-            for table, fits in _in_runs(reader, part):
+            for table, fits in _in_runs(self, part):
                 tables.append(table)
                 taken.append(fits)
         return pa.concat_tables(tables), pa.concat_arrays(taken)
 
+    def read(self, texts: pa.Array) -> tuple[pa.Table, pa.Array]:
+        """The records of some texts, and which texts have one.
 
-def _in_runs(reader: _Reader, texts: pa.Array) -> Iterator[tuple[pa.Table, pa.Array]]:
+        Raises:
+            _Refused: Arrow refuses any of them, or Spark might.
+        """
+        joined = _joined(texts)
+        if _may_have_long_number(texts, joined):
+            raise _Refused(None)
+        try:
+            read = pj.read_json(
+                pa.BufferReader(joined),
+                pj.ReadOptions(use_threads=False, block_size=joined.size + 1),
+                pj.ParseOptions(
+                    explicit_schema=self.read_as, newlines_in_values=True, unexpected_field_behavior="ignore"
+                ),
+            )
+            if read.num_rows != len(texts):
+                raise _Refused(None)
+            fits = reduce(
+                pc.and_,
+                (_fits(_whole(read[field.name]), field.dataType, field.nullable) for field in self.columns.fields),
+            )
+            if all(field.nullable for field in self.columns.fields):
+                # With a value for no column it is another kind of message, which Spark rejects.
+                fits = pc.and_(fits, reduce(pc.or_, (pc.is_valid(_whole(read[name])) for name in self.schema.names)))
+            if not pc.all(fits).as_py():
+                read = read.filter(fits)
+            arrays = [_converted(_whole(read[field.name]), field.dataType) for field in self.columns.fields]
+            return pa.Table.from_arrays(arrays, schema=self.schema), fits
+        except pa.ArrowException as error:
+            found = _ROW.search(str(error))
+            # Its text may quote a value.
+            raise _Refused(int(found[1]) if found else None) from None
+
+
+def _in_runs(reader: ArrowJson, texts: pa.Array) -> Iterator[tuple[pa.Table, pa.Array]]:
     """Read as many texts at once as Arrow does not refuse; those that it does are left, alone where it says which."""
     start, length, refused = 0, len(texts), 0
     nothing = reader.schema.empty_table()
@@ -125,48 +170,6 @@ class _Refused(Exception):  # noqa: N818 - an answer
     def __init__(self, row: int | None) -> None:
         super().__init__(row)
         self.row = row
-
-
-class _Reader:
-    def __init__(self, columns: StructType) -> None:
-        self.schema = arrow_schema(columns)
-        self._columns = columns
-        self._read = pa.schema([pa.field(field.name, _read_as(field.dataType)) for field in columns.fields])
-
-    def read(self, texts: pa.Array) -> tuple[pa.Table, pa.Array]:
-        """The records of some texts, and which texts have one.
-
-        Raises:
-            _Refused: Arrow refuses any of them, or Spark might.
-        """
-        joined = _joined(texts)
-        if _may_have_long_number(texts, joined):
-            raise _Refused(None)
-        try:
-            read = pj.read_json(
-                pa.BufferReader(joined),
-                pj.ReadOptions(use_threads=False, block_size=joined.size + 1),
-                pj.ParseOptions(
-                    explicit_schema=self._read, newlines_in_values=True, unexpected_field_behavior="ignore"
-                ),
-            )
-            if read.num_rows != len(texts):
-                raise _Refused(None)
-            fits = reduce(
-                pc.and_,
-                (_fits(_whole(read[field.name]), field.dataType, field.nullable) for field in self._columns.fields),
-            )
-            if all(field.nullable for field in self._columns.fields):
-                # With a value for no column it is another kind of message, which Spark rejects.
-                fits = pc.and_(fits, reduce(pc.or_, (pc.is_valid(_whole(read[name])) for name in self.schema.names)))
-            if not pc.all(fits).as_py():
-                read = read.filter(fits)
-            arrays = [_converted(_whole(read[field.name]), field.dataType) for field in self._columns.fields]
-            return pa.Table.from_arrays(arrays, schema=self.schema), fits
-        except pa.ArrowException as error:
-            found = _ROW.search(str(error))
-            # Its text may quote a value.
-            raise _Refused(int(found[1]) if found else None) from None
 
 
 def _parts(bodies: pa.Array) -> Iterator[pa.Array]:
