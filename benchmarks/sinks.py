@@ -6,6 +6,8 @@ The messages are those of :mod:`benchmarks.ingestion`. Timed, in turns, each rou
 
 - plain: ``spark.read.schema(...).json(file)``, written in the format of the table; for PostgreSQL a COPY by hand, from
   Spark's tasks straight into the table. No check, no message ids, nothing exactly once.
+- once: for PostgreSQL only, what a user would write to have each message once. The tasks COPY into a table without a
+  log, and ``INSERT ... ON CONFLICT DO NOTHING`` takes their rows into one whose primary key is the message id.
 - ingest: `ingest` of the manifest into an empty table.
 - redelivery: `ingest` of the same messages again, received once more, all of which the table knows.
 
@@ -57,11 +59,13 @@ class Contender:
     Attributes:
         plain: Writes rows into a new table as a user would, by a name that no other has.
         sink: A sink of a new table of that name.
+        once: As `plain`, from the rows of a manifest, and each message once; None where that has no plain way.
         drop: Removes a table of that name which is no directory.
     """
 
     plain: Callable[[DataFrame, str], object]
     sink: Callable[[str], Sink]
+    once: Callable[[DataFrame, str], object] | None = None
     drop: Callable[[str], object] = lambda _: None
 
 
@@ -93,7 +97,7 @@ def contenders(spark: SparkSession, directory: Path, stack: ExitStack, names: Se
             made[name] = Contender(
                 lambda rows, name: rows.writeTo(f"{CATALOG}.flights.{name}").create(),
                 lambda name: IcebergSink(f"{CATALOG}.flights.{name}", directory / f"{name}-ledger"),
-                lambda name: spark.sql(f"DROP TABLE {CATALOG}.flights.{name} PURGE"),
+                drop=lambda name: spark.sql(f"DROP TABLE IF EXISTS {CATALOG}.flights.{name} PURGE"),
             )
         else:
             made[name] = postgres(stack)
@@ -107,7 +111,12 @@ def postgres(stack: ExitStack) -> Contender:
     from sqs_lease.spark.sinks.postgres.sink import PostgresSink
 
     url = stack.enter_context(postgres_server()).url.replace("+psycopg2", "")
-    return Contender(partial(copy_by_hand, url), lambda name: PostgresSink(url, name), partial(drop_by_hand, url))
+    return Contender(
+        partial(copy_by_hand, url),
+        lambda name: PostgresSink(url, name),
+        partial(copy_once_by_hand, url),
+        partial(drop_by_hand, url),
+    )
 
 
 def drop_by_hand(url: str, table: str) -> None:
@@ -115,23 +124,35 @@ def drop_by_hand(url: str, table: str) -> None:
     import psycopg
 
     with psycopg.connect(url) as connection:
-        connection.execute(f"DROP TABLE {table}".encode())
+        connection.execute(f"DROP TABLE IF EXISTS {table}".encode())
 
 
-def copy_by_hand(url: str, rows: DataFrame, table: str) -> None:
-    """COPY rows from each task straight into a table."""
+def copy_once_by_hand(url: str, rows: DataFrame, table: str) -> None:
+    """Have each message's row once in a table."""
+    import psycopg
+
+    staged = f"{table}_staged"
+    copy_by_hand(url, rows, staged, kind="UNLOGGED TABLE")
+    with psycopg.connect(url) as connection:
+        connection.execute(f"CREATE TABLE {table} (LIKE {staged}, PRIMARY KEY (message_id))".encode())
+        connection.execute(f"INSERT INTO {table} SELECT * FROM {staged} ON CONFLICT DO NOTHING".encode())
+        connection.execute(f"DROP TABLE {staged}".encode())
+
+
+def copy_by_hand(url: str, rows: DataFrame, table: str, kind: str = "TABLE") -> None:
+    """COPY rows from each task straight into a new table."""
     # Only here: the environment with jars lacks it.
     import psycopg
 
-    kinds = {"string": "text", "double": "double precision", "timestamp": "timestamptz", "bigint": "bigint"}
+    types = {"string": "text", "double": "double precision", "timestamp": "timestamptz", "bigint": "bigint"}
     columns, values = [], []
     for field in rows.schema.fields:
-        kind = field.dataType.simpleString()
-        is_nested = kind.startswith(("struct", "array"))
-        columns.append(f'"{field.name}" {"jsonb" if is_nested else kinds.get(kind, "integer")}')
+        given = field.dataType.simpleString()
+        is_nested = given.startswith(("struct", "array"))
+        columns.append(f'"{field.name}" {"jsonb" if is_nested else types.get(given, "integer")}')
         values.append(F.to_json(field.name).alias(field.name) if is_nested else F.col(field.name))
     with psycopg.connect(url) as connection:
-        connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})".encode())
+        connection.execute(f"CREATE {kind} {table} ({', '.join(columns)})".encode())
     statement = f"COPY {table} FROM STDIN (FORMAT csv)".encode()
 
     def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -175,8 +196,14 @@ class Contest:
             "ingest": timed(lambda: self._ingest(self.files.manifest, sink, ingested=self.count)),
             "redelivery": timed(lambda: self._ingest(self.files.redelivered, sink, ingested=0)),
         }
-        for table in (f"{name}_plain", f"{name}_ours"):
-            contender.drop(table)
+        if contender.once is not None:
+            parsed = self.spark.read.parquet(str(self.files.manifest)).select(
+                F.from_json("body", SCHEMA).alias("record"), "message_id"
+            )
+            write_once = partial(contender.once, parsed.select("record.*", "message_id"), f"{name}_once")
+            seconds["once"] = timed(write_once)
+        for suffix in ("plain", "once", "ours"):
+            contender.drop(f"{name}_{suffix}")
         shutil.rmtree(self.directory)
         self.directory.mkdir()
         return seconds
@@ -245,8 +272,10 @@ def report(name: str, rounds: Sequence[Mapping[str, float]]) -> None:
     ratios = [of_round["ingest"] / of_round["plain"] for of_round in rounds]
     repeated = statistics.median(of_round["redelivery"] / of_round["plain"] for of_round in rounds)
     each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    once = [of_round["ingest"] / of_round["once"] for of_round in rounds if "once" in of_round]
+    beside = f"{statistics.median(once):7.2f}" if once else f"{'':7}"
     times = f"{plain:9.1f} {ours:10.1f} {statistics.median(ratios):8.2f} {again:14.1f} {repeated:8.2f}"
-    print(f"{name:14} {times}  ({each})", flush=True)
+    print(f"{name:14} {times} {beside}  ({each})", flush=True)
 
 
 def main() -> None:
@@ -258,7 +287,10 @@ def main() -> None:
     given = parser.parse_args()
     names = OF_THIS_SPARK if given.sinks is None else given.sinks
     print(f"\n{given.messages:,} messages of 1 KB; medians, and in brackets `ingest` in each round\n")
-    print(f"{'':14} {'plain, s':>9} {'ingest, s':>10} {'x plain':>8} {'redelivery, s':>14} {'x plain':>8}", flush=True)
+    print(
+        f"{'':14} {'plain, s':>9} {'ingest, s':>10} {'x plain':>8} {'redelivery, s':>14} {'x plain':>8} {'x once':>7}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
         for name, measured in measure(Path(temporary), names, given.messages, given.rounds):
             report(name, measured)
