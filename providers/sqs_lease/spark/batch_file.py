@@ -21,17 +21,18 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import StructType
 
 from sqs_lease.batch_files.manifest import HALF_A_PAIR, ManifestPath, opened_manifest, rows_of, write_manifest
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import columns
 from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import WorkspaceError
 from sqs_lease.spark.message_groups import SEQUENCE_NUMBER, Place, in_order, place_of
 from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
-from sqs_lease.spark.schemas import struct_type
+from sqs_lease.spark.schemas import arrow_schema, nullable, struct_type
 from sqs_lease.spark.sinks.sink import LOOKED_UP
 from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
@@ -70,14 +71,8 @@ REASONS: Final = pa.schema(
 )
 """Messages that are rejected, and why."""
 
-_REJECT: Final = pa.schema(
-    [
-        pa.field("body", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field(columns.MESSAGE_ID, pa.string(), nullable=False),
-        pa.field(columns.SENT_AT, pa.timestamp("us", tz="UTC")),
-    ]
-)
+# All columns of a table of rejects but that of the batch.
+_REJECT: Final = StructType(table_columns(REJECT).fields[:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +142,8 @@ class BatchFile:
         """Some of the messages as rows of a table of rejects: which, and why, is said as :data:`REASONS`."""
         path = self.path.with_name(f"rejects-{uuid4().hex}.parquet")
         message_ids = reasons["message_id"].combine_chunks()
-        with pq.ParquetWriter(path, _REJECT) as writer, pq.ParquetFile(self.path) as file:
+        schema = arrow_schema(_REJECT)
+        with pq.ParquetWriter(path, schema) as writer, pq.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
                 read = file.read_row_group(group, columns=[MESSAGE_ID, BODY, SENT_AT])
                 position = pc.index_in(read[MESSAGE_ID], message_ids)
@@ -155,19 +151,17 @@ class BatchFile:
                 reason = reasons["reason"].combine_chunks().take(position.filter(chosen).combine_chunks())
                 read = read.filter(chosen)
                 table = pa.Table.from_arrays(
-                    [read[BODY], pa.chunked_array([reason]), read[MESSAGE_ID], read[SENT_AT]], schema=_REJECT
+                    [read[BODY], pa.chunked_array([reason]), read[MESSAGE_ID], read[SENT_AT]], schema=schema
                 )
                 if table.num_rows:
                     writer.write_table(table)
-        return self._read(
-            spark, path, f"body STRING, reason STRING, {columns.MESSAGE_ID} STRING, {columns.SENT_AT} TIMESTAMP"
-        )
+        return self._read(spark, path, _REJECT)
 
-    def _read(self, spark: SparkSession, path: Path, schema: str) -> DataFrame:
+    def _read(self, spark: SparkSession, path: Path, schema: str | StructType) -> DataFrame:
+        columns = nullable(struct_type(schema))
         if not self.is_shared:
-            columns = struct_type(schema)
             return spark.createDataFrame(pq.read_table(path, columns=columns.names), columns)
-        return read_parquet(spark, path, schema)
+        return read_parquet(spark, path, columns)
 
 
 @contextmanager
