@@ -174,7 +174,14 @@ class Staging:
         if self.partition_by:
             # So a task has one file open at a time.
             rows = rows.sortWithinPartitions(*(numbered[name] for name in self.partition_by))
-        return _written(rows.mapInArrow(_RowTask(self), _ANSWER).toArrow())
+        return _written(rows.mapInArrow(self._write_rows, _ANSWER).toArrow())
+
+    def _write_rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """In a task: write the rows that Spark hands over."""
+        writer = TaskWriter(self)
+        for batch in batches:
+            yield from writer.write(pa.Table.from_batches([batch]))
+        yield from writer.finish()
 
 
 def _written(answers: pa.Table) -> Written:
@@ -190,19 +197,6 @@ def _ids(answers: pa.Table) -> pa.ChunkedArray:
 def answered(answer: bytes) -> StagedFile:
     """The file that a task answered for."""
     return msgspec.json.decode(answer, type=StagedFile)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowTask:
-    """Writes the rows that Spark hands over."""
-
-    staging: Staging
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        writer = TaskWriter(self.staging)
-        for batch in batches:
-            yield from writer.write(pa.Table.from_batches([batch]))
-        yield from writer.finish()
 
 
 @dataclass(frozen=True, slots=True)
