@@ -1,12 +1,18 @@
 """A batch on disk, for the length of one try: its manifest, which Spark reads.
 
 A batch that comes as a manifest is taken as it is. Of messages that come otherwise, a manifest is written.
+
+The order of the messages of a FIFO queue is in the times at which they were sent. The service says these in
+milliseconds, and tells the messages of one message group apart by sequence numbers; tables keep the newest message of a
+key by its time alone. So of the messages of a group that were sent in the same millisecond, the second gets one
+microsecond more, the third two, and so on.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -28,7 +35,6 @@ from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.message_groups import SEQUENCE_NUMBER, Place, in_order, place_of
 from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
@@ -51,6 +57,12 @@ _REJECTED: Final = "rejected"
 _NOT_JSON: Final = "not_json"
 # By which the service tells a message that came to its queue as a dead letter.
 _DEAD_LETTER_SOURCE: Final = "DeadLetterQueueSourceArn"
+_SEQUENCE_NUMBER: Final = "SequenceNumber"
+_GROUP: Final = "MessageGroupId"
+# All microseconds that fit before the next millisecond.
+_MOST: Final = 999
+# The service's have 20.
+_LONGEST_NUMBER: Final = 128
 _LOOKED_AT_FIRST: Final = 1_000
 _COPIED_BYTES: Final = 16 * 1024 * 1024
 _SPARK_SCHEMA: Final = (
@@ -60,6 +72,9 @@ _SPARK_SCHEMA: Final = (
 
 Messages: TypeAlias = Iterable[Message | Mapping[str, Any]] | str | os.PathLike[str] | ManifestPath
 """A batch: :class:`Message` values, dicts in the shape of the SQS API, or the manifest that they are in."""
+
+Place: TypeAlias = tuple[str, int]
+"""A message group, and the place in it."""
 
 NOT_TEXT: Final = "not text: half a surrogate pair"
 """Why a body that no file in UTF-8 can hold is rejected."""
@@ -262,7 +277,7 @@ def _read_batch(
         places: list[Place | None] = []
         has_dead_letters = False
         for said in _parts(name, file, ATTRIBUTES):
-            places += map(place_of, said.to_pylist()) if _any_has(said, SEQUENCE_NUMBER) else [None] * len(said)
+            places += map(place_of, said.to_pylist()) if _any_has(said, _SEQUENCE_NUMBER) else [None] * len(said)
             has_dead_letters |= _any_has(said, _DEAD_LETTER_SOURCE)
     # Of such a body, the file has something else.
     unwritten = pc.if_else(pc.fill_null(pc.equal(not_json, HALF_A_PAIR), False), NOT_TEXT, None)
@@ -295,6 +310,41 @@ def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) ->
     if times is None:
         return path, messages
     return _rewritten(path, "messages-in-order.parquet", times, _with_times), _with_times(messages, times)
+
+
+def place_of(attributes: str) -> Place | None:
+    """Where a message stands in its group, by its attributes in a manifest; None for one that does not say."""
+    try:
+        said = msgspec.json.decode(attributes)
+    except (ValueError, RecursionError):
+        return None
+    group, number = (said.get(_GROUP), said.get(_SEQUENCE_NUMBER)) if isinstance(said, dict) else (None, None)
+    if group is None or not isinstance(number, str | int):
+        return None
+    digits = number if isinstance(number, str) else format(number)
+    return (str(group), int(digits)) if len(digits) <= _LONGEST_NUMBER and digits.isdecimal() else None
+
+
+def in_order(sent_at: pa.ChunkedArray, places: Sequence[Place | None]) -> pa.ChunkedArray | None:
+    """Times in microseconds by which messages have the order of their groups; None where they have it by their own."""
+    numbers: dict[tuple[str, int], set[int]] = defaultdict(set)
+    milliseconds = sent_at.cast(pa.int64()).to_pylist()
+    for at, place in zip(milliseconds, places, strict=True):
+        if at is not None and place is not None:
+            numbers[place[0], at].add(place[1])
+    ranks = {
+        (group, at, number): min(rank, _MOST)
+        for (group, at), found in numbers.items()
+        if len(found) > 1
+        for rank, number in enumerate(sorted(found))
+    }
+    if not ranks:
+        return None
+    more = [
+        0 if place is None else ranks.get((place[0], at, place[1]), 0)
+        for at, place in zip(milliseconds, places, strict=True)
+    ]
+    return pc.add(sent_at.cast(pa.int64()), pa.chunked_array([more], pa.int64())).cast(sent_at.type)
 
 
 def _with_times(messages: pa.Table, times: Any) -> pa.Table:
