@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Final
 
 from sqs_lease.spark.errors import IngestionError, TableError
@@ -29,21 +30,16 @@ _PAUSE_SECONDS: Final = 0.005
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
+@dataclass(slots=True)
 class Waits:
     """All waiting of one ingestion."""
 
-    def __init__(
-        self,
-        limit_seconds: float = LIMIT_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.limit_seconds = limit_seconds
-        self.clock = clock
-        self.sleep = sleep
-        self.seconds = 0.0
-        # What one wait counts, one within it does not count again.
-        self.counted_by: Others | None = None
+    limit_seconds: float = LIMIT_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    seconds: float = 0.0
+    # What one wait counts, one within it does not count again.
+    counted_by: Others | None = None
 
 
 class Others:
