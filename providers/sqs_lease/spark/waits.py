@@ -67,9 +67,6 @@ class Others:
     def again(self, who: str) -> None:
         """Pause, because somebody else was faster or holds it: a little longer each time, and not as long as others.
 
-        Args:
-            who: What is known of them.
-
         Raises:
             TableError: It has taken too long; or the error that the wait was given.
         """
@@ -79,11 +76,7 @@ class Others:
         self._waits.sleep(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2**self._tries)))
 
     def waited(self, who: str) -> float:
-        """Take note that others are waited for at this moment, and tell of it from time to time.
-
-        Returns:
-            For how many seconds by now.
-        """
+        """Take note that others are waited for, and tell of it from time to time: for how many seconds by now."""
         now = self._waits.clock()
         if self._since is None:
             self._since = now
@@ -128,12 +121,7 @@ def waiting_at_most(waits: Waits) -> Iterator[Waits]:
 
 @contextmanager
 def among_others(what: str, kind: type[IngestionError] = TableError) -> Iterator[Others]:
-    """Do in the block what others may do at the same time.
-
-    Args:
-        what: What is written, as the beginning of a sentence: ``table /data/orders``.
-        kind: The error that ends a wait that takes too long.
-    """
+    """Do in the block what others may do at the same time: see :class:`Others`."""
     others = Others(what, _OF_THIS_INGESTION.get() or Waits(), kind)
     try:
         yield others
