@@ -189,9 +189,7 @@ def _written(answers: pa.Table) -> Written:
 
 
 def _ids(answers: pa.Table) -> pa.ChunkedArray:
-    return pa.chunked_array(
-        [pc.list_flatten(chunk).cast(pa.string()) for chunk in answers["message_ids"].chunks], pa.string()
-    )
+    return pc.list_flatten(answers["message_ids"]).cast(pa.string())
 
 
 def answered(answer: bytes) -> StagedFile:
