@@ -92,54 +92,39 @@ __all__ = [
     "require_java",
 ]
 
+# The modules of the names that are exported.
 _MODULES: Final = {
-    "NOTHING_TO_STORE": "sqs_lease.spark.columns",
-    "ArrayElements": "sqs_lease.spark.sources.array_elements",
-    "AttributeColumns": "sqs_lease.spark.sources.attribute_columns",
-    "BatchDataSource": "sqs_lease.spark.batch_reader",
-    "BatchIdReusedError": "sqs_lease.spark.errors",
-    "DeltaSink": "sqs_lease.spark.sinks.delta.sink",
-    "DeltaTarget": "sqs_lease.spark.sinks.delta.sink",
-    "ExtendedClientSource": "sqs_lease.spark.sources.s3_events",
-    "IcebergSink": "sqs_lease.spark.sinks.iceberg_sink",
-    "InferredSchema": "sqs_lease.spark.sources.pinned_schema",
-    "IngestResult": "sqs_lease.spark.ingestion",
-    "IngestionError": "sqs_lease.spark.errors",
-    "JavaError": "sqs_lease.spark.errors",
-    "JsonSource": "sqs_lease.spark.sources.json",
-    "LeaseLostError": "sqs_lease.spark.errors",
-    "Ledger": "sqs_lease.spark.ledger",
-    "ListedObjects": "sqs_lease.spark.sources.s3_events",
-    "NativeDeltaSink": "sqs_lease.spark.sinks.native_delta_sink",
-    "Overtaken": "sqs_lease.spark.sinks.sink",
-    "ParquetSink": "sqs_lease.spark.sinks.parquet_sink",
-    "ParserSource": "sqs_lease.spark.sources.functions",
-    "PostgresSink": "sqs_lease.spark.sinks.postgres.sink",
-    "ReconciliationError": "sqs_lease.spark.errors",
-    "RowsRefusedError": "sqs_lease.spark.errors",
-    "S3EventsSource": "sqs_lease.spark.sources.s3_events",
-    "S3Read": "sqs_lease.spark.sources.s3_events",
-    "SchemaError": "sqs_lease.spark.errors",
-    "Sink": "sqs_lease.spark.sinks.sink",
-    "SnsEnvelope": "sqs_lease.spark.sources.sns",
-    "Source": "sqs_lease.spark.sources.source",
-    "SparkSource": "sqs_lease.spark.sources.functions",
-    "Staged": "sqs_lease.spark.sinks.sink",
-    "TableError": "sqs_lease.spark.errors",
-    "TextSource": "sqs_lease.spark.sources.whole_bodies",
-    "VariantSource": "sqs_lease.spark.sources.whole_bodies",
-    "WorkspaceError": "sqs_lease.spark.errors",
-    "WriteAheadSink": "sqs_lease.spark.sinks.write_ahead",
-    "ingest": "sqs_lease.spark.ingestion",
-    "listed_objects": "sqs_lease.spark.sources.s3_events",
-    "local_session": "sqs_lease.spark.session",
-    "rejected_messages": "sqs_lease.spark.rejected",
-    "require_java": "sqs_lease.spark.java_home",
+    "batch_reader": "BatchDataSource",
+    "columns": "NOTHING_TO_STORE",
+    "errors": "BatchIdReusedError IngestionError JavaError LeaseLostError ReconciliationError RowsRefusedError "
+    "SchemaError TableError WorkspaceError",
+    "ingestion": "IngestResult ingest",
+    "java_home": "require_java",
+    "ledger": "Ledger",
+    "rejected": "rejected_messages",
+    "session": "local_session",
+    "sinks.delta.sink": "DeltaSink DeltaTarget",
+    "sinks.iceberg_sink": "IcebergSink",
+    "sinks.native_delta_sink": "NativeDeltaSink",
+    "sinks.parquet_sink": "ParquetSink",
+    "sinks.postgres.sink": "PostgresSink",
+    "sinks.sink": "Overtaken Sink Staged",
+    "sinks.write_ahead": "WriteAheadSink",
+    "sources.array_elements": "ArrayElements",
+    "sources.attribute_columns": "AttributeColumns",
+    "sources.functions": "ParserSource SparkSource",
+    "sources.json": "JsonSource",
+    "sources.pinned_schema": "InferredSchema",
+    "sources.s3_events": "ExtendedClientSource ListedObjects S3EventsSource S3Read listed_objects",
+    "sources.sns": "SnsEnvelope",
+    "sources.source": "Source",
+    "sources.whole_bodies": "TextSource VariantSource",
 }
+_MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     # Imported when asked for: Spark's Python workers import modules of this package, and need few of them.
-    if name not in _MODULES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,12 +1,18 @@
 """A batch on disk, for the length of one try: its manifest, which Spark reads.
 
 A batch that comes as a manifest is taken as it is. Of messages that come otherwise, a manifest is written.
+
+The order of the messages of a FIFO queue is in the times at which they were sent. The service says these in
+milliseconds, and tells the messages of one message group apart by sequence numbers; tables keep the newest message of a
+key by its time alone. So of the messages of a group that were sent in the same millisecond, the second gets one
+microsecond more, the third two, and so on.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,22 +22,23 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
+from pyspark.sql.types import StructType
 
 from sqs_lease.batch_files.manifest import HALF_A_PAIR, ManifestPath, opened_manifest, rows_of, write_manifest
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import columns
 from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.message_groups import SEQUENCE_NUMBER, Place, in_order, place_of
 from sqs_lease.spark.message_ids import together
 from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
-from sqs_lease.spark.schemas import struct_type
+from sqs_lease.spark.schemas import arrow_schema, nullable, struct_type
 from sqs_lease.spark.sinks.sink import LOOKED_UP
 from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
@@ -50,6 +57,12 @@ _REJECTED: Final = "rejected"
 _NOT_JSON: Final = "not_json"
 # By which the service tells a message that came to its queue as a dead letter.
 _DEAD_LETTER_SOURCE: Final = "DeadLetterQueueSourceArn"
+_SEQUENCE_NUMBER: Final = "SequenceNumber"
+_GROUP: Final = "MessageGroupId"
+# All microseconds that fit before the next millisecond.
+_MOST: Final = 999
+# The service's have 20.
+_LONGEST_NUMBER: Final = 128
 _LOOKED_AT_FIRST: Final = 1_000
 _COPIED_BYTES: Final = 16 * 1024 * 1024
 _SPARK_SCHEMA: Final = (
@@ -59,6 +72,9 @@ _SPARK_SCHEMA: Final = (
 
 Messages: TypeAlias = Iterable[Message | Mapping[str, Any]] | str | os.PathLike[str] | ManifestPath
 """A batch: :class:`Message` values, dicts in the shape of the SQS API, or the manifest that they are in."""
+
+Place: TypeAlias = tuple[str, int]
+"""A message group, and the place in it."""
 
 NOT_TEXT: Final = "not text: half a surrogate pair"
 """Why a body that no file in UTF-8 can hold is rejected."""
@@ -70,14 +86,8 @@ REASONS: Final = pa.schema(
 )
 """Messages that are rejected, and why."""
 
-_REJECT: Final = pa.schema(
-    [
-        pa.field("body", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field(columns.MESSAGE_ID, pa.string(), nullable=False),
-        pa.field(columns.SENT_AT, pa.timestamp("us", tz="UTC")),
-    ]
-)
+# All columns of a table of rejects but that of the batch.
+_REJECT: Final = StructType(table_columns(REJECT).fields[:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +157,8 @@ class BatchFile:
         """Some of the messages as rows of a table of rejects: which, and why, is said as :data:`REASONS`."""
         path = self.path.with_name(f"rejects-{uuid4().hex}.parquet")
         message_ids = reasons["message_id"].combine_chunks()
-        with pq.ParquetWriter(path, _REJECT) as writer, pq.ParquetFile(self.path) as file:
+        schema = arrow_schema(_REJECT)
+        with pq.ParquetWriter(path, schema) as writer, pq.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
                 read = file.read_row_group(group, columns=[MESSAGE_ID, BODY, SENT_AT])
                 position = pc.index_in(read[MESSAGE_ID], message_ids)
@@ -155,19 +166,17 @@ class BatchFile:
                 reason = reasons["reason"].combine_chunks().take(position.filter(chosen).combine_chunks())
                 read = read.filter(chosen)
                 table = pa.Table.from_arrays(
-                    [read[BODY], pa.chunked_array([reason]), read[MESSAGE_ID], read[SENT_AT]], schema=_REJECT
+                    [read[BODY], pa.chunked_array([reason]), read[MESSAGE_ID], read[SENT_AT]], schema=schema
                 )
                 if table.num_rows:
                     writer.write_table(table)
-        return self._read(
-            spark, path, f"body STRING, reason STRING, {columns.MESSAGE_ID} STRING, {columns.SENT_AT} TIMESTAMP"
-        )
+        return self._read(spark, path, _REJECT)
 
-    def _read(self, spark: SparkSession, path: Path, schema: str) -> DataFrame:
+    def _read(self, spark: SparkSession, path: Path, schema: str | StructType) -> DataFrame:
+        columns = nullable(struct_type(schema))
         if not self.is_shared:
-            columns = struct_type(schema)
             return spark.createDataFrame(pq.read_table(path, columns=columns.names), columns)
-        return read_parquet(spark, path, schema)
+        return read_parquet(spark, path, columns)
 
 
 @contextmanager
@@ -268,7 +277,7 @@ def _read_batch(
         places: list[Place | None] = []
         has_dead_letters = False
         for said in _parts(name, file, ATTRIBUTES):
-            places += map(place_of, said.to_pylist()) if _any_has(said, SEQUENCE_NUMBER) else [None] * len(said)
+            places += map(place_of, said.to_pylist()) if _any_has(said, _SEQUENCE_NUMBER) else [None] * len(said)
             has_dead_letters |= _any_has(said, _DEAD_LETTER_SOURCE)
     # Of such a body, the file has something else.
     unwritten = pc.if_else(pc.fill_null(pc.equal(not_json, HALF_A_PAIR), False), NOT_TEXT, None)
@@ -303,6 +312,41 @@ def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) ->
     if times is None:
         return path, messages
     return _rewritten(path, "messages-in-order.parquet", times, _with_times), _with_times(messages, times)
+
+
+def place_of(attributes: str) -> Place | None:
+    """Where a message stands in its group, by its attributes in a manifest; None for one that does not say."""
+    try:
+        said = msgspec.json.decode(attributes)
+    except (ValueError, RecursionError):
+        return None
+    group, number = (said.get(_GROUP), said.get(_SEQUENCE_NUMBER)) if isinstance(said, dict) else (None, None)
+    if group is None or not isinstance(number, str | int):
+        return None
+    digits = number if isinstance(number, str) else format(number)
+    return (str(group), int(digits)) if len(digits) <= _LONGEST_NUMBER and digits.isdecimal() else None
+
+
+def in_order(sent_at: pa.ChunkedArray, places: Sequence[Place | None]) -> pa.ChunkedArray | None:
+    """Times in microseconds by which messages have the order of their groups; None where they have it by their own."""
+    numbers: dict[tuple[str, int], set[int]] = defaultdict(set)
+    milliseconds = sent_at.cast(pa.int64()).to_pylist()
+    for at, place in zip(milliseconds, places, strict=True):
+        if at is not None and place is not None:
+            numbers[place[0], at].add(place[1])
+    ranks = {
+        (group, at, number): min(rank, _MOST)
+        for (group, at), found in numbers.items()
+        if len(found) > 1
+        for rank, number in enumerate(sorted(found))
+    }
+    if not ranks:
+        return None
+    more = [
+        0 if place is None else ranks.get((place[0], at, place[1]), 0)
+        for at, place in zip(milliseconds, places, strict=True)
+    ]
+    return pc.add(sent_at.cast(pa.int64()), pa.chunked_array([more], pa.int64())).cast(sent_at.type)
 
 
 def _with_times(messages: pa.Table, times: Any) -> pa.Table:

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 
 def write_path(path: Path | str) -> str:
@@ -32,13 +33,13 @@ def write_whole(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def read_parquet(spark: SparkSession, path: Path | str, columns: str | None = None) -> DataFrame:
+def read_parquet(spark: SparkSession, path: Path | str, columns: str | StructType | None = None) -> DataFrame:
     """Plan to read Parquet files, all of them: a row that is left out would be lost.
 
     Args:
         spark: The session, which may tolerate files that are missing or damaged.
         path: A local file or directory, in which Hadoop looks for patterns; or an address.
-        columns: Those wanted, as DDL; None for all.
+        columns: Those wanted; None for all.
     """
     reader = spark.read if columns is None else spark.read.schema(columns)
     address = str(path) if "://" in str(path) else write_path(re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path)))

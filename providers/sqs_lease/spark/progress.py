@@ -55,39 +55,34 @@ Stage: TypeAlias = tuple[int, int, int]
 
 
 class Watch:
-    """What the code that ingests asks of the watcher of its jobs."""
+    """What the code that ingests asks of the watcher of its jobs.
+
+    Attributes:
+        step: What the work does now, for people; empty as long as it did not say.
+        lost: Whether it is known that the messages are held no longer.
+    """
 
     def __init__(self, name: str, still_held: StillHeld | None) -> None:
+        self.step = ""
+        self.lost = False
         self._name = name
-        self._step = ""
         self._still_held = still_held
-        self._lost = False
-
-    @property
-    def lost(self) -> bool:
-        """Whether it is known that the messages are held no longer."""
-        return self._lost
-
-    @property
-    def step(self) -> str:
-        """What the work does now, for people; empty as long as it did not say."""
-        return self._step
 
     def begin_step(self, step: str) -> None:
         """Say what the work does from now on, for people."""
-        self._step = step
+        self.step = step
 
     def look(self) -> bool:
         """Ask whether the messages are still held, once it was answered with no: remember that for good.
 
         Without an answer the jobs go on. The sink finds out then: it takes no message twice.
         """
-        if self._still_held is not None and not self._lost:
+        if self._still_held is not None and not self.lost:
             try:
-                self._lost = not self._still_held()
+                self.lost = not self._still_held()
             except Exception as error:  # noqa: BLE001 - the function is the user's, and its errors are not known
                 logger.warning("%s: it cannot be found out whether its messages are still held: %r", self._name, error)
-        return not self._lost
+        return not self.lost
 
     def require_held(self) -> None:
         """Ask once more; to be called right before a commit.

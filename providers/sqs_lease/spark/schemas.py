@@ -154,15 +154,15 @@ def relaxed(kind: DataType, single: Callable[[DataType], DataType] = lambda kind
     return single(kind)
 
 
-def require_plain(columns: StructType, table: str) -> None:
-    """Refuse columns of types that Parquet files do not have, or only Spark reads from them.
+def require_plain(columns: StructType, cannot: str) -> None:
+    """Refuse columns of types that Parquet files do not have, or only Spark reads from them; ``cannot`` says for whom.
 
     Raises:
         SchemaError: There is one.
     """
     for path, kind in types_in(columns):
         if not isinstance(kind, _IN_PARQUET):
-            raise SchemaError(f"column {path}: {table} cannot store the type {kind.simpleString()}")
+            raise SchemaError(f"column {path}: {cannot} the type {kind.simpleString()}")
 
 
 def check_keys(columns: StructType, keys: Sequence[str]) -> None:
@@ -193,9 +193,7 @@ def arrow_schema(columns: StructType) -> pa.Schema:
     Raises:
         SchemaError: A column has a type that rows made in Python cannot have.
     """
-    for path, kind in types_in(columns):
-        if not isinstance(kind, _IN_PARQUET):
-            raise SchemaError(f"column {path}: rows that are made in Python cannot have the type {kind.simpleString()}")
+    require_plain(columns, "rows that are made in Python cannot have")
     try:
         # Delta has the notation of Spark, and the types of Arrow.
         return pa.schema(Schema.from_json(nullable(columns).json()).to_arrow())

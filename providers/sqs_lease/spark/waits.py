@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Final
 
 from sqs_lease.spark.errors import IngestionError, TableError
@@ -29,21 +30,16 @@ _PAUSE_SECONDS: Final = 0.005
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
+@dataclass(slots=True)
 class Waits:
     """All waiting of one ingestion."""
 
-    def __init__(
-        self,
-        limit_seconds: float = LIMIT_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.limit_seconds = limit_seconds
-        self.clock = clock
-        self.sleep = sleep
-        self.seconds = 0.0
-        # What one wait counts, one within it does not count again.
-        self.counted_by: Others | None = None
+    limit_seconds: float = LIMIT_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    seconds: float = 0.0
+    # What one wait counts, one within it does not count again.
+    counted_by: Others | None = None
 
 
 class Others:
@@ -71,9 +67,6 @@ class Others:
     def again(self, who: str) -> None:
         """Pause, because somebody else was faster or holds it: a little longer each time, and not as long as others.
 
-        Args:
-            who: What is known of them.
-
         Raises:
             TableError: It has taken too long; or the error that the wait was given.
         """
@@ -83,11 +76,7 @@ class Others:
         self._waits.sleep(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2**self._tries)))
 
     def waited(self, who: str) -> float:
-        """Take note that others are waited for at this moment, and tell of it from time to time.
-
-        Returns:
-            For how many seconds by now.
-        """
+        """Take note that others are waited for, and tell of it from time to time: for how many seconds by now."""
         now = self._waits.clock()
         if self._since is None:
             self._since = now
@@ -132,12 +121,7 @@ def waiting_at_most(waits: Waits) -> Iterator[Waits]:
 
 @contextmanager
 def among_others(what: str, kind: type[IngestionError] = TableError) -> Iterator[Others]:
-    """Do in the block what others may do at the same time.
-
-    Args:
-        what: What is written, as the beginning of a sentence: ``table /data/orders``.
-        kind: The error that ends a wait that takes too long.
-    """
+    """Do in the block what others may do at the same time: see :class:`Others`."""
     others = Others(what, _OF_THIS_INGESTION.get() or Waits(), kind)
     try:
         yield others

@@ -21,8 +21,7 @@ from pyspark.sql.types import (
 from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.batch_files.manifest import message_table
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark.batch_file import messages_of
-from sqs_lease.spark.message_groups import place_of
+from sqs_lease.spark.batch_file import messages_of, place_of
 from sqs_lease.spark.sources.array_elements import ElementsChecker, elements
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.s3_events.extended_client import pointed_at

@@ -200,7 +200,7 @@ def _as_iceberg(columns: StructType) -> StructType:
     for name in columns.names:
         if without_case(name) in ICEBERG_COLUMNS:
             raise SchemaError(f"column {name}: every Iceberg table has a column of its own there: rename it")
-    require_plain(columns, "an Iceberg table")
+    require_plain(columns, "an Iceberg table cannot store")
     return StructType(
         [StructField(field.name, relaxed(field.dataType, _wider), field.nullable) for field in columns.fields]
     )

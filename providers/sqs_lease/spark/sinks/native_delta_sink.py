@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -16,19 +16,12 @@ from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.schemas import check_keys, quoted
-from sqs_lease.spark.sinks.delta.schema import delta_schema
+from sqs_lease.spark.sinks.delta.schema import CONSTRAINT, GENERATED, IDENTITY, INVARIANT, LENGTH, delta_schema
 from sqs_lease.spark.sinks.row_rules import Asked, Rule, delta_directories, is_object_store
 from sqs_lease.spark.sinks.spark_table import SparkTable, StagedRows
 from sqs_lease.spark.sinks.table_sql import write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.spark.spark_errors import SPARK_ERRORS
-
-_CONSTRAINT: Final = "delta.constraints."
-_GENERATED: Final = "delta.generationExpression"
-_INVARIANT: Final = "delta.invariants"
-_IDENTITY: Final = "delta.identity."
-# How Spark keeps the length of a text in a column's metadata.
-_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,25 +108,25 @@ class NativeDeltaTable(SparkTable):
                 "out, or ingest into another table"
             )
         if numbered := [
-            name for name in self.columns.names if any(key.startswith(_IDENTITY) for key in metadata.get(name, ()))
+            name for name in self.columns.names if any(key.startswith(IDENTITY) for key in metadata.get(name, ()))
         ]:
             raise SchemaError(
                 f"table {self.name} numbers the column {', '.join(numbered)} itself: leave it out of the schema, or "
                 "ingest into another table"
             )
         tests = {
-            f"CHECK constraint {name.removeprefix(_CONSTRAINT)}": expression
+            f"CHECK constraint {name.removeprefix(CONSTRAINT)}": expression
             for name, expression in sorted(properties.items())
-            if name.startswith(_CONSTRAINT)
+            if name.startswith(CONSTRAINT)
         }
         for name, its in sorted(metadata.items()):
-            if _GENERATED in its:
-                tests[f"generated column {name}"] = f"{quoted(name)} <=> ({its[_GENERATED]})"
-            if _INVARIANT in its:
-                invariant = json.loads(str(its[_INVARIANT]))
+            if GENERATED in its:
+                tests[f"generated column {name}"] = f"{quoted(name)} <=> ({its[GENERATED]})"
+            if INVARIANT in its:
+                invariant = json.loads(str(its[INVARIANT]))
                 tests[f"invariant of column {name}"] = invariant["expression"]["expression"]
         for column in stored.fields:
-            if limit := column.metadata.get(_LENGTH):
+            if limit := column.metadata.get(LENGTH):
                 tests[f"{limit.upper()} of column {column.name}"] = self._length_test(column.name, limit)
         return Asked(stored, tests, () if is_object_store(detail["location"]) else tuple(detail["partitionColumns"]))
 

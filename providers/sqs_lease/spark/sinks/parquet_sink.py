@@ -85,7 +85,7 @@ class ParquetTable:
     @classmethod
     def opened(cls, path: str | Path, columns: StructType, *, widen: bool) -> ParquetTable:
         """See :meth:`.write_ahead.Target.open`."""
-        require_plain(columns, "a directory of Parquet files")
+        require_plain(columns, "a directory of Parquet files cannot store")
         for name in columns.names:
             if without_case(name) == NUMBER_COLUMN:
                 raise SchemaError(f"the schema has a column {name!r}, which names the batches: rename it")

@@ -45,14 +45,7 @@ class Asked:
 
 
 def judged(rows: DataFrame, reason: str, stored: StructType, rules: Sequence[Rule]) -> DataFrame:
-    """Name the rule that a row breaks in its reason, where it has none yet.
-
-    Args:
-        rows: The rows, and the reason.
-        reason: The name of that column.
-        stored: The table's columns: those that the rows lack are null in them.
-        rules: The table's rules.
-    """
+    """Name the rule that a row breaks in its reason, where it has none yet; what it lacks of the table's is null."""
     if not rules:
         return rows
     given = rows.columns

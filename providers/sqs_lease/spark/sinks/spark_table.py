@@ -67,7 +67,7 @@ class StagedRows:
         except BaseException:
             self._remove(directory)
             raise
-        message_ids = pa.chunked_array(written[MESSAGE_ID].cast(pa.string()).chunks, pa.string())
+        message_ids = written[MESSAGE_ID].cast(pa.string())
         return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
     def write_parts(

@@ -175,7 +175,14 @@ class Staging:
         if self.partition_by:
             # So a task has one file open at a time.
             rows = rows.sortWithinPartitions(*(numbered[name] for name in self.partition_by))
-        return self._written(_files_of(rows.mapInArrow(_RowTask(self), _ANSWER).toArrow()))
+        return self._written(_files_of(rows.mapInArrow(self._write_rows, _ANSWER).toArrow()))
+
+    def _write_rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """In a task: write the rows that Spark hands over."""
+        writer = TaskWriter(self)
+        for batch in batches:
+            yield from map(_answer_of, writer.write(pa.Table.from_batches([batch])))
+        yield from map(_answer_of, writer.finish())
 
     def _written(self, files: Sequence[StagedFile]) -> Written:
         """These files, with the ids of the messages that have rows in them."""
@@ -200,9 +207,7 @@ def _files_of(answers: pa.Table) -> list[StagedFile]:
 
 
 def _left(answers: pa.Table) -> pa.ChunkedArray:
-    return pa.chunked_array(
-        [pc.list_flatten(chunk).cast(pa.string()) for chunk in answers["left_messages"].chunks], pa.string()
-    )
+    return pc.list_flatten(answers["left_messages"]).cast(pa.string())
 
 
 def _answer_of(file: StagedFile) -> pa.RecordBatch:
@@ -213,19 +218,6 @@ def _answer(*, file: bytes | None = None, left_messages: pa.ListArray | None = N
     """One row of the answers."""
     left = pa.nulls(1, _ANSWER_SCHEMA.field("left_messages").type) if left_messages is None else left_messages
     return pa.RecordBatch.from_arrays([pa.array([file], pa.binary()), left], schema=_ANSWER_SCHEMA)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowTask:
-    """Writes the rows that Spark hands over."""
-
-    staging: Staging
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        writer = TaskWriter(self.staging)
-        for batch in batches:
-            yield from map(_answer_of, writer.write(pa.Table.from_batches([batch])))
-        yield from map(_answer_of, writer.finish())
 
 
 @dataclass(frozen=True, slots=True)

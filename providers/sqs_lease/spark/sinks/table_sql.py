@@ -1,4 +1,4 @@
-"""SQL for tables that Spark itself writes: names, columns, and the statement by which the newest message wins."""
+"""SQL for tables: names, columns, and the conditions and the statement by which the newest message wins."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ from sqs_lease.spark.schemas import quoted
 from sqs_lease.spark.session import session_settings
 
 _RANK: Final = "_sqs_lease_rank"
+IS_AS_NEW: Final = (
+    f"t.`{SENT_AT}` IS NULL OR s.`{SENT_AT}` >= CASE WHEN t.`{BATCH_ID}` = s.`{BATCH_ID}` THEN t.`{SENT_AT}` "
+    f"ELSE date_trunc('MILLISECOND', t.`{SENT_AT}`) END"
+)
+"""The condition that a new row ``s`` replaces the row ``t`` of its key: by a message that was not sent earlier.
+
+Each batch counts the microseconds of a FIFO queue's messages from 0.
+"""
+
 _TRANSFORM: Final = re.compile(
     r"(?P<head>(?:(?:years|months|days|hours)\(|(?:bucket|truncate)\(\s*\d+\s*,)\s*)(?P<column>[^()]+?)\s*\)"
 )
@@ -67,15 +76,15 @@ def merge_newest(table: str, rows: str, upsert_by: Sequence[str]) -> str:
     message of which nobody knows when it was sent gives way to any other. Both names are quoted; the new
     rows are one of each key.
     """
-    same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in upsert_by)
-    sent, batch = quoted(SENT_AT), quoted(BATCH_ID)
-    # Each batch counts the microseconds of a FIFO queue's messages from 0.
-    at_least = f"CASE WHEN t.{batch} = s.{batch} THEN t.{sent} ELSE date_trunc('MILLISECOND', t.{sent}) END"
     return (
-        f"MERGE INTO {table} t USING {rows} s ON {same} "
-        f"WHEN MATCHED AND (t.{sent} IS NULL OR s.{sent} >= {at_least}) THEN UPDATE SET * "
-        "WHEN NOT MATCHED THEN INSERT *"
+        f"MERGE INTO {table} t USING {rows} s ON {same_key(upsert_by)} "
+        f"WHEN MATCHED AND ({IS_AS_NEW}) THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
     )
+
+
+def same_key(upsert_by: Sequence[str]) -> str:
+    """The condition that a row ``t`` of the table and a new one ``s`` have the same key."""
+    return " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in upsert_by)
 
 
 def newest_of_each_key(rows: DataFrame, upsert_by: Sequence[str]) -> DataFrame:

@@ -9,14 +9,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable
 
-from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
+from sqs_lease.spark.columns import MESSAGE_ID, SENT_AT
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import quoted
 from sqs_lease.spark.sinks.delta.files import read_rows
 from sqs_lease.spark.sinks.staging import StagedFile
+from sqs_lease.spark.sinks.table_sql import IS_AS_NEW, same_key
 
-_STAGED: Final = "staged"
-_STORED: Final = "stored"
 _ROW: Final = "_row"
 _BEFORE_ALL: Final = -(2**63)
 
@@ -42,26 +41,20 @@ def merge_newest(
     """
     schema = pa.schema(table.schema().to_arrow())
     newest = newest_rows(storage, files, schema, keys)
-    values = {quoted(name): f"{_STAGED}.{quoted(name)}" for name in newest.schema.names}
+    values = {quoted(name): f"s.{quoted(name)}" for name in newest.schema.names}
     # The newest message replaces the whole row, also what it does not know of.
     values |= {quoted(name): "NULL" for name in schema.names if name not in newest.schema.names}
-    sent_at, batch_id = quoted(SENT_AT), quoted(BATCH_ID)
-    # Each batch counts the microseconds of a FIFO queue's messages from 0.
-    at_least = (
-        f"CASE WHEN {_STORED}.{batch_id} = {_STAGED}.{batch_id} THEN {_STORED}.{sent_at} "
-        f"ELSE date_trunc('millisecond', {_STORED}.{sent_at}) END"
-    )
     (
         table.merge(
             newest,
-            " AND ".join(f"{_STORED}.{quoted(key)} = {_STAGED}.{quoted(key)}" for key in keys),
-            source_alias=_STAGED,
-            target_alias=_STORED,
+            same_key(keys),
+            source_alias="s",
+            target_alias="t",
             # Held as a whole, so that files of other keys are not read.
             streamed_exec=False,
             commit_properties=commit_properties,
         )
-        .when_matched_update(values, predicate=f"{_STORED}.{sent_at} IS NULL OR {_STAGED}.{sent_at} >= {at_least}")
+        .when_matched_update(values, predicate=IS_AS_NEW)
         .when_not_matched_insert(values)
         .execute()
     )

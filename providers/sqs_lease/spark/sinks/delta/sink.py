@@ -22,13 +22,7 @@ from sqs_lease.spark.places import OURS, Place
 from sqs_lease.spark.schemas import check_keys
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
 from sqs_lease.spark.sinks.delta.merge import merge_newest
-from sqs_lease.spark.sinks.delta.schema import (
-    added_columns,
-    check_partitions,
-    delta_schema,
-    spark_columns,
-    unsupported,
-)
+from sqs_lease.spark.sinks.delta.schema import added_columns, check_partitions, delta_schema, spark_columns, unsupported
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import EmptyTexts, judged, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged

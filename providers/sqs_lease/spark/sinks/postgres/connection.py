@@ -77,10 +77,7 @@ def connect(parameters: Parameters) -> psycopg.Connection[tuple[Any, ...]]:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Have errors of PostgreSQL in the block say what failed.
-
-    Args:
-        what: What failed, as the beginning of a sentence.
+    """Have errors of PostgreSQL in the block say what failed, as the beginning of a sentence.
 
     Raises:
         RowsRefusedError: Instead of what psycopg raised, where that is for what is in a row.

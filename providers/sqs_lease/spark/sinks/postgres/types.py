@@ -1,20 +1,5 @@
 """Spark's types in PostgreSQL: which column takes which, and how a value is written for COPY, by Spark or by a task.
 
-| Spark | a new column | an existing one may also be |
-| --- | --- | --- |
-| BOOLEAN | boolean | |
-| TINYINT, SMALLINT | smallint | integer, bigint |
-| INT | integer | bigint |
-| BIGINT | bigint | |
-| FLOAT | real | double precision |
-| DOUBLE | double precision | |
-| DECIMAL(p, s) | numeric(p, s) | numeric; with more digits on both sides |
-| STRING | text | varchar without a length |
-| BINARY | bytea | |
-| DATE | date | |
-| TIMESTAMP, TIMESTAMP_NTZ | timestamptz, timestamp | |
-| STRUCT, ARRAY, MAP, VARIANT | jsonb | json |
-
 Nested values that a task made become JSON texts without a Python object for any of them. What cannot be written so is
 left to Spark, whose ``to_json`` means the same: numbers may have other digits, such as ``1e+30`` for ``1.0E30``, and
 are equal as PostgreSQL compares them.
@@ -73,7 +58,10 @@ _TYPES: Final[dict[type[DataType], tuple[str, ...]]] = {
     MapType: ("jsonb", "json"),
     VariantType: ("jsonb", "json"),
 }
-"""The types of PostgreSQL by Spark's, as ``format_type`` writes them; the first is that of new columns."""
+"""The types of PostgreSQL by Spark's, as ``format_type`` writes them; the first is that of new columns.
+
+An existing column may be of another: a ``numeric`` with as many digits on both sides, a ``varchar`` without a length.
+"""
 
 _JSON: Final = (StructType, ArrayType, MapType, VariantType)
 _JSON_OPTIONS: Final = {"timeZone": "UTC", "ignoreNullFields": "false"}

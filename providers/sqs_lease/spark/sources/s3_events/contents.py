@@ -136,11 +136,14 @@ class Csv:
     def _header(self, file: IO[bytes], name: str) -> list[str]:
         with decompressed(file, name) as content:
             # What follows the header is decoded in part, and is not looked at.
-            text = io.TextIOWrapper(io.BufferedReader(_Raw(content)), "utf-8-sig", errors="replace", newline="")
+            text = io.TextIOWrapper(content, "utf-8-sig", errors="replace", newline="")
             try:
                 header = next((row for row in csv.reader(text, delimiter=self.delimiter) if row), [])
             except csv.Error:
                 header = [_NOT_UTF_8]
+            finally:
+                # It would close the file.
+                text.detach()
         if any(_NOT_UTF_8 in column for column in header):
             raise BadContentError("the header is not CSV in UTF-8")
         return header
@@ -278,21 +281,6 @@ def _together(texts: Iterable[bytes], schema: pa.Schema) -> Iterator[pa.RecordBa
             waiting, size = [], 0
     if waiting:
         yield batch()
-
-
-class _Raw(io.RawIOBase):
-    """Lends a file to a wrapper that closes what it wraps."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        read = self._file.read(len(buffer))
-        buffer[: len(read)] = read
-        return len(read)
 
 
 @contextmanager
