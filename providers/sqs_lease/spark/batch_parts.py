@@ -16,8 +16,11 @@ from pyspark.sql import SparkSession
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.sources.source import ArrowParser
 
-# Of one task, as Spark counts them: see settings.
-_TASK_BYTES: Final = 32 * 1024 * 1024
+# Of one task. It holds few of its rows at a time, so it may be large; and each start costs, up to a second where the
+# session has packages of jars: PySpark reads the directories of all of them again.
+_TASK_BYTES: Final = 256 * 1024 * 1024
+# Where nobody knows how many tasks run at once.
+_SMALL_TASK_BYTES: Final = 32 * 1024 * 1024
 _BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 _BODY: Final = "body"
 _READ: Final = ["message_id", "sent_at", _BODY]
@@ -64,13 +67,13 @@ class BatchParts:
         return cls(str(path), None if without is None else str(without), parser, batch_id, count, size)
 
     def tasks(self, spark: SparkSession) -> int:
-        """How many tasks to share the parts among: for each core one, and more where they would be large."""
+        """How many tasks to share the parts among: for each core one, and as many again where they would be large."""
         try:
             cores = spark.sparkContext.defaultParallelism
         except PySparkException:
             # A Spark Connect client does not know.
-            cores = 1
-        return min(self.count, max(cores, -(-self.size // _TASK_BYTES)))
+            return min(self.count, -(-self.size // _SMALL_TASK_BYTES))
+        return min(self.count, cores * -(-self.size // (cores * _TASK_BYTES)))
 
     def read(self, parts: Iterable[int]) -> Iterator[Made]:
         """Make rows of some parts, which are numbered from 0 on, a few messages at a time."""

@@ -255,3 +255,25 @@ def test_a_task_holds_few_bytes_of_a_part_at_once(tmp_path: Path, monkeypatch: p
     assert parts.count == 1
     assert max(one.rows.num_rows + len(one.left) for one in made) < 40
     assert sum(one.rows.num_rows + len(one.left) for one in made) == 100
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "parts", "tasks"),
+    [
+        pytest.param(1, 5, 2, id="a task for each core"),
+        pytest.param(1, 1, 1, id="never more than parts"),
+        pytest.param(512, 100, 2, id="as large as they may be"),
+        pytest.param(513, 100, 4, id="as many again"),
+        pytest.param(0, 0, 0, id="nothing"),
+    ],
+)
+def test_tasks_are_as_many_as_run_at_once_however_large_the_batch(
+    spark: SparkSession, megabytes: int, parts: int, tasks: int
+) -> None:
+    assert spark.sparkContext.defaultParallelism == 2
+    reader = ArrowJson.of(StructType([StructField("id", LongType())]))
+    assert reader is not None
+
+    shared = BatchParts("file", None, reader, "b", parts, megabytes * 1024 * 1024)
+
+    assert shared.tasks(spark) == tasks
