@@ -173,10 +173,10 @@ class BatchFile:
         return self._read(spark, path, _REJECT)
 
     def _read(self, spark: SparkSession, path: Path, schema: str | StructType) -> DataFrame:
-        columns = nullable(struct_type(schema))
         if not self.is_shared:
+            columns = nullable(struct_type(schema))
             return spark.createDataFrame(pq.read_table(path, columns=columns.names), columns)
-        return read_parquet(spark, path, columns)
+        return read_parquet(spark, path, schema)
 
 
 @contextmanager

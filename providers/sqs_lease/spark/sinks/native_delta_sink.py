@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -22,6 +22,9 @@ from sqs_lease.spark.sinks.spark_table import SparkTable, StagedRows
 from sqs_lease.spark.sinks.table_sql import write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.spark.spark_errors import SPARK_ERRORS
+
+# How long the table knows the numbers of applications: for ever, unless somebody sets it.
+_RETENTION: Final = "delta.setTransactionRetentionDuration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +146,26 @@ class NativeDeltaTable(SparkTable):
         return delta_directories(stored, names)
 
     def _take(self, location: str, application: Application) -> None:
-        """One commit; none if the table has the application. If two try at once, Delta refuses the slower one."""
+        """One commit; none if the table has the application. If two try at once, Delta refuses the slower one.
+
+        A table that soon forgets its applications does not see that it has one, so its rows are looked for.
+        """
         rows = self._rows(location, application)
         if rows is None:
             return
+        is_sure = location in self.own and not self._forgets()
         settings = {
             "spark.databricks.delta.write.txnAppId": f"sqs-lease-{application.ledger_id}",
             "spark.databricks.delta.write.txnVersion": str(application.number),
             "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"sqs_lease_batch": application.batch_id}),
         }
-        write(self.spark, self.name, rows, self.upsert_by, settings)
+        write(
+            self.spark, self.name, rows, self.upsert_by, settings, unless_of=None if is_sure else application.batch_id
+        )
+
+    def _forgets(self) -> bool:
+        (detail,) = self.spark.sql(f"DESCRIBE DETAIL {self.name}").select("properties").collect()
+        return _RETENTION in detail["properties"]
 
     def _version(self) -> int | None:
         (newest,) = self.spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT 1").select("version").collect()

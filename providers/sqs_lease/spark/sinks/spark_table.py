@@ -158,7 +158,7 @@ class SparkTable(ABC):
         staged: Where rows wait.
         columns: What is written into it.
         asked: What it asked of its rows when it was opened.
-        own: What this very object staged and was not told to take yet: nobody else can have taken it.
+        own: What this very object staged, and of which nothing says that somebody else might have taken it.
     """
 
     spark: SparkSession
@@ -251,6 +251,8 @@ class SparkTable(ABC):
                     except SPARK_ERRORS as error:
                         if not self._is_for_others(error, before):
                             raise self.unusable("cannot be written", error) from error
+                        # It may have been somebody who completed this very batch.
+                        self.own.discard(location)
                         others.again(self._newest_commit())
                     else:
                         self.staged.mark_applied(application)

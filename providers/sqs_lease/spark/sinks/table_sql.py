@@ -63,6 +63,15 @@ def append(table: str, rows: str) -> str:
     return f"INSERT INTO {table} BY NAME SELECT * FROM {rows}"  # noqa: S608 - both are quoted
 
 
+def append_missing(table: str, rows: str, batch_id: str) -> str:
+    """The statement that adds the rows of messages of which the table has none by this batch."""
+    message, batch = quoted(MESSAGE_ID), quoted(BATCH_ID)
+    return (
+        f"MERGE INTO {table} t USING {rows} s ON t.{message} = s.{message} AND t.{batch} = {literal(batch_id)} "
+        "WHEN NOT MATCHED THEN INSERT *"
+    )
+
+
 def add_columns(table: str, columns: StructType) -> str:
     """The statement that adds columns, all of them nullable."""
     fields = ", ".join(f"{quoted(field.name)} {type_of(field.dataType)}" for field in columns.fields)
@@ -96,14 +105,34 @@ def newest_of_each_key(rows: DataFrame, upsert_by: Sequence[str]) -> DataFrame:
 
 
 def write(
-    spark: SparkSession, table: str, rows: DataFrame, upsert_by: Sequence[str], settings: Mapping[str, str]
+    spark: SparkSession,
+    table: str,
+    rows: DataFrame,
+    upsert_by: Sequence[str],
+    settings: Mapping[str, str],
+    *,
+    unless_of: str | None = None,
 ) -> None:
-    """Write rows into a table in one statement: add them, or have the newest of each key win."""
+    """Write rows into a table in one statement: add them, or have the newest of each key win.
+
+    Args:
+        spark: The session.
+        table: The table's name, quoted.
+        rows: The rows.
+        upsert_by: The key's columns; none to add rows.
+        settings: What the session is to be set to meanwhile.
+        unless_of: Rows are only added where the table has none of this batch of the same message. None, the default,
+            adds them without a look.
+    """
     view = f"sqs_lease_{uuid4().hex}"
     (newest_of_each_key(rows, upsert_by) if upsert_by else rows).createOrReplaceTempView(view)
     try:
         with session_settings(spark, settings):
-            spark.sql(merge_newest(table, view, upsert_by) if upsert_by else append(table, view)).collect()
+            if upsert_by:
+                statement = merge_newest(table, view, upsert_by)
+            else:
+                statement = append(table, view) if unless_of is None else append_missing(table, view, unless_of)
+            spark.sql(statement).collect()
     finally:
         spark.catalog.dropTempView(view)
 

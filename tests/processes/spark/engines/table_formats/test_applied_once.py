@@ -139,6 +139,32 @@ def test_a_batch_that_was_completed_between_reading_and_writing_is_not_written_a
     assert subject.leftovers() == []
 
 
+FORGETS_AT_ONCE = "'delta.setTransactionRetentionDuration' = 'interval 0 seconds'"
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["by who staged it", "by others"])
+def test_a_delta_table_that_forgets_its_applications_at_once_takes_a_batch_once(
+    spark: SparkSession, tmp_path: Path, is_own: bool
+) -> None:
+    subject = native_delta_subject(spark, tmp_path)
+    table, other = table_of(subject), table_of(subject, spark.newSession())
+    spark.sql(f"ALTER TABLE {table.name} SET TBLPROPERTIES ({FORGETS_AT_ONCE})")
+    records = [record("m1", 1), record("m1", 2), record("m2", 3)]
+    location = subject.stage(table, "b", records).location if is_own else staged(subject, "b", *records)
+    application = Application(LEDGER, 1, "b")
+    stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.place))
+
+    def overtake() -> None:
+        stuck.apply(location, application)
+        spark.sql(f"OPTIMIZE {table.name}").collect()
+
+    rows = MeanwhileRows(spark, table.staged.place, once(overtake))
+    replace(table, staged=rows).apply(location, application)
+
+    assert subject.ids() == [("m1", 1), ("m1", 2), ("m2", 3)]
+    assert subject.leftovers() == []
+
+
 @BOTH
 def test_processes_that_complete_a_batch_at_the_same_time_store_it_once(
     spark: SparkSession, tmp_path: Path, make_subject: MakeSubject
