@@ -63,23 +63,30 @@ def compared(runs: int, messages: int, figures: Figures, page: Mapping[str, Any]
         page: What :func:`page_constants` returned.
     """
     leases = runs * messages
-    take_over, hold, settle = figures["phases"]
-    calls = CALLS_OF_A_MESSAGE * runs * math.ceil(messages / MESSAGES_A_CALL)
-    asked = sum(hold["asked"].values()) / hold["seconds"]
-    return [
+    phases = {phase["name"]: phase for phase in figures["phases"]}
+    lines: list[Line] = [
         ("leases", leases, figures["leases"]),
         ("batches", runs, figures["batches"]),
-        ("calls to SQS", calls, sum(sum(phase["calls"].values()) for phase in (take_over, hold, settle))),
-        ("seconds of the takeover", leases / MESSAGES_A_CALL / page["CALLS_A_SECOND"], take_over["seconds"]),
-        ("questions to Airflow a second, holding", runs * page["QUESTIONS_A_SECOND_AND_RUN"], asked),
         ("MB", page["MEGABYTES"] + leases * page["BYTES_A_LEASE"] / 1e6, figures["memory_mb"]),
+        ("seconds of the takeover", leases / MESSAGES_A_CALL / page["CALLS_A_SECOND"], phases["take over"]["seconds"]),
     ]
+    if (hold := phases.get("hold")) is not None:
+        asked = sum(hold["asked"].values()) / hold["seconds"]
+        lines.append(("questions to Airflow a second, holding", runs * page["QUESTIONS_A_SECOND_AND_RUN"], asked))
+    if is_finished(figures):
+        calls = CALLS_OF_A_MESSAGE * runs * math.ceil(messages / MESSAGES_A_CALL)
+        lines.append(("calls to SQS", calls, sum(sum(phase["calls"].values()) for phase in phases.values())))
+    return lines
+
+
+def is_finished(figures: Figures) -> bool:
+    """Whether each phase came to its end."""
+    return bool(figures["phases"][-1]["finished"])
 
 
 def is_carried(figures: Figures) -> bool:
     """Whether no lease ended before its work, and each phase came to its end."""
-    finished = all(phase["finished"] for phase in figures["phases"])
-    return finished and not (figures["lapsed"] or figures["lost"])
+    return is_finished(figures) and not (figures["lapsed"] or figures["lost"])
 
 
 def show(runs: int, messages: int, figures: Figures, page: Mapping[str, Any]) -> None:
@@ -95,11 +102,11 @@ def show(runs: int, messages: int, figures: Figures, page: Mapping[str, Any]) ->
     for phase in figures["phases"]:
         print(_phase_line(phase))
     print(
-        f"lapsed: {figures['lapsed']:,}; lost: {figures['lost']:,}; overdue by more than 1 s: {figures['overdue']:,} "
-        f"(the most {figures['most_overdue_seconds']:.1f} s); "
+        f"extensions: {figures['extensions']:,}; overdue by more than 1 s: {figures['overdue']:,} "
+        f"(the most {figures['most_overdue_seconds']:.1f} s); lapsed: {figures['lapsed']:,}; lost: {figures['lost']:,}; "
+        f"deleted: {figures['deleted']:,}, of them uncertain: {figures['uncertain']:,}\n"
         f"least left of a lease: {figures['least_left_seconds']:.0f} s; "
-        f"deleted: {figures['deleted']:,}, of them uncertain: {figures['uncertain']:,}; "
-        f"received {figures['held_before_seconds']:.0f} s before; "
+        f"received {figures['held_before_seconds']:.0f} s before the takeover; "
         f"memory before the first run: {figures['base_mb']:.0f} MB",
         flush=True,
     )

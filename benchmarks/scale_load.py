@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import resource
 import subprocess
 import sys
@@ -86,9 +87,10 @@ ANSWERS_A_SECOND: Final = 45.0
 EXTENSIONS: Final = 2
 """How often each lease is extended before the work ends: in the takeover, and when it falls due after that."""
 
-LONGEST_TAKEOVER_SECONDS: Final = 240.0
+LONGEST_TAKEOVER_SECONDS: Final = 180.0
 LONGEST_HOLD_SECONDS: Final = 300.0
 LONGEST_SETTLEMENT_SECONDS: Final = 360.0
+"""A phase that takes longer is cut off, and none follows it. By the first time leases have lapsed for half a minute."""
 
 LOOK_SECONDS: Final = 0.1
 """As often as Airflow's own watchdog looks at the event loop."""
@@ -317,19 +319,21 @@ class Triggerer:
         async with self._meter.phase("take over") as phase:
             await self._start_all()
             phase.finished = await self._until(lambda: self._are_extended(1), LONGEST_TAKEOVER_SECONDS)
-        async with self._meter.phase("hold") as phase:
-            phase.finished = await self._until(lambda: self._are_extended(EXTENSIONS), LONGEST_HOLD_SECONDS)
-        batches, held = len(keepers.batches), sum(one.batch.count_held() for one in keepers.batches.values())
+        if phase.finished:
+            async with self._meter.phase("hold") as phase:
+                phase.finished = await self._until(lambda: self._are_extended(EXTENSIONS), LONGEST_HOLD_SECONDS)
+        batches, leases = len(keepers.batches), sum(one.batch.count_held() for one in keepers.batches.values())
         extensions = sum(one.batch.extensions for one in keepers.batches.values())
-        self._supervisor.state = "success"
-        async with self._meter.phase("settle") as phase:
-            phase.finished = await self._until(lambda: not self._running, LONGEST_SETTLEMENT_SECONDS)
+        if phase.finished:
+            self._supervisor.state = "success"
+            async with self._meter.phase("settle") as phase:
+                phase.finished = await self._until(lambda: not self._running, LONGEST_SETTLEMENT_SECONDS)
         watching.cancel()
         counts = await self._meter.stub_counts()
         reports = [*self._supervisor.reports, *(asdict(one.batch.report()) for one in keepers.batches.values())]
         return {
             "phases": [asdict(phase) for phase in self._meter.phases],
-            "leases": held,
+            "leases": leases,
             "batches": batches,
             "extensions": extensions,
             "lapsed": sum(report["late"] for report in reports),
@@ -455,7 +459,13 @@ def main() -> None:
         print(prepare(load))
         return
     logging.getLogger("sqs_lease").setLevel(logging.INFO)
-    print(json.dumps(asyncio.run(Triggerer(load).carry())))
+    asyncio.run(_carry(load))
+
+
+async def _carry(load: Load) -> None:
+    print(json.dumps(await Triggerer(load).carry()), flush=True)
+    # What was cut off is not to be extended once more, as a triggerer does that stops.
+    os._exit(0)
 
 
 if __name__ == "__main__":
