@@ -102,9 +102,9 @@ def show(runs: int, messages: int, figures: Figures, page: Mapping[str, Any]) ->
     for phase in figures["phases"]:
         print(_phase_line(phase))
     print(
-        f"extensions: {figures['extensions']:,}; overdue by more than 1 s: {figures['overdue']:,} "
-        f"(the most {figures['most_overdue_seconds']:.1f} s); lapsed: {figures['lapsed']:,}; lost: {figures['lost']:,}; "
-        f"deleted: {figures['deleted']:,}, of them uncertain: {figures['uncertain']:,}\n"
+        f"extensions: {figures['extensions']:,}; overdue by more than 1 s: {figures['overdue']:,}, "
+        f"at most {figures['most_overdue_seconds']:.1f} s; lapsed: {figures['lapsed']:,}; lost: {figures['lost']:,}\n"
+        f"deleted: {figures['deleted']:,}, of them uncertain: {figures['uncertain']:,}; "
         f"least left of a lease: {figures['least_left_seconds']:.0f} s; "
         f"received {figures['held_before_seconds']:.0f} s before the takeover; "
         f"memory before the first run: {figures['base_mb']:.0f} MB",
