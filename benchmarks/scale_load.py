@@ -72,8 +72,8 @@ VISIBILITY_SECONDS: Final = 180.0
 HELD_BEFORE_SECONDS: Final = 30.0
 """How long ago the messages were received when they are taken over: so late Airflow notices that a triggerer died."""
 
-PREPARING_SECONDS_A_LEASE: Final = 6e-5
-"""How long it takes to write a lease into a trigger's arguments; where it takes longer, that adds to the time above."""
+PREPARING_RESERVE: Final = 2.0
+"""So many times as long as the first trigger took is reserved for each; what takes longer adds to the time above."""
 
 HANDLE_CHARACTERS: Final = 180
 """As long as SQS's receipt handles are at least."""
@@ -314,7 +314,7 @@ class Triggerer:
         load_client_code()
         watching = asyncio.create_task(self._meter.watch())
         received_at = await asyncio.to_thread(self._prepare)
-        await asyncio.sleep(received_at + HELD_BEFORE_SECONDS - time.time())
+        await asyncio.sleep(max(0.0, received_at + HELD_BEFORE_SECONDS - time.time()))
         base_mb, held_before_seconds = _memory_mb(), time.time() - received_at
         async with self._meter.phase("take over") as phase:
             await self._start_all()
@@ -432,7 +432,10 @@ def triggers(load: Load, received_at: float) -> Iterator[str]:
 
 def prepare(load: Load) -> float:
     """Write the triggers; return when their messages were received, in seconds since the epoch."""
-    received_at = time.time() + load.leases * PREPARING_SECONDS_A_LEASE - HELD_BEFORE_SECONDS
+    began = time.monotonic()
+    next(triggers(load, 0.0))
+    reserved_seconds = PREPARING_RESERVE * load.runs * (time.monotonic() - began)
+    received_at = time.time() + reserved_seconds - HELD_BEFORE_SECONDS
     with Path(load.path).open("w") as file:
         file.writelines(f"{stored}\n" for stored in triggers(load, received_at))
     return received_at
