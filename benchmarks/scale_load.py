@@ -7,9 +7,12 @@ was extended twice, and settles them when all work has succeeded. The triggers c
 process of its own, so that the memory it takes is not measured: a line each, as Airflow's database holds them.
 
 It is what runs in a triggerer: the trigger's own class, made from its encrypted arguments; the keeper that all triggers
-share; the AWS client with its signatures, on asyncio's own event loop and the machine's clock. Two things stand in for
-others. SQS is `benchmarks.sqs_stub` in a process of its own. Airflow's supervisor is an object in this process that
-counts what it is asked and answers one request after the other, as many a second as a real one was seen to answer.
+share; the AWS client with its signatures, on asyncio's own event loop. Two things stand in for others. SQS is
+`benchmarks.sqs_stub` in a process of its own. Airflow's supervisor is an object in this process that counts what it is
+asked and answers one request after the other, as many a second as a real one was seen to answer.
+
+Time is the machine's, without that for which this process could have run while others had the processor
+(:class:`UndisturbedClock`). So the figures are those of a triggerer with a core of its own, also on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import os
 import resource
 import subprocess
@@ -49,7 +53,6 @@ from airflow.sdk.execution_time.comms import (
 )
 from airflow.serialization.decoders import smart_decode_trigger_kwargs
 
-from benchmarks.sqs_stub import MARGIN
 from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
 from sqs_lease.airflow.runtime import TriggererKeepers, install
 from sqs_lease.airflow.settlement.rules import WorkTask
@@ -57,6 +60,7 @@ from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.core.calls import EntryAnswer, VisibilityChange
 from sqs_lease.core.failure_rules import release
+from sqs_lease.core.ledger import Outlook
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule
@@ -95,8 +99,57 @@ LONGEST_SETTLEMENT_SECONDS: Final = 360.0
 LOOK_SECONDS: Final = 0.1
 """As often as Airflow's own watchdog looks at the event loop."""
 
+READ_SECONDS: Final = 0.001
+"""How often the time that this process waited is read: it costs some microseconds."""
+
 BLOCKED_SECONDS: Final = 0.2
 """From when on Airflow warns that the event loop was blocked, the time between two looks included."""
+
+
+OVERDUE_SECONDS: Final = 1.0
+"""An extension that is sent so much later than it fell due is overdue."""
+
+
+class UndisturbedClock:
+    """The machine's time, without that for which this thread waited for a processor that others had.
+
+    Linux counts that time. Elsewhere, none is left out.
+    """
+
+    def __init__(self) -> None:
+        waits = Path("/proc/thread-self/schedstat")
+        self._waits = waits.open("rb", buffering=0) if waits.exists() else None
+        self._read_at = -math.inf
+        self._waited = 0.0
+        self._last = 0.0
+        self._wall_ahead = time.time() - self.now()
+
+    def now(self) -> float:
+        real = time.monotonic()
+        if self._waits is not None and real - self._read_at > READ_SECONDS:
+            self._waits.seek(0)
+            self._waited = int(self._waits.read().split()[1]) / 1e9
+            self._read_at = real
+        self._last = max(self._last, real - self._waited)
+        return self._last
+
+    def wall(self) -> float:
+        return self.now() + self._wall_ahead
+
+    def set_wall(self) -> None:
+        """Take the machine's time since the epoch from now on."""
+        self._wall_ahead = time.time() - self.now()
+
+
+class UndisturbedLoop(asyncio.SelectorEventLoop):
+    """asyncio's event loop on that clock."""
+
+    def __init__(self, clock: UndisturbedClock) -> None:
+        self.clock = clock
+        super().__init__()
+
+    def time(self) -> float:
+        return self.clock.now()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +187,7 @@ class Phase:
     Attributes:
         name: What happened meanwhile.
         seconds: How long it took.
+        real_seconds: The same with what this process waited for a processor.
         finished: Whether it came to its end; if not, it was cut off.
         calls: Calls to SQS by kind.
         busiest_calls: Most calls in one second.
@@ -148,6 +202,7 @@ class Phase:
 
     name: str
     seconds: float = 0.0
+    real_seconds: float = 0.0
     finished: bool = False
     calls: Mapping[str, int] = field(default_factory=dict)
     busiest_calls: int = 0
@@ -161,20 +216,49 @@ class Phase:
 
 
 class CountingTransport:
-    """Counts the calls about leases, and passes everything on."""
+    """Counts the calls about leases, and passes everything on.
 
-    def __init__(self, transport: RedriveTransport, calls: Counter[str]) -> None:
+    Args:
+        transport: Where the calls go.
+        clock: The keeper's clock.
+        outlook: When the first of some leases of a queue was to be extended, and when the first ends.
+
+    Attributes:
+        calls: How many, by kind.
+        overdue: Extensions in calls that were sent too late for one of their leases.
+        most_overdue_seconds: The longest time by which one was.
+        least_left_seconds: The least that was left of a lease when its extension was sent.
+    """
+
+    def __init__(
+        self,
+        transport: RedriveTransport,
+        clock: UndisturbedClock,
+        outlook: Callable[[str, Sequence[Receipt]], Outlook],
+        calls: Counter[str],
+    ) -> None:
+        self.calls = calls
+        self.overdue = 0
+        self.most_overdue_seconds = 0.0
+        self.least_left_seconds = math.inf
         self._transport = transport
-        self._calls = calls
+        self._clock = clock
+        self._outlook = outlook
 
     async def change_visibility(self, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
         """See the transport."""
-        self._calls["extend"] += 1
+        self.calls["extend"] += 1
+        now, outlook = self._clock.now(), self._outlook(queue_url, [change.receipt for change in changes])
+        if outlook.renew_at is not None and outlook.deadline is not None:
+            overdue_seconds = now - outlook.renew_at
+            self.overdue += len(changes) if overdue_seconds > OVERDUE_SECONDS else 0
+            self.most_overdue_seconds = max(self.most_overdue_seconds, overdue_seconds)
+            self.least_left_seconds = min(self.least_left_seconds, outlook.deadline - now)
         return await self._transport.change_visibility(queue_url, changes)
 
     async def delete(self, queue_url: str, receipts: Sequence[Receipt]) -> Sequence[EntryAnswer]:
         """See the transport."""
-        self._calls["delete"] += 1
+        self.calls["delete"] += 1
         return await self._transport.delete(queue_url, receipts)
 
     async def aclose(self) -> None:
@@ -244,23 +328,25 @@ class Meter:
         calls: Calls to SQS so far.
         asked: Requests to Airflow so far.
         stub_url: The SQS stub, which tells its processor time.
+        clock: The event loop's clock.
     """
 
-    def __init__(self, calls: Counter[str], asked: Counter[str], stub_url: str) -> None:
+    def __init__(self, calls: Counter[str], asked: Counter[str], stub_url: str, clock: UndisturbedClock) -> None:
         self._calls = calls
         self._asked = asked
         self._stub_url = stub_url
+        self._clock = clock
         self._phase = Phase("")
         self.phases: list[Phase] = []
 
     @asynccontextmanager
     async def phase(self, name: str) -> AsyncIterator[Phase]:
         """Count for as long as the block takes."""
-        calls, asked, began_at = self._calls.copy(), self._asked.copy(), time.monotonic()
+        calls, asked, began_at, real = self._calls.copy(), self._asked.copy(), self._clock.now(), time.monotonic()
         stub, cpu = (await self.stub_counts())["cpu_seconds"], _cpu_seconds()
         self._phase = phase = Phase(name)
         yield phase
-        phase.seconds = time.monotonic() - began_at
+        phase.seconds, phase.real_seconds = self._clock.now() - began_at, time.monotonic() - real
         phase.cpu_seconds = _cpu_seconds() - cpu
         phase.stub_cpu_seconds = (await self.stub_counts())["cpu_seconds"] - stub
         phase.calls, phase.asked = dict(self._calls - calls), dict(self._asked - asked)
@@ -278,15 +364,15 @@ class Meter:
     async def watch(self) -> None:
         """Look until cancelled."""
         while True:
-            calls, asked, second_ends = self._calls.total(), self._asked.total(), time.monotonic() + 1.0
-            while (began := time.monotonic()) < second_ends:
+            calls, asked, second_ends = self._calls.total(), self._asked.total(), self._clock.now() + 1.0
+            while (began := self._clock.now()) < second_ends:
                 await asyncio.sleep(LOOK_SECONDS)
-                blocked = time.monotonic() - began
+                blocked = self._clock.now() - began
                 self._phase.looks += 1
                 self._phase.blocked_seconds = max(self._phase.blocked_seconds, blocked)
                 self._phase.blocked_looks += blocked > BLOCKED_SECONDS
             # A second that was longer because the loop was blocked is no busier for it.
-            length = time.monotonic() - second_ends + 1.0
+            length = self._clock.now() - second_ends + 1.0
             self._phase.busiest_calls = max(self._phase.busiest_calls, round((self._calls.total() - calls) / length))
             self._phase.busiest_asked = max(self._phase.busiest_asked, round((self._asked.total() - asked) / length))
 
@@ -296,26 +382,30 @@ class Triggerer:
 
     Args:
         load: How much there is to hold.
+        clock: The event loop's clock.
     """
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, clock: UndisturbedClock) -> None:
         self._load = load
+        self._clock = clock
+        self._transports: list[CountingTransport] = []
         self._calls: Counter[str] = Counter()
         self._batch_ids: dict[str, str] = {}
         self._supervisor = Supervisor(load, self._batch_ids)
-        self._meter = Meter(self._calls, self._supervisor.asked, load.stub_url)
+        self._meter = Meter(self._calls, self._supervisor.asked, load.stub_url, clock)
         self._running: set[asyncio.Task[None]] = set()
 
     async def carry(self) -> Mapping[str, Any]:
         """Take over, hold and settle; return the figures."""
         task_runner.SUPERVISOR_COMMS = self._supervisor  # type: ignore[assignment]
-        self._keepers = keepers = TriggererKeepers(open_transport=self._open)
+        self._keepers = keepers = TriggererKeepers(open_transport=self._open, clock=self._clock)
         install(keepers)
         load_client_code()
         watching = asyncio.create_task(self._meter.watch())
         received_at = await asyncio.to_thread(self._prepare)
         await asyncio.sleep(max(0.0, received_at + HELD_BEFORE_SECONDS - time.time()))
         base_mb, held_before_seconds = _memory_mb(), time.time() - received_at
+        self._clock.set_wall()
         async with self._meter.phase("take over") as phase:
             await self._start_all()
             phase.finished = await self._until(lambda: self._are_extended(1), LONGEST_TAKEOVER_SECONDS)
@@ -329,7 +419,7 @@ class Triggerer:
             async with self._meter.phase("settle") as phase:
                 phase.finished = await self._until(lambda: not self._running, LONGEST_SETTLEMENT_SECONDS)
         watching.cancel()
-        counts = await self._meter.stub_counts()
+        (transport,) = self._transports
         reports = [*self._supervisor.reports, *(asdict(one.batch.report()) for one in keepers.batches.values())]
         return {
             "phases": [asdict(phase) for phase in self._meter.phases],
@@ -340,9 +430,9 @@ class Triggerer:
             "lost": sum(report["lost"] for report in reports),
             "deleted": sum(report["deleted"] for report in reports),
             "uncertain": sum(report["uncertain"] for report in reports),
-            "overdue": counts["overdue"],
-            "most_overdue_seconds": max(counts["most_overdue_seconds"], 0.0),
-            "least_left_seconds": counts["least_left_seconds"],
+            "overdue": transport.overdue,
+            "most_overdue_seconds": transport.most_overdue_seconds,
+            "least_left_seconds": transport.least_left_seconds,
             "base_mb": base_mb,
             "memory_mb": _memory_mb(),
             "held_before_seconds": held_before_seconds,
@@ -356,7 +446,13 @@ class Triggerer:
         return float(answer.splitlines()[-1])
 
     async def _open(self, connection: AwsConnection) -> RedriveTransport:
-        return cast("RedriveTransport", CountingTransport(await open_transport(connection), self._calls))
+        transport = CountingTransport(await open_transport(connection), self._clock, self._outlook, self._calls)
+        self._transports.append(transport)
+        return cast("RedriveTransport", transport)
+
+    def _outlook(self, queue_url: str, receipts: Sequence[Receipt]) -> Outlook:
+        (shared,) = self._keepers._keepers.values()  # noqa: SLF001 - nothing else tells when leases fell due
+        return shared.keeper._drivers[queue_url]._ledger.outlook(receipts)  # noqa: SLF001
 
     async def _start_all(self) -> None:
         with Path(self._load.path).open() as file:  # noqa: ASYNC230 - a line is read in no time
@@ -416,7 +512,7 @@ def triggers(load: Load, received_at: float) -> Iterator[str]:
         handed = HandedLease(
             uuid.uuid4().hex,
             f"{load.stub_url}/000000000000/{load.dag_id(run)}",
-            Growing(visibility=VISIBILITY_SECONDS, margin=MARGIN),
+            Growing(visibility=VISIBILITY_SECONDS),
             AwsConnection(),
             leases,
         )
@@ -462,11 +558,13 @@ def main() -> None:
         print(prepare(load))
         return
     logging.getLogger("sqs_lease").setLevel(logging.INFO)
-    asyncio.run(_carry(load))
+    clock = UndisturbedClock()
+    with asyncio.Runner(loop_factory=lambda: UndisturbedLoop(clock)) as runner:
+        runner.run(_carry(load, clock))
 
 
-async def _carry(load: Load) -> None:
-    print(json.dumps(await Triggerer(load).carry()), flush=True)
+async def _carry(load: Load, clock: UndisturbedClock) -> None:
+    print(json.dumps(await Triggerer(load, clock).carry()), flush=True)
     # What was cut off is not to be extended once more, as a triggerer does that stops.
     os._exit(0)
 

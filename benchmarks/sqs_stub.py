@@ -2,8 +2,8 @@
 
 It answers ChangeMessageVisibilityBatch, DeleteMessageBatch and ReceiveMessage (always empty) in AWS's JSON protocol as
 fast as Python can, for as many leases as anybody likes, and remembers each receipt's deadline. `GET /counts` tells
-what was asked so far, and how many extensions arrived after the deadline that they should have moved, or later than
-`Growing` asks for them: counted by this process's clock, not by the keeper's.
+what was asked so far, and how many extensions arrived after the deadline that they should have moved: counted
+by this process's clock, not by the keeper's.
 """
 
 from __future__ import annotations
@@ -15,15 +15,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic, process_time
-from typing import Any, Final
+from typing import Any
 
 from demo.processes import LOOPBACK
-
-MARGIN: Final = 1 / 3
-"""The share of a period that `Growing` leaves when it extends."""
-
-OVERDUE_SECONDS: Final = 1.0
-"""An extension that comes so much later than that is overdue."""
 
 
 @dataclass(slots=True)
@@ -35,8 +29,6 @@ class Counts:
         entries: Entries of batch calls by operation.
         busiest_second: Most calls that arrived within one second of the clock.
         late: Extensions of leases whose deadline had passed.
-        overdue: Extensions that arrived more than :data:`OVERDUE_SECONDS` after `Growing` asks for them.
-        most_overdue_seconds: The longest time after that, or the shortest before it, if none came after it.
         least_left_seconds: The least that was left of a lease when its extension arrived.
     """
 
@@ -44,8 +36,6 @@ class Counts:
     entries: Counter[str] = field(default_factory=Counter)
     busiest_second: int = 0
     late: int = 0
-    overdue: int = 0
-    most_overdue_seconds: float = float("-inf")
     least_left_seconds: float = float("inf")
 
 
@@ -54,7 +44,7 @@ class SqsStub:
 
     def __init__(self) -> None:
         self._counts = Counts()
-        self._leases: dict[str, tuple[float, float]] = {}  # by receipt handle: the deadline, and the last period
+        self._deadlines: dict[str, float] = {}
         self._second = 0
         self._in_second = 0
 
@@ -73,21 +63,17 @@ class SqsStub:
                     self._extend(entry["ReceiptHandle"], now, entry["VisibilityTimeout"])
             case "DeleteMessageBatch":
                 for entry in entries:
-                    self._leases.pop(entry["ReceiptHandle"], None)
+                    self._deadlines.pop(entry["ReceiptHandle"], None)
             case _:
                 return {}
         return {"Successful": [{"Id": entry["Id"]} for entry in entries], "Failed": []}
 
     def _extend(self, handle: str, now: float, seconds: float) -> None:
-        if (lease := self._leases.get(handle)) is not None:
-            deadline, period = lease
-            overdue_seconds = now - (deadline - MARGIN * period)
-            counts = self._counts
-            counts.late += now > deadline
-            counts.overdue += overdue_seconds > OVERDUE_SECONDS
-            counts.most_overdue_seconds = max(counts.most_overdue_seconds, overdue_seconds)
-            counts.least_left_seconds = min(counts.least_left_seconds, deadline - now)
-        self._leases[handle] = (now + seconds, seconds)
+        deadline = self._deadlines.get(handle)
+        if deadline is not None:
+            self._counts.late += now > deadline
+            self._counts.least_left_seconds = min(self._counts.least_left_seconds, deadline - now)
+        self._deadlines[handle] = now + seconds
 
     def counts(self) -> Mapping[str, Any]:
         """What was asked so far."""
@@ -97,8 +83,6 @@ class SqsStub:
             "entries": dict(counts.entries),
             "busiest_second": counts.busiest_second,
             "late": counts.late,
-            "overdue": counts.overdue,
-            "most_overdue_seconds": counts.most_overdue_seconds,
             "least_left_seconds": counts.least_left_seconds,
             "cpu_seconds": process_time(),
         }

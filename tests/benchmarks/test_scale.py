@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from benchmarks import sqs_stub
 from benchmarks.scale import compared, is_carried, page_constants, show
-from benchmarks.sqs_stub import SqsStub
 
 
 def phase(name: str, seconds: float, calls: Mapping[str, int], asked: int) -> dict[str, Any]:
     return {
         "name": name,
         "seconds": seconds,
+        "real_seconds": 2 * seconds,
         "finished": True,
         "calls": dict(calls),
         "busiest_calls": 7,
@@ -93,22 +91,3 @@ def test_a_phase_that_was_cut_off_was_not_carried(figures: dict[str, Any], capsy
     out = capsys.readouterr().out
     assert "NOT carried" in out
     assert "calls to SQS" not in out
-
-
-def test_the_stub_tells_extensions_that_come_late_from_those_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1_000.0
-    monkeypatch.setattr(sqs_stub, "monotonic", lambda: now)
-    stub = SqsStub()
-
-    def extend() -> None:
-        entry = {"Id": "0", "ReceiptHandle": "handle", "VisibilityTimeout": 180}
-        stub.answer("ChangeMessageVisibilityBatch", {"Entries": [entry]})
-
-    extend()
-    for left, late, overdue in ((60.0, 0, 0), (59.5, 0, 0), (58.0, 0, 1), (-1.0, 1, 2)):
-        now += 180.0 - left
-        extend()
-        counts = stub.counts()
-        assert (counts["late"], counts["overdue"]) == (late, overdue), left
-    assert math.isclose(stub.counts()["most_overdue_seconds"], 61.0)
-    assert stub.counts()["least_left_seconds"] == -1.0
