@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 from airflow.models.trigger import Trigger
@@ -20,8 +21,9 @@ LOAD: Final = Load(runs=3, messages=25, queues=2, stub_url="http://127.0.0.1:1",
 
 def test_each_run_has_a_trigger_of_its_own_leases() -> None:
     handed = []
+    decode: Callable[[Any], Any] = smart_decode_trigger_kwargs
     for stored in triggers(LOAD, received_at=1.7e9):
-        kwargs = {name: smart_decode_trigger_kwargs(value) for name, value in Trigger._decrypt_kwargs(stored).items()}
+        kwargs = {name: decode(value) for name, value in Trigger._decrypt_kwargs(stored).items()}
         handed.append(HandedLease.decode(SqsLeaseKeeperTrigger(**kwargs).lease))
     assert [one.queue_url.rpartition("/")[2] for one in handed] == ["held_0", "held_1", "held_0"]
     leases = [lease for one in handed for lease in one.leases]
@@ -45,7 +47,7 @@ def test_the_supervisor_answers_one_request_after_the_other() -> None:
 def test_the_supervisor_knows_what_was_noted_and_how_the_work_stands() -> None:
     async def scenario() -> None:
         supervisor = Supervisor(LOAD, {})
-        place = {"dag_id": "d", "run_id": "run_0", "task_id": KEEPER_TASK, "map_index": -1}
+        place: dict[str, Any] = {"dag_id": "d", "run_id": "run_0", "task_id": KEEPER_TASK, "map_index": -1}
         await supervisor.asend(SetXCom(key=REPORT_KEY, value={"deleted": 3}, **place))
         assert (await supervisor.asend(GetXCom(key=REPORT_KEY, **place))).value == {"deleted": 3}
         assert (await supervisor.asend(GetXCom(key="settled", **place))).value is None

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 import pytest
-from airflow.executors.workloads import RunTrigger
+from airflow.executors.workloads.trigger import RunTrigger
 from airflow.jobs.triggerer_job_runner import TriggerRunner
 from airflow.models.trigger import Trigger
 from airflow.triggers.base import BaseTrigger
@@ -31,7 +31,7 @@ KEEPER: Final = SqsLeaseKeeperTrigger(
 )
 
 
-def started(trigger: BaseTrigger, change: Callable[[dict[str, Any]], None] = lambda _: None) -> BaseException | None:
+def started(trigger: BaseTrigger, change: Callable[[dict[str, Any]], None] = lambda _: None) -> BaseException:
     """Why Airflow's triggerer gave a stored trigger up; it must go on itself.
 
     Args:
@@ -40,11 +40,12 @@ def started(trigger: BaseTrigger, change: Callable[[dict[str, Any]], None] = lam
     """
     classpath, kwargs = trigger.serialize()
     change(kwargs)
-    runner = TriggerRunner()
+    runner: Any = TriggerRunner()  # type: ignore[no-untyped-call]
     runner.to_create.append(RunTrigger(id=1, classpath=classpath, encrypted_kwargs=Trigger.encrypt_kwargs(kwargs)))
     asyncio.run(runner.create_triggers())
     ((trigger_id, error),) = runner.failed_triggers
     assert trigger_id == 1
+    assert isinstance(error, BaseException)
     return error
 
 

@@ -9,7 +9,7 @@ from tests.airflow import airflow_home  # noqa: F401 - Airflow reads its configu
 import copy
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from airflow.models.trigger import Trigger
@@ -243,7 +243,8 @@ def test_stored_arguments_make_a_trigger_or_a_type_error_which_alone_leaves_the_
     try:
         # Arguments that are not encrypted are read, too; but not what Airflow itself cannot.
         kwargs = Trigger._decrypt_kwargs(json.dumps(plain))
-        arguments = {name: decode(value) for name, value in kwargs.items()}
+        read: Callable[[Any], Any] = decode
+        arguments = {name: read(value) for name, value in kwargs.items()}
     except Exception:  # noqa: BLE001 - its own matter
         return
     if kind is SqsLeaseTrigger and not isinstance(arguments.get("policy"), dict):

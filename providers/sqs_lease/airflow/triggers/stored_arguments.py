@@ -10,34 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec
 
-_Trigger = TypeVar("_Trigger")
 _Arguments = ParamSpec("_Arguments")
-Init: TypeAlias = Callable[Concatenate[_Trigger, _Arguments], None]
 
 
 def raises_type_errors_only(
     where: Callable[[Mapping[str, Any]], bool] = lambda _: True,
-) -> Callable[[Init[_Trigger, _Arguments]], Init[_Trigger, _Arguments]]:
+) -> Callable[[Callable[_Arguments, None]], Callable[_Arguments, None]]:
     """Have a trigger's ``__init__`` raise nothing but TypeError.
 
     Args:
         where: Tells from the keyword arguments whether they are stored ones; any are, by default.
     """
 
-    def decorated(init: Init[_Trigger, _Arguments]) -> Init[_Trigger, _Arguments]:
+    def decorated(init: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
         @wraps(init)
-        def guarded(trigger: _Trigger, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        def guarded(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
             try:
-                init(trigger, *args, **kwargs)
+                init(*args, **kwargs)
             except TypeError:
                 raise
             except Exception as error:
                 if not where(kwargs):
                     raise
                 raise TypeError(
-                    f"{type(trigger).__name__} cannot be made of its stored arguments in this triggerer, which must "
+                    f"{type(args[0]).__name__} cannot be made of its stored arguments in this triggerer, which must "
                     f"run the same release of sqs-lease, with the same extras, as the DAG processor: {error!r}"
                 ) from error
 
