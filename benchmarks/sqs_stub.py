@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 from demo.processes import LOOPBACK
@@ -84,6 +84,7 @@ class SqsStub:
             "busiest_second": counts.busiest_second,
             "late": counts.late,
             "least_left_seconds": counts.least_left_seconds,
+            "cpu_seconds": process_time(),
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

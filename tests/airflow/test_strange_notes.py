@@ -6,10 +6,16 @@ from __future__ import annotations
 from tests.airflow import airflow_home  # noqa: F401 - Airflow reads its configuration when it is imported
 # isort: on
 
+import copy
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from airflow.models.trigger import Trigger
+from airflow.sdk.serde import serialize
+from airflow.serialization.decoders import smart_decode_trigger_kwargs as decode
+from airflow.triggers.base import BaseTrigger
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,15 +31,20 @@ from sqs_lease.airflow.batches.protocol import (
     RegisteredBatch,
     Stage,
 )
+from sqs_lease.airflow.queues.depth import SqsQueueDepthTrigger
+from sqs_lease.airflow.queues.redrive import SqsFilteredMoveTrigger, SqsMoveTaskTrigger
 from sqs_lease.airflow.receiving.collector import ReceiveOptions
 from sqs_lease.airflow.receiving.filters import (
     ATTRIBUTE,
+    CALLABLE,
     JSONPATH,
     JSONPATH_EXTENDED,
     LITERAL,
     MessageFilter,
     OpenFilter,
+    encode_unmatched,
 )
+from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.transfer.lease import HandedLease, merge, seal_leases
 from sqs_lease.airflow.transfer.payload import (
     PayloadError,
@@ -43,14 +54,17 @@ from sqs_lease.airflow.transfer.payload import (
     why_unpublishable,
 )
 from sqs_lease.airflow.transfer.progress import Progress, Takeover
+from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
+from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.failure_rules import release
+from sqs_lease.core.failure_rules import by_exception, dead_letter, expire, release
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule, encode_policy
 from sqs_lease.daemon_threads import DaemonThreads
-from tests.fuzz.strange import CONTENT, examples, json_near, near, outcome_of, said_by
+from tests.airflow import filter_functions
+from tests.fuzz.strange import CONTENT, damaged, examples, json_near, near, outcome_of, said_by
 
 PLACE: Final = Place.of_queue("orders", "q")
 CLAIMANT: Final = Claimant("dag", "run", "keeper")
@@ -162,6 +176,85 @@ def test_a_trigger_is_made_of_its_arguments_or_refuses_them(options: Any) -> Non
         assert ReceiveOptions(**made.serialize()[1]["options"]) == made.options
 
 
+CONNECTION: Final = AwsConnection().encode()
+COMMON: Final = {"queue": "q", "deferred_at": 1.7e9, "ends_at": None, **CONNECTION}
+TRIGGERS: Final[Mapping[type[BaseTrigger], Mapping[str, Any]]] = {
+    SqsLeaseReceiveTrigger: {"options": OPTIONS},
+    SqsLeaseKeeperTrigger: {
+        "lease": {**HANDED.encode(), "sealed_leases": ""},
+        "receive_task_id": "orders",
+        "work": plain_work([WorkTask("load"), WorkTask("check", mapped=True, per_message=True)]),
+        "on_failure": encode_failure_rule(by_exception({"KeyError": dead_letter()}, otherwise=release())),
+        "handoff_timeout_seconds": 600.0,
+        "on_lost": {"path": "a.b", "kwargs": {"n": 1}},
+    },
+    SqsLeaseTrigger: {
+        "queue_url": "https://sqs.eu-west-1.amazonaws.com/123456789012/q",
+        "max_messages": 10,
+        "linger": 1.0,
+        "policy": encode_policy(Growing(visibility=30)),
+        "payload": "/shared/batches",
+        "message_filtering": JSONPATH,
+        "message_filtering_match_values": ["a"],
+        "message_filtering_config": "$.kind",
+        "unmatched": encode_unmatched(expire()),
+        "max_unsettled_batches": 4,
+        "handoff_timeout": 3600.0,
+        "aws_conn_id": "aws_default",
+        "region_name": None,
+        "verify": None,
+        "botocore_config": {"read_timeout": 5},
+    },
+    SqsMoveTaskTrigger: {**COMMON, "source_arn": "arn:aws:sqs:eu-west-1:1:q", "started_after": 0.0, "handle": CONTENT},
+    SqsFilteredMoveTrigger: {
+        **COMMON,
+        "destination": None,
+        "max_per_second": 5,
+        "reason": "a*",
+        "older_than_seconds": 60.0,
+        "newer_than_seconds": None,
+        "max_messages": 10,
+    },
+    SqsQueueDepthTrigger: {
+        **COMMON,
+        "poke_seconds": 5.0,
+        "counts": ["visible"],
+        "at_least": 1,
+        "at_most": None,
+        "oldest_at_least_seconds": None,
+        "oldest_at_most_seconds": 60.0,
+    },
+}
+
+
+@st.composite
+def stored_triggers(draw: st.DrawFn) -> tuple[type[BaseTrigger], Any]:
+    """A trigger's class, and its arguments as Airflow's database has them."""
+    kind = draw(st.sampled_from(list(TRIGGERS)))
+    return kind, draw(near(serialize(dict(TRIGGERS[kind]))))
+
+
+@examples(400)
+@given(stored_triggers())
+def test_stored_arguments_make_a_trigger_or_a_type_error_which_alone_leaves_the_triggerer_alive(
+    stored: tuple[type[BaseTrigger], Any],
+) -> None:
+    kind, plain = stored
+    try:
+        # Arguments that are not encrypted are read, too; but not what Airflow itself cannot.
+        kwargs = Trigger._decrypt_kwargs(json.dumps(plain))
+        read: Callable[[Any], Any] = decode
+        arguments = {name: read(value) for name, value in kwargs.items()}
+    except Exception:  # noqa: BLE001 - its own matter
+        return
+    if kind is SqsLeaseTrigger and not isinstance(arguments.get("policy"), dict):
+        return  # an author's arguments, whose errors stay what they are; stored is always a mapping
+    made = outcome_of(lambda: kind(**arguments), TypeError)
+    if isinstance(made, kind):
+        again = kind(**made.serialize()[1])
+        assert again.serialize() == made.serialize()
+
+
 RECORD: Final = {"id": 1, "kind": CONTENT, "items": [{"price": 5, "name": CONTENT}, {"price": "7"}], "a": {"b": [1, 2]}}
 EXPRESSIONS: Final = [
     "$.id",
@@ -179,6 +272,9 @@ EXPRESSIONS: Final = [
     "$.*",
     "$.items.`parent`",
 ]
+
+
+FUNCTIONS: Final = [name for name, each in vars(filter_functions).items() if inspect.isfunction(each)]
 
 
 @st.composite
@@ -215,6 +311,69 @@ def test_a_filter_answers_yes_or_no_or_why_not_without_the_body(
         answer = said_by(lambda each=each: OpenFilter(each.matcher(), threads)._answer(message))  # type: ignore[misc]
         assert isinstance(answer, bool | str)
         assert CONTENT not in str(answer)
+
+
+_NAMES: Final = st.sampled_from(["id", "kind", "items", "price", "name", "a", "b", "*", "'a b'", "1", "ü"])
+_NUMBERS: Final = st.sampled_from(
+    ["0", "-1", "1", "99", "1:", ":2", "::2", "0:99:3", "*", "?", "a", "'b'", "0,1", "/a"]
+)
+_CONDITIONS: Final = st.builds(
+    "@.{}{}{}".format,
+    _NAMES,
+    st.sampled_from(["==", "=", "!=", "<", ">=", "=~", " ", ""]),
+    st.sampled_from(["5", "'x.*'", '"y"', "true", "null", "@.id", "5.0", ""]),
+)
+_STEPS: Final = st.one_of(
+    st.builds(".{}".format, _NAMES),
+    st.builds("..{}".format, _NAMES),
+    st.builds("[{}]".format, _NUMBERS),
+    st.builds("[?({})]".format, _CONDITIONS),
+    st.builds("[?{} & {}]".format, _CONDITIONS, _CONDITIONS),
+    st.sampled_from(["[\\price]", "[/name, \\id]", " + 1", " * 2", " - $.id", "|$.a", " where a", " wherenot b"]),
+    st.sampled_from(["len", "keys", "path", "str()", "sorted", "parent", "this", "unknown", ""]).map(".`{}`".format),
+    st.sampled_from(["sub(/x/, y)", "sub(/(/, y)", "split(-, 1, -1)", "split(-, *, 1)"]).map(".`{}`".format),
+)
+ANY_EXPRESSION: Final = st.one_of(
+    st.builds("${}".format, st.lists(_STEPS, max_size=4).map("".join)),
+    st.sampled_from(EXPRESSIONS)
+    .flatmap(lambda good: damaged(good.encode()))
+    .map(lambda text: text.decode("utf-8", "replace")),
+    st.text(max_size=12),
+).filter(lambda text: text.count("..") <= 2)
+"""What an author may write. Each further descent takes as often as long again on a body that is nested deeply."""
+
+
+@examples(250)
+@given(
+    messages(), ANY_EXPRESSION, st.sampled_from([JSONPATH, JSONPATH_EXTENDED]), st.sampled_from([None, ["7"], [5, {}]])
+)
+def test_an_expression_is_refused_when_a_dag_is_parsed_or_answers_about_any_message(
+    message: Message, expression: str, kind: str, values: list[Any] | None
+) -> None:
+    made = outcome_of(lambda: MessageFilter.of(kind, values, expression), ValueError)
+    if isinstance(made, MessageFilter):
+        answer = said_by(lambda: OpenFilter(made.matcher(), DaemonThreads(1, "filter"))._answer(message))
+        assert isinstance(answer, bool | str)
+        assert CONTENT not in str(answer)
+
+
+@examples(150)
+@given(messages(), st.sampled_from(FUNCTIONS))
+def test_a_users_function_answers_about_any_message_or_fails_for_that_one_without_its_body(
+    message: Message, name: str
+) -> None:
+    whole = copy.deepcopy(message)
+    function = getattr(filter_functions, name)
+    made = MessageFilter.of(CALLABLE, None, f"{filter_functions.__name__}.{name}")
+    assert made is not None
+    answer = said_by(lambda: OpenFilter(made.matcher(), DaemonThreads(1, "filter"))._answer(message))
+    assert CONTENT not in str(answer)
+    if isinstance(answer, bool):
+        assert answer == function(copy.deepcopy(message).as_dict())
+    else:
+        assert isinstance(answer, str)
+    # What it did to its argument is not what is published.
+    assert message == whole
 
 
 @examples(150)

@@ -74,6 +74,7 @@ from sqs_lease.airflow.transfer.payload import (
     remove_files,
 )
 from sqs_lease.airflow.transfer.progress import TAKEOVER_KEY, Progress, Takeover, read_progress, read_takeover
+from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.messages import Lease
@@ -129,6 +130,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         tried_before: Whether the task was tried before: the trigger of that try may not have heard yet that it ended.
     """
 
+    @raises_type_errors_only()
     def __init__(
         self,
         lease: dict[str, Any],

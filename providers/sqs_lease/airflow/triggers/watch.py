@@ -46,6 +46,7 @@ from sqs_lease.airflow.receiving.filters import (
 )
 from sqs_lease.airflow.runtime import SharedBatch, SharedKeeper, TriggererKeepers, shielded, triggerer_keepers
 from sqs_lease.airflow.transfer.payload import PayloadError, check_payload, default_payload
+from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
 from sqs_lease.clock import Clock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import LeaseEvent
@@ -128,6 +129,8 @@ class SqsLeaseTrigger(BaseEventTrigger):
         TypeError: A value cannot be sent to the triggerer.
     """
 
+    # A DAG file gives no mapping as policy, so its author sees each error as it is.
+    @raises_type_errors_only(where=lambda arguments: isinstance(arguments.get("policy"), Mapping))
     def __init__(
         self,
         queue_url: str,
