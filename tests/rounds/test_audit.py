@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from tests.rounds.audit import Block, Done, Evidence, Finding, Rule, Window, audit
+from tests.rounds.audit import Block, Done, Evidence, Finding, Rule, Takeover, Window, audit
 from tests.rounds.draw import Kind, Work
 from tests.rounds.ledger import Entry
 
@@ -208,3 +208,74 @@ def test_what_is_behind_a_failed_message_of_its_group_goes_back_from_a_block_tha
     evidence = replace(IN_ORDER, entries=entries, blocks=[given_back, later])
     assert audit(evidence) == []
     assert rules(audit(replace(evidence, in_order=False))) == [Rule.SILENT]
+
+
+# A run of an orchestrator has a message, whose lease A lets lapse at 30 s; B receives it for somebody else.
+RUN = Block("run", frozenset({"m"}), 0.5, 60.0, is_green=False, receive_counts={"m": 1})
+HANDED_ON = replace(
+    GOOD,
+    entries=[receive(A, 0.0, 1, 30.0), receive(B, 30.1, 2, 30.0), delete(B, 40.0, 2)],
+    blocks=[RUN, Block("later", frozenset({"m"}), 30.5, 41.0, is_green=True, receive_counts={"m": 2})],
+    table=[Done("m", 39.0)],
+    takeover=Takeover(noticed_after_seconds=4.0, seconds=15.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("windows", "is_excused"),
+    [
+        ([], False),
+        ([Window(Kind.KILL, A, 19.0, 20.0)], True),  # taken over at 34 s at the latest
+        ([Window(Kind.KILL, A, 10.0, 11.0)], False),  # taken over at 25 s at the latest
+        ([Window(Kind.KILL, B, 19.0, 20.0)], False),
+        ([Window(Kind.STOP, A, 19.0, 21.0)], False),  # nobody noticed
+        ([Window(Kind.STOP, A, 19.0, 25.0)], True),
+        ([Window(Kind.STOP, A, 19.0, 21.0), Window(None, A, 21.0, 23.5)], True),
+        ([Window(Kind.KILL, A, 10.0, 11.0), Window(Kind.CUT, B, 24.0, 28.0)], True),  # too late for B
+        ([Window(Kind.KILL, A, 10.0, 11.0), Window(Kind.DATABASE, None, 13.0, 14.0)], True),
+        ([Window(Kind.CUT, B, 24.0, 28.0)], False),
+    ],
+    ids=[
+        "all well",
+        "killed",
+        "killed long before",
+        "the other killed",
+        "stopped for a moment",
+        "stopped",
+        "stopped, then no processor",
+        "killed, and the other one cut off",
+        "killed, and no database",
+        "the other cut off",
+    ],
+)
+def test_two_holders_are_promised_while_nobody_can_have_taken_over_from_a_process_that_is_gone(
+    windows: list[Window], is_excused: bool
+) -> None:
+    assert rules(audit(replace(HANDED_ON, windows=windows))) == ([] if is_excused else [Rule.DOUBLE_HOLDER])
+
+
+def test_without_takeovers_a_kill_excuses_nothing_that_another_block_holds() -> None:
+    killed = Window(Kind.KILL, A, 19.0, 20.0)
+    assert rules(audit(replace(HANDED_ON, windows=[killed], takeover=None))) == [Rule.DOUBLE_HOLDER]
+
+
+def test_a_run_has_the_reception_that_its_message_counts_whoever_extends_it() -> None:
+    entries = [receive(A, 0.0, 1), receive(B, 12.1, 2), change(A, 20.0, 2, VISIBILITY), delete(A, 25.0, 2)]
+    lost = replace(RUN, ended_at=26.0)
+    kept = Block("kept", frozenset({"m"}), 12.5, 25.1, is_green=True, receive_counts={"m": 2})
+    evidence = replace(HANDED_ON, entries=entries, blocks=[kept], table=[Done("m", 24.0)])
+    assert audit(evidence) == []
+    assert rules(audit(replace(evidence, blocks=[lost, kept]))) == [Rule.DOUBLE_HOLDER]
+
+
+def test_a_message_that_its_run_failed_and_that_was_deleted_all_the_same_is_lost() -> None:
+    failed = replace(RUN, failed={"m": 13.5}, ended_at=14.2, is_green=True)
+    assert rules(audit(replace(GOOD, blocks=[failed]))) == [Rule.LOST]
+    assert audit(replace(GOOD, blocks=[failed], dead_letters={0: 1})) == []
+
+
+def test_an_extension_by_a_process_that_stood_still_while_another_one_deleted_is_no_finding() -> None:
+    stood_still = Window(Kind.STOP, B, 13.0, 14.4)
+    late = [*GOOD.entries, change(B, 14.5, 1, VISIBILITY, acted=False)]
+    assert rules(audit(replace(GOOD, entries=late))) == [Rule.AFTER_THE_END]
+    assert audit(replace(GOOD, entries=late, windows=[stood_still])) == []

@@ -1,4 +1,4 @@
-"""The processes that consume: each with a gate to the queue, a clock and notes; started again when it ended."""
+"""What faults hit: the processes of a host, above all those that consume, each with a gate to the queue and notes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from demo.processes import ROOT, ServerProcess, start_process
 from tests.rounds.audit import Block
@@ -22,6 +22,41 @@ FAKETIME: Final = Path("/usr/lib") / f"{os.uname().machine}-linux-gnu" / "faketi
 LONGEST_NOTE_BYTES: Final = 2**16
 
 SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+class Worker(Protocol):
+    """A place for a process of a host, and for all that it starts."""
+
+    @property
+    def name(self) -> str:
+        """What gate, notes and findings call it."""
+
+    @property
+    def gate(self) -> FaultyGate:
+        """Its way to the queue."""
+
+    @property
+    def clock(self) -> Path:
+        """The file that says how much later it is for it, in seconds."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a process that was not ended by a fault, and did not end by itself."""
+
+    def pids(self) -> list[int]:
+        """The process and all that it started."""
+
+    def working_pids(self) -> list[int]:
+        """Those of them that do the work with messages."""
+
+    def start(self) -> None:
+        """Start a process."""
+
+    def kill(self) -> None:
+        """End its process and all that it started, as a crash of the machine would."""
+
+    def found_dead(self) -> str | None:
+        """If its process ended by itself since this was asked last: how."""
 
 
 @dataclass(slots=True)
@@ -40,8 +75,8 @@ class Incarnation:
 
 
 @dataclass(slots=True)
-class Worker:
-    """A place for a process that consumes.
+class Consumer:
+    """A worker with one process, which consumes: a program that writes notes.
 
     Attributes:
         name: What gate, notes and findings call it.
@@ -75,6 +110,14 @@ class Worker:
     def newest(self) -> Incarnation:
         """Its newest process."""
         return self.incarnations[-1]
+
+    def pids(self) -> list[int]:
+        """The process and all that it started."""
+        return self.newest.process.session_pids()
+
+    def working_pids(self) -> list[int]:
+        """The process itself."""
+        return [self.newest.process.pid]
 
     def start(self) -> None:
         """Start a process."""
