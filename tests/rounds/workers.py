@@ -170,27 +170,39 @@ class Consumer:
     def blocks(self, since: float, now: float) -> Iterator[Block]:
         """The blocks that its processes entered since a moment."""
         for incarnation in self.incarnations:
-            entered: Mapping[str, Any] | None = None
-            failed: dict[str, float] = {}
-            died_at = incarnation.ended_at or now
-            for note in read_lines(incarnation.notes):
-                match note["what"]:
-                    case "holds":
-                        entered, failed = note, {}
-                    case "fails":
-                        failed[note["id"]] = note["at"]
-                    case "ended" if entered is not None:
-                        if entered["at"] >= since:
-                            is_green = note["error"] is None
-                            yield self._block(entered, note["at"], failed, is_green=is_green)
-                        entered = None
-            if entered is not None and entered["at"] >= since:
-                yield self._block(entered, died_at, failed, is_green=False)
+            yield from blocks_in(incarnation.notes, self.name, since, incarnation.ended_at or now)
 
-    def _block(
-        self, entered: Mapping[str, Any], ended_at: float, failed: Mapping[str, float], *, is_green: bool
-    ) -> Block:
-        return Block(self.name, frozenset(entered["ids"]), entered["at"], ended_at, is_green, dict(failed))
+
+def blocks_in(notes: Path, worker: str, since: float, died_at: float) -> Iterator[Block]:
+    """The blocks that a process entered since a moment, by its notes.
+
+    Args:
+        notes: The file.
+        worker: Whose process it was.
+        since: Blocks that were entered before are left out.
+        died_at: When a block ended that the process did not leave.
+    """
+    entered: Mapping[str, Any] | None = None
+    failed: dict[str, float] = {}
+    for note in read_lines(notes):
+        match note["what"]:
+            case "holds":
+                entered, failed = note, {}
+            case "fails":
+                failed[note["id"]] = note["at"]
+            case "ended" if entered is not None:
+                if entered["at"] >= since:
+                    yield _block(worker, entered, note["at"], failed, is_green=note["error"] is None)
+                entered = None
+    if entered is not None and entered["at"] >= since:
+        yield _block(worker, entered, died_at, failed, is_green=False)
+
+
+def _block(
+    worker: str, entered: Mapping[str, Any], ended_at: float, failed: Mapping[str, float], *, is_green: bool
+) -> Block:
+    counts = dict(zip(entered["ids"], entered.get("receive_counts", ()), strict=False))
+    return Block(worker, frozenset(entered["ids"]), entered["at"], ended_at, is_green, dict(failed), counts)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
