@@ -29,6 +29,8 @@ DAGS_FOLDER: Final = Path(__file__).with_name("airflow_dags")
 WAITING: Final = ("mapped", "whole")
 """The DAGs that always have a run, whose sensor waits for messages."""
 
+DAGS: Final = (*WAITING, "started")
+
 SHORT_SECONDS: Final = 20
 """The shorter visibility timeout of the DAGs; the longer one is the default, which follows from the next figure."""
 
@@ -344,6 +346,8 @@ def _crew(ground: Ground) -> Iterator[AirflowCrew]:
             stop_grace_seconds=3.0,
         ) as stack,
     ):
+        for dag_id in DAGS:
+            stack.wait_for_dag(dag_id)
         components = []
         for number, name in enumerate(COMPONENTS):
             gate = ground.gate(name, number)
