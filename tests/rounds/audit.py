@@ -428,13 +428,12 @@ def _after_the_end(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]
                 newest = max(newest, entry.reception)
                 continue
             ended = settled.get(entry.reception)
-            raced = ended is not None and entry.worker != ended.worker and _raced(evidence.windows, entry)
             if (
-                entry.kind == "change"
+                ended
+                and entry.kind == "change"
                 and not entry.is_release
-                and ended
                 and entry.asked_at > ended.answered_at
-                and not raced
+                and not _by_another_process(evidence, ended, entry)
             ):
                 yield Finding(
                     Rule.AFTER_THE_END,
@@ -448,6 +447,20 @@ def _after_the_end(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]
                 )
             if entry.acted and (entry.kind == "delete" or entry.is_release):
                 settled.setdefault(entry.reception, entry)
+
+
+def _by_another_process(evidence: Evidence, ended: Entry, entry: Entry) -> bool:
+    """Whether the process that extended a lease could not know that another one had settled it.
+
+    It stood still meanwhile; or it took over from one that is gone, and holds all messages until the orchestrator says
+    which of them were settled (docs/airflow.md).
+    """
+    if evidence.takeover is None:
+        return False
+    gone = _gone(evidence.windows, evidence.takeover, ended.worker)
+    return (entry.worker != ended.worker and _raced(evidence.windows, entry)) or any(
+        began <= entry.asked_at and ended.asked_at <= until for began, until in gone
+    )
 
 
 def _raced(windows: Iterable[Window], entry: Entry) -> bool:

@@ -274,8 +274,11 @@ def test_a_message_that_its_run_failed_and_that_was_deleted_all_the_same_is_lost
     assert audit(replace(GOOD, blocks=[failed], dead_letters={0: 1})) == []
 
 
-def test_an_extension_by_a_process_that_stood_still_while_another_one_deleted_is_no_finding() -> None:
-    stood_still = Window(Kind.STOP, B, 13.0, 14.4)
-    late = [*GOOD.entries, change(B, 14.5, 1, VISIBILITY, acted=False)]
-    assert rules(audit(replace(GOOD, entries=late))) == [Rule.AFTER_THE_END]
-    assert audit(replace(GOOD, entries=late, windows=[stood_still])) == []
+def test_an_extension_by_a_process_that_cannot_know_that_another_one_had_deleted_is_no_finding() -> None:
+    stood_still, died = Window(Kind.STOP, B, 13.0, 14.4), Window(Kind.KILL, A, 14.2, 14.3)
+    late = replace(GOOD, entries=[*GOOD.entries, change(B, 14.5, 1, VISIBILITY, acted=False)])
+    takeover = Takeover(noticed_after_seconds=4.0, seconds=15.0)
+    assert rules(audit(replace(late, takeover=takeover))) == [Rule.AFTER_THE_END]
+    for window in (stood_still, died):
+        assert rules(audit(replace(late, windows=[window]))) == [Rule.AFTER_THE_END]
+        assert audit(replace(late, windows=[window], takeover=takeover)) == []
