@@ -22,7 +22,8 @@ def task(task_id: str, state: str | None, seconds: float, map_index: int = -1, v
 def test_a_run_is_a_block_from_the_reception_to_the_end_of_its_keeper() -> None:
     tasks = [task("orders_keeper", "success", 9.0), task("load", "success", 8.0)]
     block = block_of_run("run", BEGAN + timedelta(seconds=2), MESSAGES, tasks, TO_MONOTONIC)
-    assert (block.ids, block.began_at, block.ended_at) == ({"m", "n"}, 2.0, 9.0)
+    assert block.ids == {"m", "n"}
+    assert (block.began_at, block.ended_at) == (2.0, 9.0)
     assert block.receive_counts == {"m": 1, "n": 3}
     assert block.is_green
     assert block.failed == {}
