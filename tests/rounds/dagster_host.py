@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL
 from time import monotonic, time
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 
@@ -25,6 +25,8 @@ from tests.rounds.draw import Kind, Traits, Work
 from tests.rounds.gate import FaultyGate
 from tests.rounds.stacks import as_json
 from tests.rounds.workers import Worker, blocks_in, read_lines
+
+Answer = TypeVar("Answer")
 
 DEFINITIONS: Final = "tests.rounds.dagster_definitions"
 VISIBILITY_SECONDS: Final = 15
@@ -59,6 +61,7 @@ ABANDONED_SECONDS: Final = 15.0
 """How long a run has no process, until somebody marks it as canceled, as its users have to."""
 
 LOOK_SECONDS: Final = 2.0
+TRIES: Final = 5
 FINAL: Final = ("SUCCESS", "FAILURE", "CANCELED")
 UNSAFE: Final = ("sqs/lost", "sqs/late", "sqs/uncertain", "sqs/unsettled")
 UNFINISHED_RUNS: Final = "SELECT run_id, status FROM runs WHERE status NOT IN ('SUCCESS', 'FAILURE', 'CANCELED')"
@@ -219,7 +222,7 @@ class DagsterCrew:
                     parts.setdefault(run_id, []).append(block)
         to_monotonic = monotonic() - time()
         for run_id, blocks in parts.items():
-            run, events = self.stack.api.run(run_id), self.stack.api.events(run_id)
+            run, events = _asked(self.stack.api.run, run_id), _asked(self.stack.api.events, run_id)
             found.append(block_of_run(run, events, blocks, to_monotonic))
         return found
 
@@ -236,6 +239,14 @@ class DagsterCrew:
                     self._alone_since.pop(run_id, None)
                 elif monotonic() - self._alone_since.setdefault(run_id, monotonic()) > ABANDONED_SECONDS:
                     self.stack.api.terminate(run_id, mark_as_canceled=True)
+
+
+def _asked(question: Callable[[str], Answer], run_id: str) -> Answer:
+    """Ask the web server, which finds out by an error that its connections to a database are gone that was restarted."""
+    for _ in range(TRIES - 1):
+        with suppress(DagsterApiError):
+            return question(run_id)
+    return question(run_id)
 
 
 def block_of_run(run: Run, events: Sequence[Event], parts: Sequence[Block], to_monotonic: float) -> Block:
