@@ -242,7 +242,7 @@ class DagsterCrew:
 
 
 def _asked(question: Callable[[str], Answer], run_id: str) -> Answer:
-    """Ask the web server, which finds out by an error that its connections to a database are gone that was restarted."""
+    """Ask the web server: after a restart of the database it finds out by an error that its connections are gone."""
     for _ in range(TRIES - 1):
         with suppress(DagsterApiError):
             return question(run_id)
