@@ -29,7 +29,7 @@ from tests.rounds.workers import Worker, blocks_in, read_lines
 Answer = TypeVar("Answer")
 
 DEFINITIONS: Final = "tests.rounds.dagster_definitions"
-VISIBILITY_SECONDS: Final = 10
+VISIBILITY_SECONDS: Final = 18
 """Shorter than the work on most batches."""
 
 GATE_FAULTS: Final = (Kind.CUT, Kind.SILENCE, Kind.LOST, Kind.ERRORS, Kind.THROTTLE, Kind.LATENCY)
@@ -41,8 +41,8 @@ TRAITS: Final = Traits(
     workers=len(NAMES),
     faults=(*[Kind.KILL] * 4, *[Kind.STOP] * 3, *GATE_FAULTS, Kind.DISK, Kind.MEMORY, Kind.DATABASE),
     visibility_seconds=(VISIBILITY_SECONDS,),
-    messages=(4, 16),
-    work_seconds=(0.3, 4.0),
+    messages=(4, 12),
+    work_seconds=(0.5, 6.0),
     kinds=("good", "good", "good", "good", "good", "good", "flaky", "poison"),
     hits={
         Kind.KILL: (0, 0, 0, 1, 1, 2, 2, 3),
