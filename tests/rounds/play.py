@@ -21,6 +21,9 @@ PATIENCE_SECONDS: Final = 120.0
 """How long after the last fault a round may take, beside the time that its processes may take to start."""
 
 SHARED: Final = frozenset({Kind.DISK, Kind.DATABASE})
+OF_PROCESSES: Final = frozenset({Kind.KILL, Kind.STOP, Kind.MEMORY, Kind.CLOCK})
+"""These need a process; others are of what it goes through, or of what all share."""
+
 ENDS_PROCESSES: Final = frozenset({Kind.MEMORY, Kind.DISK, Kind.DATABASE})
 
 
@@ -118,8 +121,8 @@ class Player:
 
     def _begin(self, fault: Fault) -> None:
         worker = self._stack.place.workers[fault.worker]
-        if fault.kind not in SHARED and not worker.is_running:
-            # Another fault has ended it.
+        if fault.kind in OF_PROCESSES and not worker.is_running:
+            # Another fault has ended it, or nobody works just now.
             return
         began_at = monotonic()
         self._happened.append(fault)
