@@ -34,6 +34,9 @@ RACE_SECONDS: Final = 1.0
 """A process that was stopped between a decision and its call makes the call when it goes on."""
 
 
+POLL_SECONDS: Final = 4.0
+"""How long a worker waits for a first message in one call."""
+
 LONGEST_WAY_SECONDS: Final = 30.0
 """How long before it came a call may have been sent, when the machine or the network was slow."""
 
@@ -494,6 +497,10 @@ def _too_long(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> 
                 max(0.0, min(ended, entry.answered_at) - max(began, reception.asked_at - LONGEST_WAY_SECONDS))
                 for began, ended in away
             )
+            lost_at = [began for began, ended in away if began <= reception.asked_at <= ended + LONGEST_WAY_SECONDS]
+            if evidence.in_order and lost_at:
+                # It asks again for the messages of a lost answer, and counts from when it asked first.
+                on_its_way = max(on_its_way, reception.asked_at - min(lost_at) + POLL_SECONDS)
             worked = entry.answered_at - reception.asked_at
             most = min(max(reception.timeout_seconds, worked + 1 + on_its_way), LONGEST_TIMEOUT_SECONDS)
             if entry.timeout_seconds > most:

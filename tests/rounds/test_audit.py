@@ -161,6 +161,15 @@ def test_a_lease_that_is_longer_than_the_time_already_worked_is_found() -> None:
     assert rules(audit(replace(GOOD, entries=entries))) == [Rule.TOO_LONG]
 
 
+def test_the_time_already_worked_counts_from_the_first_of_repeated_receives_of_a_fifo_queue() -> None:
+    cut = Window(Kind.CUT, A, -6.0, -2.0)
+    entries = [receive(A, 0.0, 1, 5.0), change(A, 0.9, 1, 8.0), delete(A, 3.0, 1)]
+    evidence = replace(GOOD, entries=entries, blocks=[block(A, 0.1, 3.1)], table=[Done("m", 2.9)], windows=[cut])
+    assert audit(replace(evidence, in_order=True)) == []
+    assert rules(audit(evidence)) == [Rule.TOO_LONG]
+    assert rules(audit(replace(evidence, in_order=True, windows=[]))) == [Rule.TOO_LONG]
+
+
 def test_a_release_with_a_long_delay_is_no_long_lease() -> None:
     entries = [receive(A, 0.0, 1), change(A, 3.0, 1, 40.0), receive(B, 43.1, 2), delete(B, 44.0, 2)]
     blocks = [block(A, 0.1, 3.1, green=False), block(B, 43.2, 44.1)]
