@@ -281,9 +281,26 @@ def _holds(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Ite
                 for entry in entries
                 if entry.reception == reception and (entry.kind == "delete" or entry.is_release)
             ]
-            yield _Hold(
-                block, message_id, reception, min([*ends, block.ended_at, block.failed.get(message_id, block.ended_at)])
-            )
+            failed_at = _failed_at(evidence, block, message_id)
+            yield _Hold(block, message_id, reception, min([*ends, *failed_at, block.ended_at]))
+
+
+def _failed_at(evidence: Evidence, block: Block, message_id: str) -> list[float]:
+    """When a block failed a message, or on a FIFO queue one before it that did not become a dead letter."""
+    work = evidence.sent.get(message_id)
+    return [
+        at
+        for failed_id, at in block.failed.items()
+        if failed_id == message_id
+        or (
+            evidence.in_order
+            and work is not None
+            and (before := evidence.sent.get(failed_id)) is not None
+            and before.kind != "poison"
+            and before.group == work.group
+            and before.number < work.number
+        )
+    ]
 
 
 def _reception(block: Block, message_id: str, entries: Sequence[Entry]) -> int | None:

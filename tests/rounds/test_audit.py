@@ -219,6 +219,24 @@ def test_what_is_behind_a_failed_message_of_its_group_goes_back_from_a_block_tha
     assert rules(audit(replace(evidence, in_order=False))) == [Rule.SILENT]
 
 
+def test_what_is_behind_a_failed_message_of_its_group_is_held_no_longer_either() -> None:
+    """With less than two seconds left, neither of them is released."""
+    given_back = Block(A, frozenset({"m", "n"}), 0.1, 16.0, is_green=True, failed={"m": 10.5})
+    entries = [
+        receive(A, 0.0, 1),
+        replace(receive(A, 0.0, 2), message_id="n"),
+        receive(B, 12.1, 3),
+        delete(B, 14.0, 3),
+        replace(receive(B, 12.1, 4), message_id="n"),
+        replace(delete(B, 14.5, 4), message_id="n"),
+    ]
+    later = Block(B, frozenset({"m", "n"}), 12.2, 15.0, is_green=True)
+    evidence = replace(IN_ORDER, entries=entries, blocks=[given_back, later])
+    assert audit(evidence) == []
+    other_group = {"m": work(), "n": replace(ANOTHER, group=1)}
+    assert Rule.DOUBLE_HOLDER in rules(audit(replace(evidence, sent=other_group)))
+
+
 # A run of an orchestrator has a message, whose lease A lets lapse at 30 s; B receives it for somebody else.
 RUN = Block("run", frozenset({"m"}), 0.5, 60.0, is_green=False, receive_counts={"m": 1})
 HANDED_ON = replace(
