@@ -83,7 +83,7 @@ class AirflowStack:
     processes: dict[str, ServerProcess] = field(default_factory=dict)
     """The processes by the name of their component, see :data:`COMPONENTS`."""
 
-    def start(self, component: str, *options: str) -> ServerProcess:
+    def start(self, component: str, *options: str, environment: Mapping[str, str] | None = None) -> ServerProcess:
         """Start a component, for example one that was killed; its log goes on in the same file.
 
         What is left of the component's former process is ended first.
@@ -92,6 +92,7 @@ class AirflowStack:
             component: Its name, see :data:`COMPONENTS`, or :data:`WORKER`; with a number behind it (`scheduler-2`) it
                 is one more of that kind.
             options: More options of its command.
+            environment: What its environment has beside the stack's, or in its place.
 
         Returns:
             The process, which is also in :attr:`processes`; it may not be ready yet.
@@ -102,7 +103,7 @@ class AirflowStack:
             f"Airflow's {component}",
             [sys.executable, "-m", "airflow", *_COMMANDS[re.sub(r"-\d+$", "", component)], *options],
             log_path=self.home / "logs" / f"{component}.log",
-            environment=self.environment,
+            environment={**self.environment, **(environment or {})},
             directory=self.home,
         )
         self.processes[component] = process

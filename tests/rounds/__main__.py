@@ -18,6 +18,8 @@ from typing import Final
 
 from demo.lock import LockedError, locked
 from demo.processes import ROOT
+from tests.rounds.airflow_host import AirflowHost
+from tests.rounds.dagster_host import DagsterHost
 from tests.rounds.disks import unmount_left
 from tests.rounds.draw import draw
 from tests.rounds.plain import FIFO_TRAITS, PlainHost
@@ -29,7 +31,15 @@ from tests.rounds.stacks import Host, stack
 RUNS: Final = ROOT / ".test-runs" / "rounds"
 
 HOSTS: Final[dict[str, Host]] = {
-    host.traits.name: host for host in (PlainHost(), PlainHost(FIFO_TRAITS), SparkHost("delta"), SparkHost("parquet"))
+    host.traits.name: host
+    for host in (
+        PlainHost(),
+        PlainHost(FIFO_TRAITS),
+        AirflowHost(),
+        DagsterHost(),
+        SparkHost("delta"),
+        SparkHost("parquet"),
+    )
 }
 LANES: Final = {"plain": 6, "fifo": 6}
 """How many stacks of a host play side by side; one where it is not named."""

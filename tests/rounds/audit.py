@@ -24,9 +24,18 @@ sent just before all was well again.
 LONGEST_TIMEOUT_SECONDS: Final = 900
 """The ceiling of the policy."""
 
+GONE: Final = frozenset({Kind.KILL, Kind.STOP, Kind.MEMORY})
+"""During these, a worker's process is gone, for somebody who waits for a sign of life."""
+
+ENDED: Final = frozenset({Kind.KILL, Kind.DATABASE})
+"""After these, a process is started again, or finds its way back."""
+
 RACE_SECONDS: Final = 1.0
 """A process that was stopped between a decision and its call makes the call when it goes on."""
 
+
+POLL_SECONDS: Final = 4.0
+"""How long a worker waits for a first message in one call."""
 
 LONGEST_WAY_SECONDS: Final = 30.0
 """How long before it came a call may have been sent, when the machine or the network was slow."""
@@ -77,17 +86,32 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """One `with` statement of a worker, by its own notes.
+class Takeover:
+    """How the leases of a process that is gone come to another one, where a host has that.
 
     Attributes:
-        worker: Whose.
+        noticed_after_seconds: A process that was away for a shorter time keeps its leases.
+        seconds: How long after a process went away the other one extends them at the latest. A process that is started
+            again is at work as soon.
+    """
+
+    noticed_after_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Work on a batch: one `with` statement of a worker, by its own notes, or one run of an orchestrator, by its word.
+
+    Attributes:
+        worker: Whose, or which run.
         ids: The messages that it was given.
         began_at: When it was entered.
         ended_at: When it was left, or its process died.
         is_green: Whether it was left without an error.
         failed: The messages that it failed itself, and when: it holds them no longer from then on. With less than two
             seconds left they are not even released.
+        receive_counts: How often each message had been received by then; empty where the worker itself received them.
     """
 
     worker: str
@@ -96,6 +120,7 @@ class Block:
     ended_at: float
     is_green: bool
     failed: Mapping[str, float] = field(default_factory=dict)
+    receive_counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +151,7 @@ class Evidence:
         in_order: Whether the queue is a FIFO queue.
         left: How many messages the queue still had when the round was given up.
         deaths: The workers that ended by themselves, and how.
+        takeover: How leases come from a process that is gone to another one; None where they do not.
     """
 
     sent: Mapping[str, Work]
@@ -138,6 +164,7 @@ class Evidence:
     in_order: bool = False
     left: int = 0
     deaths: Sequence[str] = field(default_factory=tuple)
+    takeover: Takeover | None = None
 
 
 def audit(evidence: Evidence) -> list[Finding]:
@@ -153,6 +180,7 @@ def audit(evidence: Evidence) -> list[Finding]:
         *(Finding(Rule.DIED, death) for death in evidence.deaths),
         *_stuck(evidence),
         *_lost(evidence, by_message),
+        *_undone(evidence, by_message),
         *_twice(evidence),
         *_order(evidence, by_message),
         *_double_holders(evidence, by_message),
@@ -186,6 +214,21 @@ def _lost(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iter
                 )
         if work.kind == "poison" and rows[message_id]:
             yield Finding(Rule.LOST, f"{message_id}: it is poison, and it is in the table")
+
+
+def _undone(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iterator[Finding]:
+    for hold in _holds(evidence, by_message):
+        work = evidence.sent.get(hold.message_id)
+        if hold.message_id not in hold.block.failed or work is None or evidence.dead_letters.get(work.number, 0):
+            continue
+        for entry in by_message[hold.message_id]:
+            if entry.kind == "delete" and entry.acted and entry.reception == hold.reception:
+                failed_at = hold.block.failed[hold.message_id]
+                yield Finding(
+                    Rule.LOST,
+                    f"{hold.message_id}: {hold.block.worker} failed it at {failed_at:.3f}, and {entry.worker} deleted "
+                    f"it at {entry.asked_at:.3f}",
+                )
 
 
 def _twice(evidence: Evidence) -> Iterator[Finding]:
@@ -229,19 +272,45 @@ class _Hold:
 def _holds(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iterator[_Hold]:
     for block in evidence.blocks:
         for message_id in block.ids:
-            entries = [entry for entry in by_message.get(message_id, ()) if entry.worker == block.worker]
-            received = [entry for entry in entries if entry.kind == "receive" and entry.answered_at <= block.began_at]
-            if not received:
+            entries = by_message.get(message_id, ())
+            reception = _reception(block, message_id, entries)
+            if reception is None:
                 continue
-            reception = received[-1].reception
             ends = [
                 entry.asked_at
                 for entry in entries
                 if entry.reception == reception and (entry.kind == "delete" or entry.is_release)
             ]
-            yield _Hold(
-                block, message_id, reception, min([*ends, block.ended_at, block.failed.get(message_id, block.ended_at)])
-            )
+            failed_at = _failed_at(evidence, block, message_id)
+            yield _Hold(block, message_id, reception, min([*ends, *failed_at, block.ended_at]))
+
+
+def _failed_at(evidence: Evidence, block: Block, message_id: str) -> list[float]:
+    """When a block failed a message, or on a FIFO queue one before it that did not become a dead letter."""
+    work = evidence.sent.get(message_id)
+    return [
+        at
+        for failed_id, at in block.failed.items()
+        if failed_id == message_id
+        or (
+            evidence.in_order
+            and work is not None
+            and (before := evidence.sent.get(failed_id)) is not None
+            and before.kind != "poison"
+            and before.group == work.group
+            and before.number < work.number
+        )
+    ]
+
+
+def _reception(block: Block, message_id: str, entries: Sequence[Entry]) -> int | None:
+    """By which reception a block has a message; None if the ledger does not know."""
+    receives = [entry for entry in entries if entry.kind == "receive"]
+    if message_id in block.receive_counts:
+        counted = receives[block.receive_counts[message_id] - 1 :]
+        return counted[0].reception if counted else None
+    own = [entry for entry in receives if entry.worker == block.worker and entry.answered_at <= block.began_at]
+    return own[-1].reception if own else None
 
 
 def _double_holders(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iterator[Finding]:
@@ -269,7 +338,7 @@ def _double_holders(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]
             last.asked_at + last.timeout_seconds if last.kind == "change" else last.answered_at + last.timeout_seconds
         )
         due_at = ends_at - last.timeout_seconds / 3
-        free = _longest_free(_away(evidence.windows, hold.block.worker), due_at, ends_at)
+        free = _longest_free(_away(evidence, last.worker), due_at, ends_at)
         nothing_was_wrong = free >= ends_at - due_at
         if free >= FREE_SECONDS or nothing_was_wrong:
             yield Finding(
@@ -280,13 +349,50 @@ def _double_holders(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]
             )
 
 
-def _away(windows: Iterable[Window], worker: str) -> list[tuple[float, float]]:
-    """When a worker or its service was away."""
-    return sorted(
+def _away(evidence: Evidence, worker: str) -> list[tuple[float, float]]:
+    """When a worker, or its service, or whoever was to take over from it, was away."""
+    away = [
         (window.began_at, window.ended_at)
-        for window in windows
+        for window in evidence.windows
         if (window.kind is None or window.kind in AWAY) and window.worker in {None, worker}
-    )
+    ]
+    if evidence.takeover is not None:
+        gone = _gone(evidence.windows, evidence.takeover, worker)
+        away += gone
+        away += _meanwhile(evidence.windows, evidence.takeover, worker, gone)
+    return sorted(away)
+
+
+def _gone(windows: Iterable[Window], takeover: Takeover, worker: str) -> list[tuple[float, float]]:
+    """When nobody had the leases of a worker yet, because it was gone for so long that another one takes them over."""
+    merged: list[Window] = []
+    for window in sorted(windows, key=lambda each: each.began_at):
+        if not (window.kind is None or window.kind in GONE) or window.worker not in {None, worker}:
+            continue
+        if merged and window.began_at <= merged[-1].ended_at:
+            before = merged.pop()
+            kind = Kind.KILL if Kind.KILL in {before.kind, window.kind} else window.kind
+            merged.append(Window(kind, worker, before.began_at, max(before.ended_at, window.ended_at)))
+        else:
+            merged.append(window)
+    return [
+        (window.began_at, max(window.ended_at, window.began_at + takeover.seconds))
+        for window in merged
+        if window.kind is Kind.KILL or window.ended_at - window.began_at >= takeover.noticed_after_seconds
+    ]
+
+
+def _meanwhile(
+    windows: Sequence[Window], takeover: Takeover, worker: str, gone: Sequence[tuple[float, float]]
+) -> Iterator[tuple[float, float]]:
+    """While one is gone, the others must be there, and one after the other may not be."""
+    for began, ended in gone:
+        latest = ended
+        for window in sorted(windows, key=lambda each: each.began_at):
+            if began <= window.ended_at and window.began_at <= latest and window.worker != worker:
+                until = window.ended_at + (takeover.seconds if window.kind in ENDED else 0.0)
+                yield window.began_at, until
+                latest = max(latest, until)
 
 
 def _longest_free(away: Sequence[tuple[float, float]], begin: float, end: float) -> float:
@@ -342,7 +448,13 @@ def _after_the_end(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]
                 newest = max(newest, entry.reception)
                 continue
             ended = settled.get(entry.reception)
-            if entry.kind == "change" and not entry.is_release and ended and entry.asked_at > ended.answered_at:
+            if (
+                ended
+                and entry.kind == "change"
+                and not entry.is_release
+                and entry.asked_at > ended.answered_at
+                and not _by_another_process(evidence, ended, entry)
+            ):
                 yield Finding(
                     Rule.AFTER_THE_END,
                     f"{message_id}: {entry.worker} extended it at {entry.asked_at:.3f}, and had settled it at "
@@ -355,6 +467,20 @@ def _after_the_end(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]
                 )
             if entry.acted and (entry.kind == "delete" or entry.is_release):
                 settled.setdefault(entry.reception, entry)
+
+
+def _by_another_process(evidence: Evidence, ended: Entry, entry: Entry) -> bool:
+    """Whether the process that extended a lease could not know that another one had settled it.
+
+    It stood still meanwhile; or it took over from one that is gone, and holds all messages until the orchestrator says
+    which of them were settled (docs/airflow.md).
+    """
+    if evidence.takeover is None:
+        return False
+    gone = _gone(evidence.windows, evidence.takeover, ended.worker)
+    return (entry.worker != ended.worker and _raced(evidence.windows, entry)) or any(
+        began <= entry.asked_at and ended.asked_at <= until for began, until in gone
+    )
 
 
 def _raced(windows: Iterable[Window], entry: Entry) -> bool:
@@ -383,11 +509,15 @@ def _too_long(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> 
                 continue
             reception = received[entry.reception]
             # A worker counts from when it sent the poll, which the proxy does not see; it may have come much later.
-            away = _away(evidence.windows, entry.worker)
+            away = _away(evidence, entry.worker)
             on_its_way = sum(
                 max(0.0, min(ended, entry.answered_at) - max(began, reception.asked_at - LONGEST_WAY_SECONDS))
                 for began, ended in away
             )
+            lost_at = [began for began, ended in away if began <= reception.asked_at <= ended + LONGEST_WAY_SECONDS]
+            if evidence.in_order and lost_at:
+                # It asks again for the messages of a lost answer, and counts from when it asked first.
+                on_its_way = max(on_its_way, reception.asked_at - min(lost_at) + POLL_SECONDS)
             worked = entry.answered_at - reception.asked_at
             most = min(max(reception.timeout_seconds, worked + 1 + on_its_way), LONGEST_TIMEOUT_SECONDS)
             if entry.timeout_seconds > most:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 from typing import Final, Literal
@@ -85,13 +86,16 @@ class Traits:
 
     Attributes:
         name: The host.
-        workers: How many of its processes consume.
+        workers: How many workers it has.
         faults: What can be done to it.
         visibility_seconds: The visibility timeouts to draw from.
         messages: The least and the most messages.
         work_seconds: The shortest and the longest work on a message.
         kinds: The kinds of messages to draw from.
         groups: How many message groups there are; 0 is a standard queue.
+        hits: The workers that a fault of some kind may hit, some of them more often than others; all of them where a
+            kind is not named.
+        latest_start_seconds: How long after the messages were sent the last fault begins.
     """
 
     name: str
@@ -102,6 +106,8 @@ class Traits:
     work_seconds: tuple[float, float]
     kinds: tuple[Literal["good", "flaky", "poison"], ...]
     groups: int = 0
+    hits: Mapping[Kind, tuple[int, ...]] = field(default_factory=dict)
+    latest_start_seconds: float = LATEST_START_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +146,11 @@ def draw(traits: Traits, seed: int) -> Plan:
     )
     faults: dict[tuple[Kind, int], Fault] = {}
     for _ in range(random.choice(ORDINARY_FAULTS)):
+        kind = random.choice(traits.faults)
         fault = Fault(
-            random.choice(traits.faults),
-            random.randrange(traits.workers),
-            round(random.uniform(0, LATEST_START_SECONDS), 2),
+            kind,
+            random.choice(traits.hits.get(kind, range(traits.workers))),
+            round(random.uniform(0, traits.latest_start_seconds), 2),
             # As many short ones as long ones: up to twice the visibility timeout.
             round(SHORTEST_SECONDS * (4 * visibility) ** random.random(), 2),
             round(random.random(), 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +29,13 @@ class Place:
     """Where faults happen.
 
     Attributes:
-        workers: Who consumes.
+        workers: What is hit, by number.
         proxy: What their gates belong to.
         disk: The disk that the table is on.
         restart_database: Ends the database at once and starts it again; does nothing where there is none.
     """
 
-    workers: list[Worker]
+    workers: Sequence[Worker]
     proxy: Proxy
     disk: Path
     restart_database: Callable[[], object] = lambda: None
@@ -65,10 +65,10 @@ def begin(place: Place, fault: Fault) -> Callable[[], None]:
             worker.kill()
             return lambda: None if worker.is_running else worker.start()
         case Kind.STOP:
-            process = worker.newest.process
-            pids = process.session_pids()
-            send_signal(pids, signal.SIGSTOP)
-            return lambda: send_signal(process.session_pids(), signal.SIGCONT)
+            stopped = worker.pids()
+            send_signal(stopped, signal.SIGSTOP)
+            # One that was being started meanwhile was stopped, too, or was not.
+            return lambda: send_signal([*{*stopped, *worker.pids()}], signal.SIGCONT)
         case Kind.CUT:
             place.proxy.cut(gate)
             return lambda: place.proxy.mend(gate)
@@ -96,7 +96,9 @@ def begin(place: Place, fault: Fault) -> Callable[[], None]:
             disks.fill(place.disk)
             return lambda: disks.clear(place.disk)
         case Kind.MEMORY:
-            return _narrow(worker, int(strength * 4 * MEGABYTE))
+            narrow = worker.working_pids()
+            _narrow(narrow, int(strength * 4 * MEGABYTE))
+            return lambda: _widen(narrow)
         case Kind.DATABASE:
             place.restart_database()
             return lambda: None
@@ -111,16 +113,15 @@ def _set_right(worker: Worker) -> None:
     worker.clock.write_text("+0")
 
 
-def _narrow(worker: Worker, spare_bytes: int) -> Callable[[], None]:
-    """Let a process have hardly more memory than it has."""
-    pid = worker.newest.process.pid
-    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+def _narrow(pids: Sequence[int], spare_bytes: int) -> None:
+    """Let processes have hardly more memory than they have."""
+    for pid in pids:
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            has = psutil.Process(pid).memory_info().vms
+            resource.prlimit(pid, resource.RLIMIT_AS, (has + spare_bytes, resource.RLIM_INFINITY))
 
-    def widen() -> None:
+
+def _widen(pids: Sequence[int]) -> None:
+    for pid in pids:
         with suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_AS, unlimited)
-
-    with suppress(ProcessLookupError, psutil.NoSuchProcess):
-        has = psutil.Process(pid).memory_info().vms
-        resource.prlimit(pid, resource.RLIMIT_AS, (has + spare_bytes, resource.RLIM_INFINITY))
-    return widen
+            resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -19,9 +19,9 @@ class Notebook:
         """The process is about to lease its first batch."""
         self._note("ready")
 
-    def holds(self, ids: list[str]) -> None:
+    def holds(self, ids: list[str], **details: Any) -> None:
         """A block was entered with these messages."""
-        self._note("holds", ids=ids)
+        self._note("holds", ids=ids, **details)
 
     def fails(self, message_id: str) -> None:
         """The block fails this message by itself."""

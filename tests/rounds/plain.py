@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from tests.rounds.audit import Done
+from tests.rounds.crew import Consumers, Ground, consumers
 from tests.rounds.draw import Kind, Traits, Work
 from tests.rounds.stacks import as_json
 from tests.rounds.workers import read_lines
@@ -45,13 +46,18 @@ class PlainHost:
 
     traits: Traits = TRAITS
     each_once: bool = False
+    takeover: None = None
     disk_megabytes: int = 1
     start_seconds: float = 60.0
 
-    def command(self, number: int, disk: Path) -> Sequence[str | Path]:
-        """A consumer."""
-        kind = "asynchronous" if number == 1 else "blocking"
-        return [sys.executable, "-m", "tests.rounds.plain_consumer", kind, disk]
+    def crew(self, ground: Ground) -> AbstractContextManager[Consumers]:
+        """The consumers."""
+        program = [sys.executable, "-m", "tests.rounds.plain_consumer"]
+        return consumers(
+            ground,
+            self.traits,
+            lambda number: [*program, "asynchronous" if number == 1 else "blocking", ground.disk],
+        )
 
     def table(self, disk: Path) -> list[Done]:
         """What the processes wrote."""

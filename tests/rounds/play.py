@@ -21,7 +21,10 @@ PATIENCE_SECONDS: Final = 120.0
 """How long after the last fault a round may take, beside the time that its processes may take to start."""
 
 SHARED: Final = frozenset({Kind.DISK, Kind.DATABASE})
-ENDS_PROCESSES: Final = frozenset({Kind.MEMORY, Kind.DISK})
+OF_PROCESSES: Final = frozenset({Kind.KILL, Kind.STOP, Kind.MEMORY, Kind.CLOCK})
+"""These need a process; others are of what it goes through, or of what all share."""
+
+ENDS_PROCESSES: Final = frozenset({Kind.MEMORY, Kind.DISK, Kind.DATABASE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Round:
         findings: The rules that were broken.
         seconds: How long it took.
         evidence: All that is known of it.
+        happened: The faults that were done; some find nothing that they could hit.
         left_out: The faults that this machine does not allow.
     """
 
@@ -40,6 +44,7 @@ class Round:
     findings: list[Finding]
     seconds: float
     evidence: Evidence
+    happened: list[Fault] = field(default_factory=list)
     left_out: list[Fault] = field(default_factory=list)
 
 
@@ -57,12 +62,13 @@ class Player:
         self._windows: list[Window] = []
         self._under_way: list[tuple[float, Fault, float, Callable[[], None]]] = []
         self._deaths: list[str] = []
+        self._happened: list[Fault] = []
 
     def play(self, plan: Plan) -> Round | None:
         """Play one round; None if the run is to end."""
         impossible, place = impossible_here(), self._stack.place
         faults = [fault for fault in plan.faults if fault.kind not in impossible]
-        self._windows, self._deaths = [], []
+        self._windows, self._deaths, self._happened = [], [], []
         began_at, first = monotonic(), len(self._stack.ledger.entries)
         stored_before = Counter(self._stack.host.table(place.disk))
         if not self._wait(self._is_idle, self._stack.host.start_seconds):
@@ -79,7 +85,7 @@ class Player:
         evidence = Evidence(
             sent=sent,
             entries=self._stack.ledger.since(first),
-            blocks=[block for worker in self._stack.place.workers for block in worker.blocks(began_at, monotonic())],
+            blocks=self._stack.crew.blocks(began_at),
             table=list((Counter(self._stack.host.table(place.disk)) - stored_before).elements()),
             dead_letters=self._stack.take_dead_letters() if is_done else Counter(),
             windows=[*self._windows, *starved],
@@ -87,10 +93,11 @@ class Player:
             in_order=bool(self._stack.host.traits.groups),
             left=left,
             deaths=tuple(self._deaths),
+            takeover=self._stack.host.takeover,
         )
         self._stack.host.forget(self._stack.place.disk)
         left_out = [fault for fault in plan.faults if fault.kind in impossible]
-        return Round(plan, audit(evidence), monotonic() - began_at, evidence, left_out)
+        return Round(plan, audit(evidence), monotonic() - began_at, evidence, self._happened, left_out)
 
     def _go_wrong(self, faults: list[Fault]) -> None:
         """Begin and end the faults at their moments."""
@@ -114,10 +121,11 @@ class Player:
 
     def _begin(self, fault: Fault) -> None:
         worker = self._stack.place.workers[fault.worker]
-        if fault.kind not in SHARED and not worker.is_running:
-            # Another fault has ended it.
+        if fault.kind in OF_PROCESSES and not worker.is_running:
+            # Another fault has ended it, or nobody works just now.
             return
         began_at = monotonic()
+        self._happened.append(fault)
         undo = begin(self._stack.place, fault)
         self._under_way.append((monotonic() + fault.lasts_seconds, fault, began_at, undo))
 
@@ -134,6 +142,7 @@ class Player:
         for number, worker in enumerate(self._stack.place.workers):
             death = worker.found_dead()
             if death is not None:
+                self._windows.append(Window(Kind.KILL, worker.name, monotonic() - LOOK_SECONDS, monotonic()))
                 could_not_help_it = any(
                     window.kind in ENDS_PROCESSES and window.worker in {None, worker.name} for window in self._windows
                 ) or any(
@@ -147,7 +156,7 @@ class Player:
 
     def _is_idle(self) -> bool:
         self._look_for_deaths()
-        return all(worker.is_running and worker.is_idle() for worker in self._stack.place.workers)
+        return self._stack.crew.is_idle()
 
     def _is_done(self) -> bool:
         return self._is_idle() and self._stack.left() == 0

@@ -54,7 +54,7 @@ class Kept:
             seconds=round(played.seconds, 1),
             messages=len(played.plan.messages),
             receptions=sum(entry.kind == "receive" for entry in played.evidence.entries),
-            faults=sorted((Counter(fault.kind.value for fault in played.plan.faults) - Counter(left_out)).elements()),
+            faults=sorted(fault.kind.value for fault in played.happened),
             left_out=left_out,
             findings=[(finding.rule.value, finding.text) for finding in played.findings],
             starved_seconds=round(starved / workers, 1),

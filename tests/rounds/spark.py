@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import DeltaTable
 
 from tests.rounds.audit import Done
+from tests.rounds.crew import Consumers, Ground, consumers
 from tests.rounds.draw import Kind, Traits, Work
 
 TRAITS: Final = Traits(
@@ -47,6 +48,7 @@ class SparkHost:
 
     table_format: Literal["delta", "parquet"]
     each_once: bool = True
+    takeover: None = None
     disk_megabytes: int = 128
     start_seconds: float = 600.0
 
@@ -55,9 +57,10 @@ class SparkHost:
         """The same for both kinds of tables, but drawn apart."""
         return replace(TRAITS, name=f"spark-{self.table_format}")
 
-    def command(self, number: int, disk: Path) -> Sequence[str | Path]:
-        """A driver."""
-        return [sys.executable, "-W", "ignore", "-m", "tests.rounds.spark_consumer", self.table_format, disk]
+    def crew(self, ground: Ground) -> AbstractContextManager[Consumers]:
+        """The drivers."""
+        program = [sys.executable, "-W", "ignore", "-m", "tests.rounds.spark_consumer"]
+        return consumers(ground, self.traits, lambda _: [*program, self.table_format, ground.disk])
 
     def table(self, disk: Path) -> list[Done]:
         """The message ids in the table, as its readers see them."""

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Final, Protocol
 
 from benchmarks.peers.proxy import Proxy
 from demo.queues import counts, create_with_dead_letters, send
 from demo.sqs_server import sqs_server
-from tests.rounds.audit import Done
+from tests.rounds.audit import Done, Takeover
+from tests.rounds.crew import FIFO_SUFFIX, Crew, Ground
 from tests.rounds.disks import small_disk
-from tests.rounds.draw import Kind, Plan, Traits, Work
-from tests.rounds.faults import Place, impossible_here
-from tests.rounds.gate import FaultyGate
+from tests.rounds.draw import Plan, Traits, Work
+from tests.rounds.faults import Place
 from tests.rounds.ledger import Ledger
-from tests.rounds.workers import Worker, python_environment
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -43,6 +41,10 @@ class Host(Protocol):
         """Whether it promises that the table has each message once."""
 
     @property
+    def takeover(self) -> Takeover | None:
+        """How another process takes over the leases of one that is gone; None where none does."""
+
+    @property
     def disk_megabytes(self) -> int:
         """How large the disk of its table is."""
 
@@ -50,8 +52,8 @@ class Host(Protocol):
     def start_seconds(self) -> float:
         """How long its processes may take to be ready, on a busy machine."""
 
-    def command(self, number: int, disk: Path) -> Sequence[str | Path]:
-        """The program of a worker, and its arguments but for the path of its notes."""
+    def crew(self, ground: Ground) -> AbstractContextManager[Crew]:
+        """Start its processes, which may not be ready yet, and end them with the block."""
 
     def table(self, disk: Path) -> list[Done]:
         """The rows of the table."""
@@ -71,6 +73,7 @@ class Stack:
     directory: Path
     ledger: Ledger
     place: Place
+    crew: Crew
     queue_url: str
     dead_letter_url: str
     sqs: SQSClient
@@ -120,41 +123,16 @@ def stack(host: Host, directory: Path) -> Iterator[Stack]:
     with ExitStack() as exits:
         server = exits.enter_context(sqs_server(directory))
         sqs = server.sqs_client()
-        queue = f"{QUEUE}.fifo" if host.traits.groups else QUEUE
+        queue = f"{QUEUE}{FIFO_SUFFIX}" if host.traits.groups else QUEUE
         queue_url, dead_letter_url = create_with_dead_letters(
             sqs, queue, visibility_seconds=30, max_receive_count=MAX_RECEIVE_COUNT
         )
         proxy = exits.enter_context(Proxy(server.endpoint_url).running())
         disk = exits.enter_context(small_disk(directory / "disk", host.disk_megabytes))
-        ledger = Ledger()
-        has_clock = Kind.CLOCK in host.traits.faults and Kind.CLOCK not in impossible_here()
-        workers = []
-        for number in range(host.traits.workers):
-            gate = FaultyGate(
-                worker=f"worker-{number}",
-                ledger=ledger,
-                random=Random(number),
-                # A FIFO queue refuses them on AWS, too.
-                stale_deletes_succeed=not host.traits.groups,
-            )
-            proxy.open(gate)
-            worker = Worker(
-                gate.worker,
-                gate,
-                host.command(number, disk),
-                {
-                    **python_environment(gate.endpoint_url, directory),
-                    "ROUNDS_QUEUE": queue,
-                    # A JVM lives for minutes, and is killed.
-                    "JDK_JAVA_OPTIONS": f'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "-Djava.io.tmpdir={directory}"',
-                },
-                directory,
-                has_clock,
-            )
-            exits.callback(worker.kill)
-            worker.start()
-            workers.append(worker)
-        yield Stack(host, directory, ledger, Place(workers, proxy, disk), queue_url, dead_letter_url, sqs, server.pid)
+        ground = Ground(directory, server, proxy, Ledger(), disk, queue)
+        crew = exits.enter_context(host.crew(ground))
+        place = Place(crew.workers, proxy, disk, crew.restart_database)
+        yield Stack(host, directory, ground.ledger, place, crew, queue_url, dead_letter_url, sqs, server.pid)
 
 
 def as_json(work: Work) -> str:

@@ -34,7 +34,7 @@ def starvation(workers: Sequence[Worker], server_pid: int, proxy_thread: int | N
     stopped = threading.Event()
 
     def look() -> dict[tuple[str | None, Path], float]:
-        tasks = [(worker.name, _task(worker.newest.process.pid)) for worker in workers if worker.is_running]
+        tasks = [(worker.name, _task(pid)) for worker in workers if worker.is_running for pid in worker.working_pids()]
         threads = [(name, thread) for name, task in [*tasks, (None, _task(server_pid))] for thread in _threads(task)]
         return {
             (name, thread): _waited(thread)

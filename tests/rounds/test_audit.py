@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from tests.rounds.audit import Block, Done, Evidence, Finding, Rule, Window, audit
+from tests.rounds.audit import Block, Done, Evidence, Finding, Rule, Takeover, Window, audit
 from tests.rounds.draw import Kind, Work
 from tests.rounds.ledger import Entry
 
@@ -161,6 +161,15 @@ def test_a_lease_that_is_longer_than_the_time_already_worked_is_found() -> None:
     assert rules(audit(replace(GOOD, entries=entries))) == [Rule.TOO_LONG]
 
 
+def test_the_time_already_worked_counts_from_the_first_of_repeated_receives_of_a_fifo_queue() -> None:
+    cut = Window(Kind.CUT, A, -6.0, -2.0)
+    entries = [receive(A, 0.0, 1, 5.0), change(A, 0.9, 1, 8.0), delete(A, 3.0, 1)]
+    evidence = replace(GOOD, entries=entries, blocks=[block(A, 0.1, 3.1)], table=[Done("m", 2.9)], windows=[cut])
+    assert audit(replace(evidence, in_order=True)) == []
+    assert rules(audit(evidence)) == [Rule.TOO_LONG]
+    assert rules(audit(replace(evidence, in_order=True, windows=[]))) == [Rule.TOO_LONG]
+
+
 def test_a_release_with_a_long_delay_is_no_long_lease() -> None:
     entries = [receive(A, 0.0, 1), change(A, 3.0, 1, 40.0), receive(B, 43.1, 2), delete(B, 44.0, 2)]
     blocks = [block(A, 0.1, 3.1, green=False), block(B, 43.2, 44.1)]
@@ -208,3 +217,95 @@ def test_what_is_behind_a_failed_message_of_its_group_goes_back_from_a_block_tha
     evidence = replace(IN_ORDER, entries=entries, blocks=[given_back, later])
     assert audit(evidence) == []
     assert rules(audit(replace(evidence, in_order=False))) == [Rule.SILENT]
+
+
+def test_what_is_behind_a_failed_message_of_its_group_is_held_no_longer_either() -> None:
+    """With less than two seconds left, neither of them is released."""
+    given_back = Block(A, frozenset({"m", "n"}), 0.1, 16.0, is_green=True, failed={"m": 10.5})
+    entries = [
+        receive(A, 0.0, 1),
+        replace(receive(A, 0.0, 2), message_id="n"),
+        receive(B, 12.1, 3),
+        delete(B, 14.0, 3),
+        replace(receive(B, 12.1, 4), message_id="n"),
+        replace(delete(B, 14.5, 4), message_id="n"),
+    ]
+    later = Block(B, frozenset({"m", "n"}), 12.2, 15.0, is_green=True)
+    evidence = replace(IN_ORDER, entries=entries, blocks=[given_back, later])
+    assert audit(evidence) == []
+    other_group = {"m": work(), "n": replace(ANOTHER, group=1)}
+    assert Rule.DOUBLE_HOLDER in rules(audit(replace(evidence, sent=other_group)))
+
+
+# A run of an orchestrator has a message, whose lease A lets lapse at 30 s; B receives it for somebody else.
+RUN = Block("run", frozenset({"m"}), 0.5, 60.0, is_green=False, receive_counts={"m": 1})
+HANDED_ON = replace(
+    GOOD,
+    entries=[receive(A, 0.0, 1, 30.0), receive(B, 30.1, 2, 30.0), delete(B, 40.0, 2)],
+    blocks=[RUN, Block("later", frozenset({"m"}), 30.5, 41.0, is_green=True, receive_counts={"m": 2})],
+    table=[Done("m", 39.0)],
+    takeover=Takeover(noticed_after_seconds=4.0, seconds=15.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("windows", "is_excused"),
+    [
+        ([], False),
+        ([Window(Kind.KILL, A, 19.0, 20.0)], True),  # taken over at 34 s at the latest
+        ([Window(Kind.KILL, A, 10.0, 11.0)], False),  # taken over at 25 s at the latest
+        ([Window(Kind.KILL, B, 19.0, 20.0)], False),
+        ([Window(Kind.STOP, A, 19.0, 21.0)], False),  # nobody noticed
+        ([Window(Kind.STOP, A, 19.0, 25.0)], True),
+        ([Window(Kind.STOP, A, 19.0, 21.0), Window(None, A, 21.0, 23.5)], True),
+        ([Window(Kind.KILL, A, 10.0, 11.0), Window(Kind.CUT, B, 24.0, 28.0)], True),  # too late for B
+        ([Window(Kind.KILL, A, 10.0, 11.0), Window(Kind.DATABASE, None, 13.0, 14.0)], True),
+        ([Window(Kind.CUT, B, 24.0, 28.0)], False),
+    ],
+    ids=[
+        "all well",
+        "killed",
+        "killed long before",
+        "the other killed",
+        "stopped for a moment",
+        "stopped",
+        "stopped, then no processor",
+        "killed, and the other one cut off",
+        "killed, and no database",
+        "the other cut off",
+    ],
+)
+def test_two_holders_are_promised_while_nobody_can_have_taken_over_from_a_process_that_is_gone(
+    windows: list[Window], is_excused: bool
+) -> None:
+    assert rules(audit(replace(HANDED_ON, windows=windows))) == ([] if is_excused else [Rule.DOUBLE_HOLDER])
+
+
+def test_without_takeovers_a_kill_excuses_nothing_that_another_block_holds() -> None:
+    killed = Window(Kind.KILL, A, 19.0, 20.0)
+    assert rules(audit(replace(HANDED_ON, windows=[killed], takeover=None))) == [Rule.DOUBLE_HOLDER]
+
+
+def test_a_run_has_the_reception_that_its_message_counts_whoever_extends_it() -> None:
+    entries = [receive(A, 0.0, 1), receive(B, 12.1, 2), change(A, 20.0, 2, VISIBILITY), delete(A, 25.0, 2)]
+    lost = replace(RUN, ended_at=26.0)
+    kept = Block("kept", frozenset({"m"}), 12.5, 25.1, is_green=True, receive_counts={"m": 2})
+    evidence = replace(HANDED_ON, entries=entries, blocks=[kept], table=[Done("m", 24.0)])
+    assert audit(evidence) == []
+    assert rules(audit(replace(evidence, blocks=[lost, kept]))) == [Rule.DOUBLE_HOLDER]
+
+
+def test_a_message_that_its_run_failed_and_that_was_deleted_all_the_same_is_lost() -> None:
+    failed = replace(RUN, failed={"m": 13.5}, ended_at=14.2, is_green=True)
+    assert rules(audit(replace(GOOD, blocks=[failed]))) == [Rule.LOST]
+    assert audit(replace(GOOD, blocks=[failed], dead_letters={0: 1})) == []
+
+
+def test_an_extension_by_a_process_that_cannot_know_that_another_one_had_deleted_is_no_finding() -> None:
+    stood_still, died = Window(Kind.STOP, B, 13.0, 14.4), Window(Kind.KILL, A, 14.2, 14.3)
+    late = replace(GOOD, entries=[*GOOD.entries, change(B, 14.5, 1, VISIBILITY, acted=False)])
+    takeover = Takeover(noticed_after_seconds=4.0, seconds=15.0)
+    assert rules(audit(replace(late, takeover=takeover))) == [Rule.AFTER_THE_END]
+    for window in (stood_still, died):
+        assert rules(audit(replace(late, windows=[window]))) == [Rule.AFTER_THE_END]
+        assert audit(replace(late, windows=[window], takeover=takeover)) == []

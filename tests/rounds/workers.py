@@ -1,4 +1,4 @@
-"""The processes that consume: each with a gate to the queue, a clock and notes; started again when it ended."""
+"""What faults hit: the processes of a host, above all those that consume, each with a gate to the queue and notes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from demo.processes import ROOT, ServerProcess, start_process
 from tests.rounds.audit import Block
@@ -22,6 +22,41 @@ FAKETIME: Final = Path("/usr/lib") / f"{os.uname().machine}-linux-gnu" / "faketi
 LONGEST_NOTE_BYTES: Final = 2**16
 
 SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+class Worker(Protocol):
+    """A place for a process of a host, and for all that it starts."""
+
+    @property
+    def name(self) -> str:
+        """What gate, notes and findings call it."""
+
+    @property
+    def gate(self) -> FaultyGate:
+        """Its way to the queue."""
+
+    @property
+    def clock(self) -> Path:
+        """The file that says how much later it is for it, in seconds."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a process that was not ended by a fault, and did not end by itself."""
+
+    def pids(self) -> list[int]:
+        """The process and all that it started."""
+
+    def working_pids(self) -> list[int]:
+        """Those of them that do the work with messages."""
+
+    def start(self) -> None:
+        """Start a process."""
+
+    def kill(self) -> None:
+        """End its process and all that it started, as a crash of the machine would."""
+
+    def found_dead(self) -> str | None:
+        """If its process ended by itself since this was asked last: how."""
 
 
 @dataclass(slots=True)
@@ -40,8 +75,8 @@ class Incarnation:
 
 
 @dataclass(slots=True)
-class Worker:
-    """A place for a process that consumes.
+class Consumer:
+    """A worker with one process, which consumes: a program that writes notes.
 
     Attributes:
         name: What gate, notes and findings call it.
@@ -75,6 +110,14 @@ class Worker:
     def newest(self) -> Incarnation:
         """Its newest process."""
         return self.incarnations[-1]
+
+    def pids(self) -> list[int]:
+        """The process and all that it started."""
+        return self.newest.process.session_pids()
+
+    def working_pids(self) -> list[int]:
+        """The process itself."""
+        return [self.newest.process.pid]
 
     def start(self) -> None:
         """Start a process."""
@@ -127,27 +170,39 @@ class Worker:
     def blocks(self, since: float, now: float) -> Iterator[Block]:
         """The blocks that its processes entered since a moment."""
         for incarnation in self.incarnations:
-            entered: Mapping[str, Any] | None = None
-            failed: dict[str, float] = {}
-            died_at = incarnation.ended_at or now
-            for note in read_lines(incarnation.notes):
-                match note["what"]:
-                    case "holds":
-                        entered, failed = note, {}
-                    case "fails":
-                        failed[note["id"]] = note["at"]
-                    case "ended" if entered is not None:
-                        if entered["at"] >= since:
-                            is_green = note["error"] is None
-                            yield self._block(entered, note["at"], failed, is_green=is_green)
-                        entered = None
-            if entered is not None and entered["at"] >= since:
-                yield self._block(entered, died_at, failed, is_green=False)
+            yield from blocks_in(incarnation.notes, self.name, since, incarnation.ended_at or now)
 
-    def _block(
-        self, entered: Mapping[str, Any], ended_at: float, failed: Mapping[str, float], *, is_green: bool
-    ) -> Block:
-        return Block(self.name, frozenset(entered["ids"]), entered["at"], ended_at, is_green, dict(failed))
+
+def blocks_in(notes: Path, worker: str, since: float, died_at: float) -> Iterator[Block]:
+    """The blocks that a process entered since a moment, by its notes.
+
+    Args:
+        notes: The file.
+        worker: Whose process it was.
+        since: Blocks that were entered before are left out.
+        died_at: When a block ended that the process did not leave.
+    """
+    entered: Mapping[str, Any] | None = None
+    failed: dict[str, float] = {}
+    for note in read_lines(notes):
+        match note["what"]:
+            case "holds":
+                entered, failed = note, {}
+            case "fails":
+                failed[note["id"]] = note["at"]
+            case "ended" if entered is not None:
+                if entered["at"] >= since:
+                    yield _block(worker, entered, note["at"], failed, is_green=note["error"] is None)
+                entered = None
+    if entered is not None and entered["at"] >= since:
+        yield _block(worker, entered, died_at, failed, is_green=False)
+
+
+def _block(
+    worker: str, entered: Mapping[str, Any], ended_at: float, failed: Mapping[str, float], *, is_green: bool
+) -> Block:
+    counts = dict(zip(entered["ids"], entered.get("receive_counts", ()), strict=False))
+    return Block(worker, frozenset(entered["ids"]), entered["at"], ended_at, is_green, dict(failed), counts)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

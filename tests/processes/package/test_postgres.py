@@ -44,3 +44,14 @@ def test_a_server_begins_with_the_tables_of_airflow_and_leaves_nothing_behind() 
     assert len(started) > 1
     assert not any(process.is_running() for process in started)
     assert not server.data.exists()
+
+
+def test_a_server_that_crashed_answers_again_where_it_was_with_all_that_was_committed() -> None:
+    with postgres_server() as server:
+        with connected_to(server) as connection:
+            connection.execute(text("create table cities as select 'Lisbon' as name"))
+        before = server.process.pid
+        server.crash()
+        assert server.process.pid != before
+        with connected_to(server) as connection:
+            assert connection.execute(text("select name from cities")).scalar_one() == "Lisbon"
