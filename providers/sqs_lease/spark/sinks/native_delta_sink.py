@@ -153,7 +153,8 @@ class NativeDeltaTable(SparkTable):
         rows = self._rows(location, application)
         if rows is None:
             return
-        is_sure = location in self.own and not self._forgets()
+        # To merge the newest batch twice changes nothing.
+        is_sure = bool(self.upsert_by) or (location in self.own and not self._forgets())
         settings = {
             "spark.databricks.delta.write.txnAppId": f"sqs-lease-{application.ledger_id}",
             "spark.databricks.delta.write.txnVersion": str(application.number),
@@ -164,8 +165,9 @@ class NativeDeltaTable(SparkTable):
         )
 
     def _forgets(self) -> bool:
-        (detail,) = self.spark.sql(f"DESCRIBE DETAIL {self.name}").select("properties").collect()
-        return _RETENTION in detail["properties"]
+        # Not DESCRIBE DETAIL, for which Delta puts the whole state of the table together.
+        properties = self.spark.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
+        return any(one["key"] == _RETENTION for one in properties)
 
     def _version(self) -> int | None:
         (newest,) = self.spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT 1").select("version").collect()
