@@ -28,6 +28,15 @@ SCHEMA: Final = "sqs_lease"
 STAGING: Final = sql.Identifier(SCHEMA, "staging")
 BATCHES: Final = sql.Identifier(SCHEMA, "batches")
 
+ENTRY_KINDS: Final = {
+    "message_id": "text",
+    "batch_id": "text",
+    "sent_at": "timestamp with time zone",
+    "outcome": "text",
+    "reason": "text",
+}
+"""What is written of a message, and with which types."""
+
 _LONGEST_NAME_BYTES: Final = 63
 _DEFAULT_SCHEMA: Final = "public"
 
@@ -187,6 +196,16 @@ def _add(cursor: Cursor, table: TableName, columns: Sequence[StructField]) -> No
                 sql.SQL(postgres_type(field.name, field.dataType)),  # of our own table
             )
         )
+
+
+def kinds_of(cursor: Cursor, table: sql.Identifier) -> list[str]:
+    """The types of a table's columns, as ``format_type`` writes them."""
+    cursor.execute(
+        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
+        "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        [table.as_string()],
+    )
+    return [kind for (kind,) in cursor.fetchall()]
 
 
 @dataclass(frozen=True, slots=True)

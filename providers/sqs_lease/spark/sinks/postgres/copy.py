@@ -1,16 +1,14 @@
-"""COPY between Arrow and PostgreSQL, as CSV text: in the driver for message ids, in Spark's tasks for rows.
+"""COPY between Arrow and PostgreSQL: in the driver for message ids, in Spark's tasks for rows.
 
-PostgreSQL's text has no NUL character (U+0000), and its times end where Spark's go on. No message may be lost by that,
-nor may one hold up its batch: NUL becomes the replacement character U+FFFD, as do bytes that are no UTF-8; dates and
-timestamps outside of the years 1 to 9999 become ``infinity`` and ``-infinity``.
+What is written has the binary format, in which a server takes rows in half the time that it takes for CSV. The little
+that is read comes as CSV, which Arrow reads.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from io import BytesIO
 from itertools import chain
 from typing import Any, Final
@@ -26,6 +24,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import RowsRefusedError, TableError
+from sqs_lease.spark.sinks.postgres.binary import END, SIGNATURE, to_binary
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained
 from sqs_lease.spark.sinks.postgres.types import is_json, is_unwritable, json_texts
 
@@ -37,18 +36,28 @@ COPIED_DDL: Final = "attempt BIGINT, rows BIGINT, left_messages ARRAY<STRING>"
 
 _COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("left_messages", pa.list_(pa.string()))])
 _CANNOT_BE_WRITTEN: Final = "cannot be written"
-_CSV: Final = csv.WriteOptions(include_header=False, quoting_style="needed")
-_BATCH_ROWS: Final = 50_000
-_REPLACEMENT: Final = "\ufffd".encode()
-_FIRST = datetime(1, 1, 1, tzinfo=UTC)
-_LAST = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+# What is made of them at once: a batch of Spark's may have any size.
+_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 
 
-def copy_in(cursor: psycopg.Cursor[Any], statement: Query, rows: pa.Table) -> None:
-    """Write rows by a statement ``COPY ... FROM STDIN (FORMAT csv)``."""
+def copy_in(
+    cursor: psycopg.Cursor[Any], statement: Query, batches: Iterable[pa.RecordBatch], kinds: Sequence[str]
+) -> int:
+    """Write rows by a statement ``COPY ... FROM STDIN (FORMAT binary)``, in whose table the columns are of these types.
+
+    Returns:
+        How many rows there were.
+    """
+    rows = 0
     with cursor.copy(statement) as copy:
-        for batch in rows.to_batches(max_chunksize=_BATCH_ROWS):
-            copy.write(to_csv(batch))
+        copy.write(SIGNATURE)
+        for batch in batches:
+            at_once = max(1, batch.num_rows * _AT_ONCE_BYTES // max(batch.nbytes, 1))
+            for start in range(0, batch.num_rows, at_once):
+                copy.write(memoryview(to_binary(batch.slice(start, at_once), kinds)))
+            rows += batch.num_rows
+        copy.write(END)
+    return rows
 
 
 def copy_out(cursor: psycopg.Cursor[Any], statement: Query, schema: pa.Schema) -> pa.Table:
@@ -80,12 +89,14 @@ class CopyRows:
     Attributes:
         parameters: Of the connection. They travel to the executors inside of the pickled function, which Spark shows
             nowhere.
-        statement: ``COPY ... FROM STDIN (FORMAT csv)``, with the column :data:`ATTEMPT` at the end.
+        statement: ``COPY ... FROM STDIN (FORMAT binary)``, with the column :data:`ATTEMPT` at the end.
+        kinds: The types of these columns, as ``format_type`` writes them.
         place: The table, for errors.
     """
 
     parameters: Parameters = field(repr=False)
     statement: str
+    kinds: Sequence[str]
     place: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -94,17 +105,17 @@ class CopyRows:
         first = next(filled, None)
         if first is None:
             return
-        attempt, rows = secrets.randbits(62), 0
+        attempt = secrets.randbits(62)
+        marked = (
+            batch.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows))
+            for batch in chain([first], filled)
+        )
         with (
             explained(f"rows for {self.place} {_CANNOT_BE_WRITTEN}"),
             connect(self.parameters) as connection,
             connection.cursor() as cursor,
         ):
-            with cursor.copy(self.statement.encode()) as copy:
-                for batch in chain([first], filled):
-                    marked = batch.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows))
-                    copy.write(to_csv(marked))
-                    rows += batch.num_rows
+            rows = copy_in(cursor, self.statement.encode(), marked, self.kinds)
             taken = cursor.rowcount
         if taken != rows:
             raise TableError(f"of {rows} rows for {self.place} PostgreSQL took {taken}: run the batch again")
@@ -139,8 +150,11 @@ class CopyParts:
                 for number in nested:
                     columns[number] = json_texts(columns[number], self.columns.fields[number].dataType)
                     is_left = pc.or_(is_left, is_unwritable(columns[number]))
-                left.append(batch[MESSAGE_ID].filter(is_left))
-                yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names).filter(pc.invert(is_left))
+                rows = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+                if pc.any(is_left).as_py():
+                    left.append(batch[MESSAGE_ID].filter(is_left))
+                    rows = rows.filter(pc.invert(is_left))
+                yield rows
 
 
 def refused_in_task(error: PythonException) -> RowsRefusedError | None:
@@ -148,42 +162,3 @@ def refused_in_task(error: PythonException) -> RowsRefusedError | None:
     _, raised, text = str(error).rpartition(f"{RowsRefusedError.__name__}: ")
     said = text.partition("\n")[0].strip()
     return RowsRefusedError(said, rule=said.rpartition(_CANNOT_BE_WRITTEN)[2].lstrip(": ")) if raised else None
-
-
-def to_csv(batch: pa.RecordBatch) -> bytes:
-    """Rows as the CSV that COPY reads: what is null is empty, and every text is quoted."""
-    text = BytesIO()
-    columns = [_bounded(column) for column in batch.columns]
-    csv.write_csv(pa.RecordBatch.from_arrays(columns, names=batch.schema.names), text, _CSV)
-    return _storable(text.getvalue())
-
-
-def _storable(text: bytes) -> bytes:
-    if b"\0" in text:
-        text = text.replace(b"\0", _REPLACEMENT)
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        text = text.decode(errors="replace").encode()
-    return text
-
-
-def _bounded(column: pa.Array) -> pa.Array:
-    """Times as text that PostgreSQL reads, whatever the session's time zone is."""
-    if pa.types.is_date(column.type):
-        first, last = _FIRST.date(), _LAST.date()
-        return _within(column, pa.scalar(first, column.type), pa.scalar(last, column.type))
-    if pa.types.is_timestamp(column.type):
-        zone = None if column.type.tz is None else "UTC"
-        column = column.cast(pa.timestamp("us", zone))
-        limits = [limit if zone else limit.replace(tzinfo=None) for limit in (_FIRST, _LAST)]
-        return _within(column, *(pa.scalar(limit, column.type) for limit in limits))
-    return column
-
-
-def _within(column: pa.Array, first: pa.Scalar, last: pa.Scalar) -> pa.Array:
-    early, late = pc.less(column, first), pc.greater(column, last)
-    if not pc.any(pc.or_(early, late)).as_py():
-        return column
-    inside = pc.if_else(pc.or_(early, late), pa.scalar(None, column.type), column).cast(pa.string())
-    return pc.if_else(early, "-infinity", pc.if_else(late, "infinity", inside))

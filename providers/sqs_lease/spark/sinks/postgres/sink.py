@@ -34,10 +34,12 @@ from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.catalog import (
     BATCHES,
+    ENTRY_KINDS,
     SCHEMA,
     STAGING,
     Cursor,
     TableName,
+    kinds_of,
     names_of,
     prepare,
     require_columns,
@@ -240,6 +242,8 @@ class PostgresTable:
         """Make a staging table and have Spark write it: the message ids in it."""
         staging = sql.Identifier(SCHEMA, name)
         with self.transaction("cannot be written") as cursor:
+            # Of the types that the table has now, in which the tasks write.
+            require_unchanged_columns(cursor, self.name, self.columns)
             # Without a log: should the server crash, the rows are gone, and the commit says so.
             cursor.execute(
                 sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT {}, 0::bigint AS {} FROM {} WITH NO DATA").format(
@@ -250,10 +254,11 @@ class PostgresTable:
                 sql.SQL("INSERT INTO {} (name, target, batch_id) VALUES (%s, %s, %s)").format(STAGING),
                 [name, str(self.name), batch_id],
             )
-        statement = sql.SQL("COPY {} ({}, {}) FROM STDIN (FORMAT csv)").format(
+            kinds = kinds_of(cursor, staging)
+        statement = sql.SQL("COPY {} ({}, {}) FROM STDIN (FORMAT binary)").format(
             staging, names_of(self.columns.names), sql.Identifier(ATTEMPT)
         )
-        copy = CopyRows(self.parameters, statement.as_string(), self._place)
+        copy = CopyRows(self.parameters, statement.as_string(), kinds, self._place)
         try:
             copied = pa.concat_tables(list(write(copy)))
         except PythonException as error:
@@ -277,7 +282,12 @@ class PostgresTable:
 
     def _known(self, cursor: Cursor, messages: pa.Table) -> pa.Table:
         cursor.execute('CREATE TEMPORARY TABLE sqs_lease_asked (message_id text COLLATE "C") ON COMMIT DROP')
-        copy_in(cursor, "COPY pg_temp.sqs_lease_asked FROM STDIN (FORMAT csv)", messages.select([LOOKED_UP.names[0]]))
+        copy_in(
+            cursor,
+            "COPY pg_temp.sqs_lease_asked FROM STDIN (FORMAT binary)",
+            messages.select([LOOKED_UP.names[0]]).to_batches(),
+            ["text"],
+        )
         # By the index, in its order: the planner would rather read all entries, of which there may be many millions.
         cursor.execute("SELECT set_config('enable_' || way, 'off', true) FROM unnest(%s::text[]) way", [_OTHER_WAYS])
         query = sql.SQL(
@@ -296,11 +306,9 @@ class PostgresTable:
         # In order, so that two batches wait for one another in one direction only.
         entries = admission.entries.select(ENTRIES.names).sort_by("message_id")
         entries = entries.append_column("batch_id", pa.repeat(admission.batch_id, entries.num_rows))
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
-            self.name.entries, names_of(entries.column_names)
-        )
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(self.name.entries, names_of(ENTRY_KINDS))
         try:
-            copy_in(cursor, statement, entries)
+            copy_in(cursor, statement, entries.select(list(ENTRY_KINDS)).to_batches(), list(ENTRY_KINDS.values()))
         except psycopg.errors.UniqueViolation:
             raise Overtaken(f"another batch with one of the messages was committed to table {self._place}") from None
         self._require_batch(cursor, looked_up, admission)
