@@ -123,48 +123,17 @@ class IcebergTable(SparkTable):
             self.spark.table(self.name).where("false").writeTo(self.name).append()
         if self._has(application):
             return
-        with self._branch(before, application) as branch:
-            if self._fill(location, branch, application):
-                self.spark.sql(
-                    f"CALL {self.catalog}.system.fast_forward("
-                    f"table => {literal(self.name)}, branch => 'main', to => {literal(branch)})"
-                ).collect()
-
-    @contextmanager
-    def _branch(self, snapshot: int, application: Application) -> Iterator[str]:
-        branch = f"sqs_lease_{application.number}_{uuid4().hex}"
-        self.spark.sql(
-            f"ALTER TABLE {self.name} CREATE BRANCH {quoted(branch)} AS OF VERSION {snapshot} RETAIN 7 DAYS"
-        ).collect()
-        try:
-            yield branch
-        finally:
-            try:
-                self.spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS {quoted(branch)}").collect()
-            except SPARK_ERRORS as error:
-                logger.info("table %s: branch %s is left to expire (%s)", self.name, branch, type(error).__name__)
-
-    def _fill(self, location: str, branch: str, application: Application) -> bool:
-        """Have the branch name the staged files themselves; where that takes more, write their rows into it.
-
-        Returns:
-            Whether the branch has the rows; False where the table has taken them meanwhile.
-        """
-        properties = {_property(application): str(application.number), _BATCH: application.batch_id}
-        if self._adopt(location, branch, properties):
-            return True
+        if self._adopt(location, before, application):
+            return
         rows = self._rows(location, application)
-        if rows is None or (location not in self.own and self._has_rows(rows, application)):
-            return False
-        settings = {f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in properties.items()}
-        write(self.spark, f"{self.name}.{quoted(f'branch_{branch}')}", rows, self.upsert_by, settings)
-        return True
+        if rows is not None and (location in self.own or not self._has_rows(rows, application)):
+            self._put(rows, before, application)
 
-    def _adopt(self, location: str, branch: str, properties: Mapping[str, str]) -> bool:
-        """Add the staged files to a branch: no row is written again.
+    def _adopt(self, location: str, before: int, application: Application) -> bool:
+        """Have the table name the staged files themselves, which writes no row again: steps 2 to 4 in one commit.
 
         Returns:
-            Whether they were added; False where the table may not have them as they are.
+            Whether the table has them; False where it may not have them as they are.
         """
         if self.upsert_by or location not in self.own:
             return False
@@ -176,8 +145,37 @@ class IcebergTable(SparkTable):
         schema = stored.file_schema(columns)
         if not all(file.footer.schema.to_arrow_schema().equals(schema, check_metadata=True) for file in files):
             return False
-        stored.append(files, branch, properties)
+        stored.take(files, before, _branch_name(application), _properties(application))
         return True
+
+    def _put(self, rows: DataFrame, before: int, application: Application) -> None:
+        """Steps 2 to 4."""
+        with self._branch(before, application) as branch:
+            self._write(rows, f"{self.name}.{quoted(f'branch_{branch}')}", application)
+            self.spark.sql(
+                f"CALL {self.catalog}.system.fast_forward("
+                f"table => {literal(self.name)}, branch => 'main', to => {literal(branch)})"
+            ).collect()
+
+    @contextmanager
+    def _branch(self, snapshot: int, application: Application) -> Iterator[str]:
+        branch = _branch_name(application)
+        self.spark.sql(
+            f"ALTER TABLE {self.name} CREATE BRANCH {quoted(branch)} AS OF VERSION {snapshot} RETAIN 7 DAYS"
+        ).collect()
+        try:
+            yield branch
+        finally:
+            try:
+                self.spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS {quoted(branch)}").collect()
+            except SPARK_ERRORS as error:
+                logger.info("table %s: branch %s is left to expire (%s)", self.name, branch, type(error).__name__)
+
+    def _write(self, rows: DataFrame, branch: str, application: Application) -> None:
+        settings = {
+            f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in _properties(application).items()
+        }
+        write(self.spark, branch, rows, self.upsert_by, settings)
 
     def _has(self, application: Application) -> bool:
         """Whether a snapshot that was the table's says that it has the application, or a later one."""
@@ -197,6 +195,9 @@ class IcebergTable(SparkTable):
 
     def _version(self) -> int | None:
         """The id of the table's newest snapshot."""
+        stored = _StoredTable.of(self.spark, self.name)
+        if stored is not None:
+            return stored.version
         self._refresh()
         rows = self.spark.table(f"{self.name}.refs").where("name = 'main'").select("snapshot_id").collect()
         return rows[0]["snapshot_id"] if rows else None
@@ -251,15 +252,23 @@ class _StoredTable:
         stored = json.loads(self.jvm.org.apache.iceberg.SchemaParser.toJson(self.table.schema()))
         return pa.schema(_numbered_fields(list(arrow_schema(columns)), stored))
 
-    def append(self, files: Sequence[StagedParquet], branch: str, properties: Mapping[str, str]) -> None:
-        """Add files to a branch, in one snapshot with these properties in its summary.
+    def take(self, files: Sequence[StagedParquet], before: int, branch: str, properties: Mapping[str, str]) -> None:
+        """Add files to the table, if its newest snapshot still is the one before.
+
+        Args:
+            files: The files, which are put beside the table's own.
+            before: The snapshot's id.
+            branch: How the branch is called, which nobody ever sees.
+            properties: What the snapshot says in its summary.
 
         Raises:
-            OSError: One cannot be put beside the table's own.
+            OSError: A file cannot be put there.
         """
         iceberg = self.jvm.org.apache.iceberg
         measured = iceberg.MetricsConfig.forTable(self.table)
-        appended = self.table.newAppend().toBranch(branch)
+        transaction = self.table.newTransaction()
+        transaction.manageSnapshots().createBranch(branch, before).commit()
+        appended = transaction.newAppend().toBranch(branch)
         for name, value in properties.items():
             appended.set(name, value)
         for file in files:
@@ -276,6 +285,16 @@ class _StoredTable:
                 .build()
             )
         appended.commit()
+        # Looked at again when the transaction is: somebody may have committed by then.
+        transaction.manageSnapshots().fastForwardBranch("main", branch).commit()
+        transaction.manageSnapshots().removeBranch(branch).commit()
+        transaction.commitTransaction()
+
+    @property
+    def version(self) -> int | None:
+        """The id of the newest snapshot; None where there is none."""
+        snapshot = self.table.currentSnapshot()
+        return None if snapshot is None else snapshot.snapshotId()
 
     def _address(self, file_name: str) -> str:
         address: str = self.table.locationProvider().newDataLocation(file_name)
@@ -310,8 +329,17 @@ def _with_numbers(kind: pa.DataType, stored: Any) -> pa.DataType:
     return kind
 
 
+def _branch_name(application: Application) -> str:
+    return f"sqs_lease_{application.number}_{uuid4().hex}"
+
+
 def _property(application: Application) -> str:
     return f"sqs-lease.ledger.{application.ledger_id}"
+
+
+def _properties(application: Application) -> dict[str, str]:
+    """What the snapshot of a batch says in its summary."""
+    return {_property(application): str(application.number), _BATCH: application.batch_id}
 
 
 def _as_iceberg(columns: StructType) -> StructType:

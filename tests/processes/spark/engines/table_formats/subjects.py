@@ -35,8 +35,8 @@ def iceberg_subject(spark: SparkSession, root: Path, upsert_by: tuple[str, ...] 
         read_rows,
         root / "ledger",
         {
-            "before the branch is written": partial(interrupted, IcebergTable, "_fill", "before"),
-            "before the fast-forward": partial(interrupted, IcebergTable, "_fill", "after"),
+            "before the branch is written": partial(interrupted, IcebergTable, "_write", "before"),
+            "before the fast-forward": partial(interrupted, IcebergTable, "_write", "after"),
             "after the fast-forward": partial(interrupted, IcebergTable, "_take", "after"),
         },
     )

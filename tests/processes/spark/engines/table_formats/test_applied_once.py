@@ -82,10 +82,9 @@ class MeanwhileTable(IcebergTable):
 
     meanwhile: Callable[[], object] = lambda: None
 
-    def _fill(self, location: str, branch: str, application: Application) -> bool:
-        is_filled = super()._fill(location, branch, application)
+    def _write(self, rows: DataFrame, branch: str, application: Application) -> None:
+        super()._write(rows, branch, application)
         self.meanwhile()
-        return is_filled
 
 
 def once(action: Callable[[], object]) -> Callable[[], None]:
