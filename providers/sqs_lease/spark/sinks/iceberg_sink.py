@@ -10,6 +10,8 @@ that complete the same batch would both succeed. Therefore a batch is written in
    the branch is dropped, and all begins again.
 
 Readers of the table see nothing of a branch. That of a killed process is removed by ``expire_snapshots`` after a week.
+
+Where the table can have the staged files as they are, steps 2 to 4 are one commit, and no row is written again.
 """
 
 from __future__ import annotations
