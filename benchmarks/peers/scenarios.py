@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 START_SECONDS: Final = 300.0
-"""So long may a peer take from its start until it has all messages."""
+"""So long may a peer take from its start until it has all messages, at the least."""
+
+SLOWEST_A_SECOND: Final = 50
+"""So many messages a second it has to take, where that would be more than :data:`START_SECONDS`."""
 
 GRACE_SECONDS: Final = 45.0
 """So long is waited for an end that should have come."""
@@ -167,7 +170,9 @@ class Ground:
 
     def _track(self, name: str, messages: int, *, work_seconds: float, at_once: int, fails: bool = False) -> Track:
         sizes = self._sizes
-        visibility = sizes.visibility_seconds if self._peer.extends else sizes.fixed_visibility_seconds
+        visibility = sizes.visibility_seconds
+        if not self._peer.extends:
+            visibility = max(sizes.fixed_visibility_seconds, int(2 * work_seconds))
         queue = f"{self._peer.name}-{name}"
         dead = self._sqs.create_queue(QueueName=f"{queue}-dead")["QueueUrl"]
         dead_arn = self._sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -196,10 +201,11 @@ class Ground:
 
     def _await_all(self, track: Track, running: Running) -> None:
         """Wait until the peer was given every message once."""
-        if not _until(lambda: len(track.gate.received_ids) >= track.messages or not running.is_running, START_SECONDS):
+        patience = max(START_SECONDS, track.messages / SLOWEST_A_SECOND)
+        if not _until(lambda: len(track.gate.received_ids) >= track.messages or not running.is_running, patience):
             raise PeerFailedError(
                 f"{track.job.queue}: it was given {len(track.gate.received_ids)} of {track.messages} messages "
-                f"in {START_SECONDS:.0f} s"
+                f"in {patience:.0f} s"
             )
         if len(track.gate.received_ids) < track.messages:
             raise PeerFailedError(f"{track.job.queue}: its process ended")
