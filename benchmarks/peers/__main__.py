@@ -93,18 +93,24 @@ def merged(results: Results, row: Row, scenarios: Collection[str] = SCENARIOS) -
     Args:
         results: The former ones.
         row: The new one.
-        scenarios: What was measured for it; the rest stays what it was, if the sizes are the same.
+        scenarios: What was measured for it; the rest stays what it was, if the version is the same.
     """
     rows = {former.name: former for former in results.rows}
     former = rows.get(row.name)
-    if former is not None and former.sizes == row.sizes and former.version == row.version:
+    if former is not None and former.version == row.version:
         if "work" not in scenarios:
-            row = replace(row, long_work=former.long_work, failing_work=former.failing_work, outages=former.outages)
+            row = replace(
+                row,
+                sizes=replace(former.sizes, held=row.sizes.held, throughput=row.sizes.throughput),
+                long_work=former.long_work,
+                failing_work=former.failing_work,
+                outages=former.outages,
+            )
         if "held" not in scenarios:
-            row = replace(row, held=former.held)
+            row = replace(row, sizes=replace(row.sizes, held=former.sizes.held), held=former.held)
         if "throughput" not in scenarios:
-            row = replace(row, throughput=former.throughput)
-        row = replace(row, load=max(row.load, former.load) if set(scenarios) != set(SCENARIOS) else row.load)
+            sizes = replace(row.sizes, throughput=former.sizes.throughput)
+            row = replace(row, sizes=sizes, throughput=former.throughput)
     rows[row.name] = row
     order = [*PEERS, *(name for name in rows if name not in PEERS)]
     return replace(results, rows=tuple(rows[name] for name in order if name in rows))

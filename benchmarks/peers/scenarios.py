@@ -47,11 +47,14 @@ class SecondConsumer:
     Args:
         sqs: A client behind its gate.
         queue_url: The queue.
+        wait_seconds: How long a poll waits. ElasticMQ looks through the messages in flight for whoever waits, with
+            each call of anybody: where there are thousands, polls must not wait.
     """
 
-    def __init__(self, sqs: SQSClient, queue_url: str) -> None:
+    def __init__(self, sqs: SQSClient, queue_url: str, *, wait_seconds: int) -> None:
         self._sqs = sqs
         self._queue_url = queue_url
+        self._wait_seconds = wait_seconds
         self._stopped = Event()
         self._thread = Thread(target=self._poll, name=f"second consumer of {queue_url}", daemon=True)
 
@@ -67,8 +70,13 @@ class SecondConsumer:
         while not self._stopped.is_set():
             # For so long that it is given each message once.
             self._sqs.receive_message(
-                QueueUrl=self._queue_url, WaitTimeSeconds=1, MaxNumberOfMessages=10, VisibilityTimeout=3_600
+                QueueUrl=self._queue_url,
+                WaitTimeSeconds=self._wait_seconds,
+                MaxNumberOfMessages=10,
+                VisibilityTimeout=3_600,
             )
+            if not self._wait_seconds:
+                self._stopped.wait(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +203,11 @@ class Ground:
             record=self._directory / f"{queue}.record",
         )
         second_client = SqsServer(second_gate.endpoint_url, self._server.process).sqs_client()
-        second = SecondConsumer(second_client, queue_url.replace(self._server.endpoint_url, second_gate.endpoint_url))
+        second = SecondConsumer(
+            second_client,
+            queue_url.replace(self._server.endpoint_url, second_gate.endpoint_url),
+            wait_seconds=1 if messages <= sizes.messages else 0,
+        )
         self._peer.send(self._sqs, queue_url, job)
         return Track(job, messages, gate, second_gate, second)
 
