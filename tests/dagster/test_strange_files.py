@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sqs_lease.core.messages import Lease, Receipt
@@ -183,6 +183,7 @@ QUEUE: Final = QueueAttributes("arn", 30, False, None, None, 5, 0, 0)
 
 @examples(150)
 @given(json_near(MEMORY), st.sampled_from([1.7e9, 0.0, -1.0]))
+@example(json.dumps(MEMORY | {"waiting_since": -(2**63)}).encode(), 1.7e9)
 def test_a_cursor_is_remembered_or_begins_anew(content: bytes, now: float) -> None:
     memory = said_by(lambda: Memory.of(content.decode("utf-8", "surrogateescape")))
     if isinstance(memory, Memory):

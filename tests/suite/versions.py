@@ -72,6 +72,7 @@ ROOMS: Final = {
         ("avro", "connect", "java", "postgres", "spark", "xml"),
         ("tests/spark",),
         ("pyspark", "deltalake", "pyarrow", "pandas"),
+        ("dagster-pipes>=1.11.16",),
     ),
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Annotated, Final
 from uuid import uuid4
 
 import dagster as dg
@@ -19,6 +19,9 @@ import msgspec
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 
 _VERSION: Final = 1
+
+# Some thousands of years: what is between two such times is a time, too, which is not so of any number.
+_Time = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 
 UNREADABLE_SECONDS: Final = 600.0
 """For how long a queue may be out of reach before a sensor's evaluations fail by that, so that Dagster can alert."""
@@ -61,9 +64,9 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     version: int
     epoch: str
     sequence: int = 0
-    waiting_since: float | None = None
-    unreadable_since: float | None = None
-    reported_at: float | None = None
+    waiting_since: _Time | None = None
+    unreadable_since: _Time | None = None
+    reported_at: _Time | None = None
     last_run: str | None = None
     failures: int = 0
 

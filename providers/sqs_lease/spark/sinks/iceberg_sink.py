@@ -10,18 +10,22 @@ that complete the same batch would both succeed. Therefore a batch is written in
    the branch is dropped, and all begins again.
 
 Readers of the table see nothing of a branch. That of a killed process is removed by ``expire_snapshots`` after a week.
+
+Where the table can have the staged files as they are, steps 2 to 4 are one commit, and no row is written again.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ByteType, DataType, IntegerType, ShortType, StructField, StructType
@@ -29,9 +33,10 @@ from pyspark.sql.types import ByteType, DataType, IntegerType, ShortType, Struct
 from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
-from sqs_lease.spark.schemas import check_keys, quoted, relaxed, require_plain, without_case
+from sqs_lease.spark.schemas import arrow_schema, check_keys, quoted, relaxed, require_plain, without_case
+from sqs_lease.spark.sinks.differences import misfits
 from sqs_lease.spark.sinks.row_rules import Asked, Rule, iceberg_directories, is_object_store
-from sqs_lease.spark.sinks.spark_table import SparkTable, StagedRows
+from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
 from sqs_lease.spark.sinks.table_sql import literal, write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.spark.spark_errors import SPARK_ERRORS
@@ -39,6 +44,10 @@ from sqs_lease.spark.spark_errors import SPARK_ERRORS
 logger = logging.getLogger(__name__)
 
 _BATCH: Final = "sqs-lease.batch"
+_ENCRYPTION: Final = "encryption.key-id"
+# By which Parquet, and so pyarrow, has a column's number.
+_FIELD_ID: Final = "PARQUET:field_id"
+_ANY: Final = "part.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +106,15 @@ class IcebergTable(SparkTable):
         try:
             columns = self._columns()
             partitions = self.spark.table(f"{self.name}.partitions").schema
-            described = self.spark.sql(f"DESCRIBE TABLE EXTENDED {self.name}")
-            (location,) = described.where("col_name = 'Location'").collect()
+            location = self._location()
+            stored = _StoredTable.of(self.spark, self.name)
+            schema = None if stored is None else stored.file_schema(self._as_stored(self.columns))
         except SPARK_ERRORS as error:
             raise self.unusable("cannot be read", error) from error
         by = partitions["partition"].dataType if "partition" in partitions.names else StructType()
-        if not isinstance(by, StructType) or is_object_store(location["data_type"]):
-            return Asked(columns)
         # The field of a transform is called otherwise than its column.
-        return Asked(columns, directories=by.names)
+        directories = by.names if isinstance(by, StructType) and not is_object_store(location) else ()
+        return Asked(columns, directories=directories, file_schema=schema)
 
     def _directory_rules(self, stored: StructType, names: Sequence[str]) -> Iterator[Rule]:
         return iceberg_directories(stored, names)
@@ -116,9 +125,30 @@ class IcebergTable(SparkTable):
             self.spark.table(self.name).where("false").writeTo(self.name).append()
         if self._has(application):
             return
+        if self._adopt(location, before, application):
+            return
         rows = self._rows(location, application)
         if rows is not None and (location in self.own or not self._has_rows(rows, application)):
             self._put(rows, before, application)
+
+    def _adopt(self, location: str, before: int, application: Application) -> bool:
+        """Have the table name the staged files themselves, which writes no row again: steps 2 to 4 in one commit.
+
+        Returns:
+            Whether the table has them; False where it may not have them as they are.
+        """
+        if self.upsert_by or location not in self.own:
+            return False
+        stored, files = _StoredTable.of(self.spark, self.name), self.staged.files(location)
+        columns = self._as_stored(self.columns)
+        if stored is None or not stored.takes_files or files is None or misfits(self._columns(), columns):
+            return False
+        # By the numbers of the columns, which is how Iceberg knows them: one may have been dropped and added again.
+        schema = stored.file_schema(columns)
+        if not all(file.footer.schema.to_arrow_schema().equals(schema, check_metadata=True) for file in files):
+            return False
+        stored.take(files, before, _branch_name(application), _properties(application))
+        return True
 
     def _put(self, rows: DataFrame, before: int, application: Application) -> None:
         """Steps 2 to 4."""
@@ -131,7 +161,7 @@ class IcebergTable(SparkTable):
 
     @contextmanager
     def _branch(self, snapshot: int, application: Application) -> Iterator[str]:
-        branch = f"sqs_lease_{application.number}_{uuid4().hex}"
+        branch = _branch_name(application)
         self.spark.sql(
             f"ALTER TABLE {self.name} CREATE BRANCH {quoted(branch)} AS OF VERSION {snapshot} RETAIN 7 DAYS"
         ).collect()
@@ -144,8 +174,9 @@ class IcebergTable(SparkTable):
                 logger.info("table %s: branch %s is left to expire (%s)", self.name, branch, type(error).__name__)
 
     def _write(self, rows: DataFrame, branch: str, application: Application) -> None:
-        properties = {_property(application): str(application.number), _BATCH: application.batch_id}
-        settings = {f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in properties.items()}
+        settings = {
+            f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in _properties(application).items()
+        }
         write(self.spark, branch, rows, self.upsert_by, settings)
 
     def _has(self, application: Application) -> bool:
@@ -166,6 +197,9 @@ class IcebergTable(SparkTable):
 
     def _version(self) -> int | None:
         """The id of the table's newest snapshot."""
+        stored = _StoredTable.of(self.spark, self.name)
+        if stored is not None:
+            return stored.version
         self._refresh()
         rows = self.spark.table(f"{self.name}.refs").where("name = 'main'").select("snapshot_id").collect()
         return rows[0]["snapshot_id"] if rows else None
@@ -187,8 +221,127 @@ class IcebergTable(SparkTable):
         self.spark.sql(f"REFRESH TABLE {self.name}").collect()
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredTable:
+    """The table as Iceberg's own library for Java has it.
+
+    Attributes:
+        jvm: Where it runs.
+        table: An ``org.apache.iceberg.Table``.
+    """
+
+    jvm: Any
+    table: Any
+
+    @classmethod
+    def of(cls, spark: SparkSession, name: str) -> _StoredTable | None:
+        """Load it; None through Spark Connect, where only Spark reaches it."""
+        jvm, session = getattr(spark, "_jvm", None), getattr(spark, "_jsparkSession", None)
+        if jvm is None or session is None:
+            return None
+        table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(session, name)
+        table.refresh()
+        return cls(jvm, table)
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether a file that is put beside the table's own can be added as it is."""
+        is_plain = self.table.spec().isUnpartitioned() and _ENCRYPTION not in self.table.properties()
+        return is_plain and self._uri(self._address(_ANY)).getScheme() in {None, "file"}
+
+    def file_schema(self, columns: StructType) -> pa.Schema:
+        """The schema of a file of these columns, with the numbers that the table has given them."""
+        stored = json.loads(self.jvm.org.apache.iceberg.SchemaParser.toJson(self.table.schema()))
+        return pa.schema(_numbered_fields(list(arrow_schema(columns)), stored))
+
+    def take(self, files: Sequence[StagedParquet], before: int, branch: str, properties: Mapping[str, str]) -> None:
+        """Add files to the table, if its newest snapshot still is the one before.
+
+        Args:
+            files: The files, which are put beside the table's own.
+            before: The snapshot's id.
+            branch: How the branch is called, which nobody ever sees.
+            properties: What the snapshot says in its summary.
+
+        Raises:
+            OSError: A file cannot be put there.
+        """
+        iceberg = self.jvm.org.apache.iceberg
+        measured = iceberg.MetricsConfig.forTable(self.table)
+        transaction = self.table.newTransaction()
+        transaction.manageSnapshots().createBranch(branch, before).commit()
+        appended = transaction.newAppend().toBranch(branch)
+        for name, value in properties.items():
+            appended.set(name, value)
+        for file in files:
+            # Each may have a directory of its own.
+            address = self._address(file.path.name)
+            file.put_into(Path(self._uri(address).getPath()).parent)
+            source = self.table.io().newInputFile(address)
+            appended.appendFile(
+                iceberg.DataFiles.builder(self.table.spec())
+                .withPath(address)
+                .withFormat("parquet")
+                .withFileSizeInBytes(source.getLength())
+                .withMetrics(iceberg.parquet.ParquetUtil.fileMetrics(source, measured))
+                .build()
+            )
+        appended.commit()
+        # Looked at again when the transaction is: somebody may have committed by then.
+        transaction.manageSnapshots().fastForwardBranch("main", branch).commit()
+        transaction.manageSnapshots().removeBranch(branch).commit()
+        transaction.commitTransaction()
+
+    @property
+    def version(self) -> int | None:
+        """The id of the newest snapshot; None where there is none."""
+        snapshot = self.table.currentSnapshot()
+        return None if snapshot is None else snapshot.snapshotId()
+
+    def _address(self, file_name: str) -> str:
+        address: str = self.table.locationProvider().newDataLocation(file_name)
+        return address
+
+    def _uri(self, address: str) -> Any:
+        return self.jvm.org.apache.hadoop.fs.Path(address).toUri()
+
+
+def _numbered_fields(fields: Sequence[pa.Field], stored: Mapping[str, Any]) -> list[pa.Field]:
+    """Fields of Arrow with their numbers; one that the table lacks, or has otherwise, has none."""
+    found = {field["name"]: field for field in stored["fields"]}
+    return [_numbered(field, found[field.name]) if field.name in found else field for field in fields]
+
+
+def _numbered(field: pa.Field, stored: Mapping[str, Any]) -> pa.Field:
+    return field.with_type(_with_numbers(field.type, stored["type"])).with_metadata({_FIELD_ID: str(stored["id"])})
+
+
+def _with_numbers(kind: pa.DataType, stored: Any) -> pa.DataType:
+    """A type with the numbers of what is inside of it. The table's is a text, or describes what is inside."""
+    its = stored["type"] if isinstance(stored, Mapping) else None
+    if its == "struct" and pa.types.is_struct(kind):
+        return pa.struct(_numbered_fields(list(kind), stored))
+    if its == "list" and pa.types.is_list(kind):
+        return pa.list_(_numbered(kind.value_field, {"id": stored["element-id"], "type": stored["element"]}))
+    if its == "map" and pa.types.is_map(kind):
+        return pa.map_(
+            _numbered(kind.key_field, {"id": stored["key-id"], "type": stored["key"]}),
+            _numbered(kind.item_field, {"id": stored["value-id"], "type": stored["value"]}),
+        )
+    return kind
+
+
+def _branch_name(application: Application) -> str:
+    return f"sqs_lease_{application.number}_{uuid4().hex}"
+
+
 def _property(application: Application) -> str:
     return f"sqs-lease.ledger.{application.ledger_id}"
+
+
+def _properties(application: Application) -> dict[str, str]:
+    """What the snapshot of a batch says in its summary."""
+    return {_property(application): str(application.number), _BATCH: application.batch_id}
 
 
 def _as_iceberg(columns: StructType) -> StructType:

@@ -6,9 +6,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Final
 
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -16,9 +19,21 @@ from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.schemas import check_keys, quoted
-from sqs_lease.spark.sinks.delta.schema import CONSTRAINT, GENERATED, IDENTITY, INVARIANT, LENGTH, delta_schema
+from sqs_lease.spark.sinks.delta.files import add_action, statistics_of
+from sqs_lease.spark.sinks.delta.schema import (
+    CONSTRAINT,
+    GENERATED,
+    IDENTITY,
+    INVARIANT,
+    LENGTH,
+    delta_schema,
+    is_plain,
+    spark_columns,
+)
+from sqs_lease.spark.sinks.differences import misfits
 from sqs_lease.spark.sinks.row_rules import Asked, Rule, delta_directories, is_object_store
-from sqs_lease.spark.sinks.spark_table import SparkTable, StagedRows
+from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
+from sqs_lease.spark.sinks.staging import StagedFile
 from sqs_lease.spark.sinks.table_sql import write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.spark.spark_errors import SPARK_ERRORS
@@ -99,19 +114,17 @@ class NativeDeltaTable(SparkTable):
 
     def _ask(self) -> Asked:
         try:
-            (detail,) = self.spark.sql(f"DESCRIBE DETAIL {self.name}").collect()
             stored = self._columns()
-            metadata = _metadata(self.spark, detail["location"])
+            log = self._log()
         except SPARK_ERRORS as error:
             raise self.unusable("cannot be read", error) from error
-        properties = detail["properties"]
-        if self.upsert_by and properties.get("delta.appendOnly") == "true":
+        if self.upsert_by and log.properties.get("delta.appendOnly") == "true":
             raise TableError(
                 f"table {self.name}: its rows must not be changed (delta.appendOnly), which upsert_by does. Leave it "
                 "out, or ingest into another table"
             )
         if numbered := [
-            name for name in self.columns.names if any(key.startswith(IDENTITY) for key in metadata.get(name, ()))
+            name for name in self.columns.names if any(key.startswith(IDENTITY) for key in log.columns.get(name, ()))
         ]:
             raise SchemaError(
                 f"table {self.name} numbers the column {', '.join(numbered)} itself: leave it out of the schema, or "
@@ -119,10 +132,10 @@ class NativeDeltaTable(SparkTable):
             )
         tests = {
             f"CHECK constraint {name.removeprefix(CONSTRAINT)}": expression
-            for name, expression in sorted(properties.items())
+            for name, expression in sorted(log.properties.items())
             if name.startswith(CONSTRAINT)
         }
-        for name, its in sorted(metadata.items()):
+        for name, its in sorted(log.columns.items()):
             if GENERATED in its:
                 tests[f"generated column {name}"] = f"{quoted(name)} <=> ({its[GENERATED]})"
             if INVARIANT in its:
@@ -131,7 +144,7 @@ class NativeDeltaTable(SparkTable):
         for column in stored.fields:
             if limit := column.metadata.get(LENGTH):
                 tests[f"{limit.upper()} of column {column.name}"] = self._length_test(column.name, limit)
-        return Asked(stored, tests, () if is_object_store(detail["location"]) else tuple(detail["partitionColumns"]))
+        return Asked(stored, tests, () if is_object_store(log.location) else tuple(log.partition_by))
 
     def _length_test(self, name: str, limit: str) -> str:
         length = re.fullmatch(r"(?:var)?char\((\d+)\)", limit)
@@ -150,29 +163,71 @@ class NativeDeltaTable(SparkTable):
 
         A table that soon forgets its applications does not see that it has one, so its rows are looked for.
         """
+        log, is_own = self._log(), location in self.own
+        # To merge the newest batch twice changes nothing.
+        is_sure = bool(self.upsert_by) or (is_own and _RETENTION not in log.properties)
+        if is_sure and is_own and log.path is not None and self._adopt(location, Path(log.path), application):
+            return
         rows = self._rows(location, application)
         if rows is None:
             return
-        # To merge the newest batch twice changes nothing.
-        is_sure = bool(self.upsert_by) or (location in self.own and not self._forgets())
         settings = {
-            "spark.databricks.delta.write.txnAppId": f"sqs-lease-{application.ledger_id}",
+            "spark.databricks.delta.write.txnAppId": _name(application),
             "spark.databricks.delta.write.txnVersion": str(application.number),
-            "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"sqs_lease_batch": application.batch_id}),
+            "spark.databricks.delta.commitInfo.userMetadata": _note(application),
         }
         write(
             self.spark, self.name, rows, self.upsert_by, settings, unless_of=None if is_sure else application.batch_id
         )
 
-    def _forgets(self) -> bool:
-        # Not DESCRIBE DETAIL, for which Delta puts the whole state of the table together.
-        properties = self.spark.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
-        return any(one["key"] == _RETENTION for one in properties)
+    def _adopt(self, location: str, directory: Path, application: Application) -> bool:
+        """Have the table name the staged files themselves, which writes no row again, in one commit without Spark.
+
+        The commit carries the same number as one of Spark's, and is refused if anybody else commits meanwhile.
+
+        Args:
+            location: What this very object staged.
+            directory: The table's.
+            application: The batch.
+
+        Returns:
+            Whether the table has the application; False where that takes more than to name files.
+        """
+        files = self.staged.files(location)
+        # delta-rs takes a % for an escape.
+        if self.upsert_by or files is None or "%" in str(directory):
+            return False
+        try:
+            table = DeltaTable(directory)
+            schema = table.schema()
+            if not is_plain(table.metadata(), schema, table.protocol()):
+                return False
+        except (DeltaError, ValueError):
+            # It knows fewer of Delta's features than Spark does.
+            return False
+        if misfits(spark_columns(schema), self.columns):
+            return False
+        taken = table.transaction_version(_name(application))
+        if taken is not None and taken >= application.number:
+            return True
+        now_milliseconds = int(datetime.now(UTC).timestamp() * 1000)
+        table.create_write_transaction(
+            [add_action(_named(file, file.put_into(directory))) for file in files],
+            "append",
+            schema,
+            commit_properties=CommitProperties(
+                custom_metadata={"userMetadata": _note(application)},
+                max_commit_retries=0,
+                app_transactions=[Transaction(_name(application), application.number, now_milliseconds)],
+            ),
+        )
+        return True
 
     def _version(self) -> int | None:
-        (newest,) = self.spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT 1").select("version").collect()
-        version: int = newest["version"]
-        return version
+        return self._log().version
+
+    def _log(self) -> _Log:
+        return _Log.of(self.spark, self.name, self._location())
 
     def _newest_commit(self) -> str:
         try:
@@ -183,11 +238,66 @@ class NativeDeltaTable(SparkTable):
         return f"{newest['operation']} by {newest['engineInfo'] or 'somebody else'} made version {newest['version']}"
 
 
-def _metadata(spark: SparkSession, location: str) -> Mapping[str, Mapping[str, object]]:
-    """What the table's log says of each column, which Spark keeps to itself; nothing through Spark Connect."""
-    jvm, session = getattr(spark, "_jvm", None), getattr(spark, "_jsparkSession", None)
-    if jvm is None or session is None:
-        return {}
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session, location)
-    schema = json.loads(log.unsafeVolatileSnapshot().metadata().schemaString())
-    return {field["name"]: field["metadata"] for field in schema["fields"]}
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """What the table's log says.
+
+    Attributes:
+        version: The table's version.
+        location: The table's address.
+        path: The same as a path of this machine; None where it is on none of its disks.
+        properties: What was set, in any way.
+        partition_by: The columns by which it is partitioned.
+        columns: Column -> what the table asks of it.
+    """
+
+    version: int
+    location: str
+    path: str | None
+    properties: Mapping[str, str]
+    partition_by: Sequence[str]
+    columns: Mapping[str, Mapping[str, object]]
+
+    @classmethod
+    def of(cls, spark: SparkSession, name: str, location: str) -> _Log:
+        """Read it."""
+        jvm, session = getattr(spark, "_jvm", None), getattr(spark, "_jsparkSession", None)
+        if jvm is None or session is None:
+            return cls._by_sql(spark, name)
+        # It is up to date since Spark has just been asked for the location. DESCRIBE DETAIL says the same, and takes
+        # seconds after each commit: it counts all files.
+        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session, location)
+        snapshot = log.unsafeVolatileSnapshot()
+        metadata = json.loads(snapshot.metadata().json())["metaData"]
+        address = log.dataPath().toUri()
+        return cls(
+            snapshot.version(),
+            location,
+            address.getPath() if address.getScheme() in {None, "file"} else None,
+            metadata["configuration"],
+            metadata["partitionColumns"],
+            {field["name"]: field["metadata"] for field in json.loads(metadata["schemaString"])["fields"]},
+        )
+
+    @classmethod
+    def _by_sql(cls, spark: SparkSession, name: str) -> _Log:
+        """Read it through Spark Connect, where nothing says what columns are asked."""
+        (detail,) = spark.sql(f"DESCRIBE DETAIL {name}").collect()
+        (newest,) = spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").select("version").collect()
+        return cls(newest["version"], detail["location"], None, detail["properties"], detail["partitionColumns"], {})
+
+
+def _name(application: Application) -> str:
+    return f"sqs-lease-{application.ledger_id}"
+
+
+def _note(application: Application) -> str:
+    return json.dumps({"sqs_lease_batch": application.batch_id})
+
+
+def _named(file: StagedParquet, path: Path) -> StagedFile:
+    """A file as the table's log has it."""
+    status = path.stat()
+    return StagedFile(
+        path.name, status.st_size, file.footer.num_rows, {}, statistics_of(file.footer), int(status.st_mtime * 1000)
+    )

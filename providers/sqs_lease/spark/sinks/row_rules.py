@@ -37,11 +37,14 @@ class Asked:
         columns: Its columns.
         tests: What a reason calls a rule -> the test as SQL has it.
         directories: The columns whose values name directories.
+        file_schema: How a file of rows is to be written so that the table can have it as it is; None, the default, as
+            the columns say.
     """
 
     columns: StructType = field(default_factory=StructType)
     tests: Mapping[str, str] = field(default_factory=dict)
     directories: Sequence[str] = ()
+    file_schema: pa.Schema | None = None
 
 
 def judged(rows: DataFrame, reason: str, stored: StructType, rules: Sequence[Rule]) -> DataFrame:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Final, Self
+from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.exceptions import DeltaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +49,42 @@ def is_empty(location: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class StagedParquet:
+    """One file of staged rows, in a directory that all share.
+
+    Attributes:
+        path: Where it is. No two staged files have the same name.
+        footer: Its Parquet footer.
+    """
+
+    path: Path
+    footer: pq.FileMetaData
+
+    def put_into(self, directory: Path) -> Path:
+        """Have it in another directory, too, under its own name; nothing happens where it is there already.
+
+        The file that is staged may be removed afterwards, and the other one stays: it is a second link to the same
+        bytes, or a copy where the file system has no such links.
+
+        Raises:
+            OSError: It cannot be put there.
+        """
+        target = directory / self.path.name
+        if target.exists():
+            return target
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(self.path, target)
+        except OSError:
+            copied = directory / f".{uuid4().hex}-{target.name}"
+            shutil.copyfile(self.path, copied)
+            copied.replace(target)
+        # What removes files that the table does not have goes by their age, and these rows may have waited for long.
+        os.utime(target)
+        return target
+
+
+@dataclass(frozen=True, slots=True)
 class StagedRows:
     """Rows that wait beside a ledger until the table has taken them, and the marks of those that it took.
 
@@ -59,7 +99,7 @@ class StagedRows:
     def write(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.sink.Table.stage`. The location ends with the number of rows."""
         if self.place.is_local:
-            return self._written(batch_id, rows.schema, lambda staging: staging.write(rows))
+            return self._written(batch_id, arrow_schema(rows.schema), lambda staging: staging.write(rows))
         directory = f"{self.directory}/{new_try(batch_id)}"
         try:
             rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(directory)
@@ -75,17 +115,24 @@ class StagedRows:
         parts: BatchParts,
         rest: Rest,
         batch_id: str,
-        columns: StructType,
+        schema: pa.Schema,
         is_left: Callable[[pa.Table], pa.ChunkedArray],
     ) -> Staged | None:
         """See :class:`.sink.PartsTable`.
+
+        Args:
+            parts: Makes rows, in the tasks.
+            rest: Called where messages were left.
+            batch_id: The batch.
+            schema: All columns.
+            is_left: As of :class:`.staging.Staging`.
 
         Returns:
             All rows; None where the tasks cannot write, as they reach the directory only through Spark.
         """
         if not self.place.is_local:
             return None
-        return self._written(batch_id, columns, lambda staging: staging.write_parts(self.spark, parts, rest), is_left)
+        return self._written(batch_id, schema, lambda staging: staging.write_parts(self.spark, parts, rest), is_left)
 
     def read(self, location: str) -> DataFrame | None:
         """The rows at a location; None where they are not all there any more.
@@ -103,6 +150,18 @@ class StagedRows:
                 return None
             raise
         return rows if found == int(count) else None
+
+    def files(self, location: str) -> Sequence[StagedParquet] | None:
+        """The files at a location; None where they are not all there, or this process reaches them only by Spark.
+
+        Raises:
+            OSError: One cannot be read.
+        """
+        if not self.place.is_local:
+            return None
+        directory, _, count = location.rpartition("#")
+        found = [StagedParquet(path, pq.read_metadata(path)) for path in sorted(Path(directory).glob("*.parquet"))]
+        return found if sum(one.footer.num_rows for one in found) == int(count) else None
 
     def is_applied(self, application: Application) -> bool:
         """Whether the table is known to have taken an application; it may have taken one that nobody could mark."""
@@ -135,12 +194,11 @@ class StagedRows:
     def _written(
         self,
         batch_id: str,
-        columns: StructType,
+        schema: pa.Schema,
         write: Callable[[Staging], Written],
         is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left,
     ) -> Staged:
-        root, schema = Path(self.directory), arrow_schema(columns)
-        directory, message_ids = stage_directory(root, batch_id, schema, write, is_left)
+        directory, message_ids = stage_directory(Path(self.directory), batch_id, schema, write, is_left)
         return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
     def _remove(self, directory: str) -> None:
@@ -226,7 +284,8 @@ class SparkTable(ABC):
         if self.asked.tests:
             return None
         doubtful = DoubtfulDirectories.of(self.columns, self.asked.directories)
-        staged = self.staged.write_parts(parts, rest, batch_id, self.columns, doubtful)
+        schema = arrow_schema(self.columns) if self.asked.file_schema is None else self.asked.file_schema
+        staged = self.staged.write_parts(parts, rest, batch_id, schema, doubtful)
         return None if staged is None else self._noted(staged)
 
     def _noted(self, staged: Staged) -> Staged:
@@ -248,7 +307,7 @@ class SparkTable(ABC):
                     try:
                         before = self._version()
                         self._take(location, application)
-                    except SPARK_ERRORS as error:
+                    except (*SPARK_ERRORS, DeltaError, OSError) as error:
                         if not self._is_for_others(error, before):
                             raise self.unusable("cannot be written", error) from error
                         # It may have been somebody who completed this very batch.
@@ -311,7 +370,7 @@ class SparkTable(ABC):
         """Take staged rows, if the table does not have them yet.
 
         Raises:
-            SPARK_ERRORS: It did not. Somebody else may have written it meanwhile.
+            SPARK_ERRORS, DeltaError, OSError: It did not. Somebody else may have written it meanwhile.
         """
 
     @abstractmethod
@@ -354,6 +413,12 @@ class SparkTable(ABC):
 
     def _columns(self) -> StructType:
         return self.spark.table(self.name).schema
+
+    def _location(self) -> str:
+        described = self.spark.sql(f"DESCRIBE TABLE EXTENDED {self.name}").where("col_name = 'Location'").collect()
+        # After the columns, of which one may be called the same.
+        location: str = described[-1]["data_type"]
+        return location
 
     def _columns_or_none(self) -> StructType | None:
         try:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from deltalake import Field, Metadata, Schema
+from deltalake.table import ProtocolVersions
 from pyspark.sql.types import (
     BooleanType,
     ByteType,
@@ -40,6 +41,22 @@ _RULES: Final = {
     IDENTITY: "is numbered by the table",
     LENGTH: "has texts of a limited length",
 }
+# Features of Delta's protocol, and properties, that ask nothing of who adds files, once no rule was found.
+_PLAIN_FEATURES: Final = frozenset(
+    {"appendOnly", "changeDataFeed", "checkConstraints", "generatedColumns", "invariants", "timestampNtz"}
+)
+_PLAIN_PROPERTIES: Final = frozenset(
+    {
+        "delta.appendOnly",
+        "delta.checkpointInterval",
+        "delta.columnMapping.mode",
+        "delta.deletedFileRetentionDuration",
+        "delta.enableChangeDataFeed",
+        "delta.logRetentionDuration",
+        "delta.minReaderVersion",
+        "delta.minWriterVersion",
+    }
+)
 # What the Delta protocol's readers refuse in a name unless the table maps its columns.
 _FORBIDDEN_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
 
@@ -105,6 +122,21 @@ def unsupported(metadata: Metadata, schema: Schema) -> list[str]:
         elif name.startswith(CONSTRAINT):
             asked.append(f"it has the constraint {name.removeprefix(CONSTRAINT)}")
     return asked
+
+
+def is_plain(metadata: Metadata, schema: Schema, protocol: ProtocolVersions) -> bool:
+    """Whether a table that Spark writes asks no more of who adds rows than to name files of them.
+
+    What is not known here may ask for more: statistics of the columns that it is clustered by, numbers for its rows.
+    """
+    features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+    properties = {name for name in metadata.configuration if name.startswith("delta.")}
+    return (
+        not metadata.partition_columns
+        and not unsupported(metadata, schema)
+        and features <= _PLAIN_FEATURES
+        and properties <= _PLAIN_PROPERTIES
+    )
 
 
 def _rules_of(columns: StructType) -> Iterator[str]:
