@@ -198,14 +198,13 @@ def _add(cursor: Cursor, table: TableName, columns: Sequence[StructField]) -> No
         )
 
 
-def kinds_of(cursor: Cursor, table: sql.Identifier) -> list[str]:
-    """The types of a table's columns, as ``format_type`` writes them."""
-    cursor.execute(
-        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
-        "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-        [table.as_string()],
-    )
-    return [kind for (kind,) in cursor.fetchall()]
+def must_insert(cursor: Cursor, table: TableName) -> bool:
+    """Whether only INSERT does what the table asks for: COPY passes over its rules, and refuses where policies hold."""
+    (found,) = cursor.execute(
+        "SELECT relhasrules OR row_security_active(oid) FROM pg_class WHERE oid = %s::regclass",
+        [table.quoted.as_string()],
+    ).fetchone() or (True,)
+    return bool(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,14 +260,19 @@ def _differences(stored: Mapping[str, _Stored], columns: StructType, *, widen: b
     return sorted(wrong)
 
 
-def require_unchanged_columns(cursor: Cursor, table: TableName, columns: StructType) -> None:
+def require_unchanged_columns(cursor: Cursor, table: TableName, columns: StructType) -> list[str]:
     """Look once more whether a table takes these columns, and keep others from changing it until the transaction ends.
+
+    Returns:
+        Their types in the table, as ``format_type`` writes them.
 
     Raises:
         SchemaError: It does not any more.
     """
     cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(table.quoted))
-    require_unchanged(str(table), _differences(_stored(cursor, table), columns, widen=False))
+    stored = _stored(cursor, table)
+    require_unchanged(str(table), _differences(stored, columns, widen=False))
+    return [stored[name].kind for name in columns.names]
 
 
 def _require_unique(cursor: Cursor, oid: int, table: TableName, upsert_by: Sequence[str]) -> None:

@@ -11,33 +11,39 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from psycopg.abc import Query
 from pyarrow import csv
 from pyspark.errors import PythonException
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
-from sqs_lease.spark.batch_parts import BatchParts
-from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import RowsRefusedError, TableError
+from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.postgres.binary import END, SIGNATURE, to_binary
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained
 from sqs_lease.spark.sinks.postgres.types import is_json, is_unwritable, json_texts
+from sqs_lease.spark.sources.source import ArrowParser
 
 ATTEMPT: Final = "_sqs_lease_attempt"
 """The last column of a staging table: which attempt of which task wrote the row."""
 
-COPIED_DDL: Final = "attempt BIGINT, rows BIGINT, left_messages ARRAY<STRING>"
-"""What tasks answer: one row for each attempt that wrote any; and, from parts, one with the messages that are left."""
+ATTEMPT_KIND: Final = "bigint"
+"""Its type."""
 
-_COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("left_messages", pa.list_(pa.string()))])
+COPIED_DDL: Final = "attempt BIGINT, rows BIGINT"
+"""What tasks answer: one row for each attempt that wrote any."""
+
+_COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64())])
 _CANNOT_BE_WRITTEN: Final = "cannot be written"
 # What is made of them at once: a batch of Spark's may have any size.
 _AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+_ROWS_AT_ONCE: Final = 8192
 
 
 def copy_in(
@@ -123,38 +129,53 @@ class CopyRows:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyParts:
-    """Makes the rows of one Spark task from its parts of a batch, and writes them as :class:`CopyRows` does."""
+class WithJsonTexts:
+    """Makes records whose nested values are JSON texts: see :class:`...sources.source.ArrowParser`.
 
-    parts: BatchParts
+    What cannot be written so is left to Spark, as what the other parser leaves.
+
+    Attributes:
+        parser: Makes the records.
+        columns: Of which the first ones are those of a record.
+    """
+
+    parser: ArrowParser
     columns: StructType
-    copy: CopyRows
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of the parts whose numbers Spark hands over; answer also with the messages that are left."""
-        left: list[pa.Array] = []
-        numbers = (number for batch in batches for number in batch.column(0).to_pylist())
-        yield from self.copy(self._rows(numbers, left))
-        message_ids = pa.concat_arrays([pa.array([], pa.string()), *left])
-        if len(message_ids):
-            answer = pa.ListArray.from_arrays(pa.array([0, len(message_ids)], pa.int32()), message_ids)
-            yield pa.RecordBatch.from_arrays([pa.nulls(1, pa.int64()), pa.nulls(1, pa.int64()), answer], schema=_COPIED)
+    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
+        """Make records."""
+        records, taken = self.parser(bodies)
+        is_left = pa.repeat(False, records.num_rows)
+        for number, column in enumerate(self.columns.fields[: records.num_columns]):
+            if is_json(column.dataType):
+                texts = json_texts(records.column(number).combine_chunks(), column.dataType)
+                is_left = pc.or_(is_left, is_unwritable(texts))
+                records = records.set_column(number, records.field(number).name, texts)
+        if not pc.any(is_left).as_py():
+            return records, taken
+        is_taken = taken.to_numpy(zero_copy_only=False).copy()
+        is_taken[is_taken] = ~is_left.to_numpy(zero_copy_only=False)
+        return records.filter(pc.invert(is_left)), pa.array(is_taken)
 
-    def _rows(self, numbers: Iterator[int], left: list[pa.Array]) -> Iterator[pa.RecordBatch]:
-        nested = [number for number, field in enumerate(self.columns.fields) if is_json(field.dataType)]
-        for made in self.parts.read(numbers):
-            left += made.left.chunks
-            for batch in made.rows.combine_chunks().to_batches():
-                columns = batch.columns
-                is_left = pa.repeat(False, batch.num_rows)
-                for number in nested:
-                    columns[number] = json_texts(columns[number], self.columns.fields[number].dataType)
-                    is_left = pc.or_(is_left, is_unwritable(columns[number]))
-                rows = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-                if pc.any(is_left).as_py():
-                    left.append(batch[MESSAGE_ID].filter(is_left))
-                    rows = rows.filter(pc.invert(is_left))
-                yield rows
+
+def staged_schema(columns: StructType) -> pa.Schema:
+    """The columns of a staged file: those of a table, with nested values as JSON texts."""
+    return arrow_schema(
+        StructType(
+            [StructField(one.name, StringType() if is_json(one.dataType) else one.dataType) for one in columns.fields]
+        )
+    )
+
+
+def staged_rows(directory: Path) -> Iterator[pa.RecordBatch]:
+    """The rows of all staged files, few at a time.
+
+    Raises:
+        OSError: They cannot be read, or are gone.
+    """
+    for path in sorted(directory.iterdir()):
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(_ROWS_AT_ONCE)
 
 
 def refused_in_task(error: PythonException) -> RowsRefusedError | None:
