@@ -11,7 +11,7 @@ message one waits for the other's end, and is overtaken if that was a commit. Ba
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,13 +177,7 @@ class PostgresTable:
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..sink.Table.stage`."""
-        name = f"staging_{uuid4().hex}"
-        self._drop_left_over("created_at < now() - %s", [STAGED_KEPT])
-        try:
-            return Staged(name, self._fill(name, batch_id, rows))
-        except BaseException:
-            self._drop([name])
-            raise
+        return self._staged(batch_id, lambda copy: self._as_copied(rows).mapInArrow(copy, COPIED_DDL).toArrow())
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
         """See :class:`..sink.PartsTable`. Of some nested types only Spark makes the JSON that is stored."""
@@ -242,10 +236,19 @@ class PostgresTable:
     def _place(self) -> str:
         return f"{self.name} in {place_of(self.parameters)}"
 
+    def _staged(self, batch_id: str, write: Callable[[CopyRows], pa.Table]) -> Staged:
+        name = f"staging_{uuid4().hex}"
+        self._drop_left_over("created_at < now() - %s", [STAGED_KEPT])
+        try:
+            return Staged(name, self._fill(name, batch_id, write))
+        except BaseException:
+            self._drop([name])
+            raise
+
     def _as_copied(self, rows: DataFrame) -> DataFrame:
         return rows.select(*(written(column.name, column.dataType) for column in self.columns.fields))
 
-    def _fill(self, name: str, batch_id: str, rows: DataFrame) -> pa.ChunkedArray:
+    def _fill(self, name: str, batch_id: str, write: Callable[[CopyRows], pa.Table]) -> pa.ChunkedArray:
         """Make a staging table and have Spark write it: the message ids in it."""
         staging = sql.Identifier(SCHEMA, name)
         with self.transaction("cannot be written") as cursor:
@@ -266,7 +269,7 @@ class PostgresTable:
         )
         copy = CopyRows(self.parameters, statement.as_string(), [*kinds, ATTEMPT_KIND], self._place)
         try:
-            copied = self._as_copied(rows).mapInArrow(copy, COPIED_DDL).toArrow()
+            copied = write(copy)
         except PythonException as error:
             raise refused_in_task(error) or error from None
         attempts, count = copied["attempt"].to_pylist(), pc.sum(copied["rows"], min_count=0).as_py()
