@@ -171,11 +171,14 @@ def staged_rows(directory: Path) -> Iterator[pa.RecordBatch]:
     """The rows of all staged files, few at a time.
 
     Raises:
-        OSError: They cannot be read, or are gone.
+        OSError: One cannot be read, or they are gone.
     """
     for path in sorted(directory.iterdir()):
-        with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(_ROWS_AT_ONCE)
+        try:
+            with pq.ParquetFile(path) as file:
+                yield from file.iter_batches(_ROWS_AT_ONCE)
+        except pa.ArrowInvalid as error:
+            raise OSError(f"{path.name} is no whole Parquet file") from error
 
 
 def refused_in_task(error: PythonException) -> RowsRefusedError | None:
