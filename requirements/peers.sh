@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs into .peers what `make benchmark-peers` compares this project with, each from its own pinned list: npm's lock
-# file, Go's checksums, Maven's versions, and pip's hashes. A peer whose tools are missing is left out, which its row says.
+# Installs into .peers the SQS server of `make benchmark-peers`, and what it compares this project with, each from its own
+# pinned list: npm's lock file, Go's checksums, Maven's versions, and pip's hashes. A peer whose tools are missing is left
+# out, which its row says.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,12 +39,19 @@ install_benthos() {
     (cd .peers/benthos && go build -o benthos .)
 }
 
+install_elasticmq() {
+    mkdir -p .peers/elasticmq
+    cp "$peers"/elasticmq/pom.xml .peers/elasticmq/
+    mvn --quiet --batch-mode --file .peers/elasticmq/pom.xml dependency:copy-dependencies -DincludeScope=runtime
+}
+
 install_spring() {
     mkdir -p .peers/spring
     cp -r "$peers"/spring/{pom.xml,src} .peers/spring/
     mvn --quiet --batch-mode --file .peers/spring/pom.xml package dependency:copy-dependencies -DincludeScope=runtime
 }
 
+bring_up_to_date elasticmq "$peers"/elasticmq/pom.xml
 bring_up_to_date sqs_consumer "$peers"/sqs_consumer/*
 bring_up_to_date celery requirements/peers-celery.txt
 bring_up_to_date benthos "$peers"/benthos/{go.mod,go.sum,main.go}

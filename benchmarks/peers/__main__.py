@@ -1,9 +1,9 @@
 """Runs the peers one after the other against one SQS server, and writes what was found: `make benchmark-peers`.
 
-    python -m benchmarks.peers [--peers boto3 ours ...] [--held 10000] [--throughput 100000]
+    python -m benchmarks.peers [--peers boto3 ours ...] [--scenarios work ...] [--held 10000] [--throughput 100000]
 
-Each run replaces the rows of its peers in `benchmarks/peers/results.json`, and draws the table and the picture of
-`docs/peers.md` anew. What the processes wrote is in `.test-runs/peers`.
+Each run replaces the rows of its peers in `benchmarks/peers/results.json`, or its scenarios in them, and draws the
+table and the picture of `docs/peers.md` anew. What the processes wrote is in `.test-runs/peers`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -24,14 +24,18 @@ from benchmarks.peers.programs import PEERS, Peer
 from benchmarks.peers.proxy import Proxy
 from benchmarks.peers.results import Results, Row, Sizes, load, save
 from benchmarks.peers.scenarios import Ground
+from benchmarks.peers.server import elasticmq, server_version
 from demo.processes import ROOT
-from demo.sqs_server import SqsServer, sqs_server
+from demo.sqs_server import SqsServer
 
 DIRECTORY: Final = ROOT / ".test-runs" / "peers"
 
+SCENARIOS: Final = ("work", "held", "throughput")
+"""Long work of all kinds, many messages at once, and no work at all."""
 
-def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes) -> Row:
-    """Take one peer through all scenarios.
+
+def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes, scenarios: Collection[str] = SCENARIOS) -> Row:
+    """Take one peer through the scenarios.
 
     A scenario that it does not survive leaves its figures out, and says why.
     """
@@ -64,9 +68,14 @@ def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes) -> Row:
             problems.append(f"{what}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             return None
 
-    long_work, failing_work, outages = attempt("long work", ground.long_work) or (None, None, ())
-    held = attempt("many at once", ground.held) if peer.holds else None
-    throughput = attempt("no work", ground.throughput)
+    long_work, failing_work, outages = None, None, ()
+    held = throughput = None
+    if "work" in scenarios:
+        long_work, failing_work, outages = attempt("long work", ground.long_work) or (None, None, ())
+    if "held" in scenarios and peer.holds:
+        held = attempt("many at once", ground.held)
+    if "throughput" in scenarios:
+        throughput = attempt("no work", ground.throughput)
     return replace(
         row,
         long_work=long_work,
@@ -78,26 +87,38 @@ def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes) -> Row:
     )
 
 
-def merged(results: Results, row: Row) -> Results:
-    """The results with a row in the place that its peer has in the order of all."""
-    rows = {**{former.name: former for former in results.rows}, row.name: row}
+def merged(results: Results, row: Row, scenarios: Collection[str] = SCENARIOS) -> Results:
+    """The results with a row in the place that its peer has in the order of all.
+
+    Args:
+        results: The former ones.
+        row: The new one.
+        scenarios: What was measured for it; the rest stays what it was, if the version is the same.
+    """
+    rows = {former.name: former for former in results.rows}
+    former = rows.get(row.name)
+    if former is not None and former.version == row.version:
+        if "work" not in scenarios:
+            row = replace(
+                row,
+                sizes=replace(former.sizes, held=row.sizes.held, throughput=row.sizes.throughput),
+                long_work=former.long_work,
+                failing_work=former.failing_work,
+                outages=former.outages,
+            )
+        if "held" not in scenarios:
+            row = replace(row, sizes=replace(row.sizes, held=former.sizes.held), held=former.held)
+        if "throughput" not in scenarios:
+            sizes = replace(row.sizes, throughput=former.sizes.throughput)
+            row = replace(row, sizes=sizes, throughput=former.throughput)
+    rows[row.name] = row
     order = [*PEERS, *(name for name in rows if name not in PEERS)]
     return replace(results, rows=tuple(rows[name] for name in order if name in rows))
 
 
 def machine() -> str:
     """What it ran on."""
-    ministack = subprocess.run(
-        [
-            ROOT / ".ministack" / "bin" / "python",
-            "-c",
-            "from importlib.metadata import version as v; print(v('ministack'))",
-        ],
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout.strip()
-    return f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, ministack {ministack}"
+    return f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, {server_version()}"
 
 
 def main() -> None:
@@ -105,6 +126,7 @@ def main() -> None:
     sizes = Sizes()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--peers", nargs="+", choices=[*PEERS], default=[*PEERS], help="which; all by default")
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS, help="which; all by default")
     parser.add_argument("--messages", type=int, default=sizes.messages, help="messages with long work")
     parser.add_argument("--work-seconds", type=int, default=sizes.work_seconds, help="how long the work takes")
     parser.add_argument("--held", type=int, default=sizes.held, help="messages held at once")
@@ -121,9 +143,9 @@ def main() -> None:
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     for name in options.peers:
         # A server for each, so that what one leaves in its queues does not slow down the next.
-        with sqs_server(DIRECTORY) as server, Proxy(server.endpoint_url).running() as proxy:
-            row = measured(PEERS[name](), server, proxy, sizes)
-        results = replace(merged(load(), row), machine=machine())
+        with elasticmq(DIRECTORY) as server, Proxy(server.endpoint_url).running() as proxy:
+            row = measured(PEERS[name](), server, proxy, sizes, options.scenarios)
+        results = replace(merged(load(), row, options.scenarios), machine=machine())
         save(results)
         page.write(results)
         print(page.summary(row), flush=True)

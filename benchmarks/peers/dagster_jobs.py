@@ -19,7 +19,9 @@ def consumer(job: dict[str, Any]) -> dg.JobDefinition:
 
     @dg.op(name=f"{job['name']}_work")
     def work(context: dg.OpExecutionContext, queue: SqsQueueResource) -> None:
-        with queue.lease(context, max_messages=job["a_run"]) as batch:
+        # The default of a second is too short to receive hundreds in.
+        linger = 1 if job["a_run"] <= 100 else 60
+        with queue.lease(context, max_messages=job["a_run"], linger=linger) as batch:
             time.sleep(job["work_seconds"])
             if job["fails"]:
                 with Path(job["record"]).open("a") as record:

@@ -226,7 +226,7 @@ class Ours(Program):
 
     name = "ours"
     title = "**sqs-lease**, plain Python"
-    how = "`with lease(...)` at its defaults"
+    how = "`with lease(...)` at its defaults; `linger` 60 s where thousands are held"
 
     @property
     def command(self) -> Sequence[str | Path]:
@@ -406,7 +406,10 @@ class OursOnAirflow(OnAirflow):
 
     name = "ours-airflow"
     title = "**sqs-lease** on Airflow"
-    how = "`with sqs_lease(...)` around one task, at its defaults but for the visibility timeout"
+    how = (
+        "`with sqs_lease(...)` around one task, at its defaults but for the visibility timeout; `linger` 60 s where "
+        "thousands are held"
+    )
 
     def _package(self) -> str:
         return version("sqs-lease")
@@ -442,7 +445,10 @@ class OursOnDagster(Peer):
 
     name = "ours-dagster"
     title = "**sqs-lease** on Dagster"
-    how = "`with queue.lease(context)` in an op, at its defaults; the in-process executor"
+    how = (
+        "`with queue.lease(context)` in an op, at its defaults; `linger` 60 s where thousands are held; the in-process "
+        "executor"
+    )
 
     @property
     def version(self) -> str:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 START_SECONDS: Final = 300.0
-"""So long may a peer take from its start until it has all messages."""
+"""So long may a peer take from its start until it has all messages, at the least."""
+
+SLOWEST_A_SECOND: Final = 50
+"""So many messages a second it has to take, where that would be more than :data:`START_SECONDS`."""
 
 GRACE_SECONDS: Final = 45.0
 """So long is waited for an end that should have come."""
@@ -44,11 +47,14 @@ class SecondConsumer:
     Args:
         sqs: A client behind its gate.
         queue_url: The queue.
+        wait_seconds: How long a poll waits. ElasticMQ looks through the messages in flight for whoever waits, with
+            each call of anybody: where there are thousands, polls must not wait.
     """
 
-    def __init__(self, sqs: SQSClient, queue_url: str) -> None:
+    def __init__(self, sqs: SQSClient, queue_url: str, *, wait_seconds: int) -> None:
         self._sqs = sqs
         self._queue_url = queue_url
+        self._wait_seconds = wait_seconds
         self._stopped = Event()
         self._thread = Thread(target=self._poll, name=f"second consumer of {queue_url}", daemon=True)
 
@@ -64,8 +70,13 @@ class SecondConsumer:
         while not self._stopped.is_set():
             # For so long that it is given each message once.
             self._sqs.receive_message(
-                QueueUrl=self._queue_url, WaitTimeSeconds=1, MaxNumberOfMessages=10, VisibilityTimeout=3_600
+                QueueUrl=self._queue_url,
+                WaitTimeSeconds=self._wait_seconds,
+                MaxNumberOfMessages=10,
+                VisibilityTimeout=3_600,
             )
+            if not self._wait_seconds:
+                self._stopped.wait(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +178,9 @@ class Ground:
 
     def _track(self, name: str, messages: int, *, work_seconds: float, at_once: int, fails: bool = False) -> Track:
         sizes = self._sizes
-        visibility = sizes.visibility_seconds if self._peer.extends else sizes.fixed_visibility_seconds
+        visibility = sizes.visibility_seconds
+        if not self._peer.extends:
+            visibility = max(sizes.fixed_visibility_seconds, int(2 * work_seconds))
         queue = f"{self._peer.name}-{name}"
         dead = self._sqs.create_queue(QueueName=f"{queue}-dead")["QueueUrl"]
         dead_arn = self._sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -190,16 +203,21 @@ class Ground:
             record=self._directory / f"{queue}.record",
         )
         second_client = SqsServer(second_gate.endpoint_url, self._server.process).sqs_client()
-        second = SecondConsumer(second_client, queue_url.replace(self._server.endpoint_url, second_gate.endpoint_url))
+        second = SecondConsumer(
+            second_client,
+            queue_url.replace(self._server.endpoint_url, second_gate.endpoint_url),
+            wait_seconds=1 if messages <= sizes.messages else 0,
+        )
         self._peer.send(self._sqs, queue_url, job)
         return Track(job, messages, gate, second_gate, second)
 
     def _await_all(self, track: Track, running: Running) -> None:
         """Wait until the peer was given every message once."""
-        if not _until(lambda: len(track.gate.received_ids) >= track.messages or not running.is_running, START_SECONDS):
+        patience = max(START_SECONDS, track.messages / SLOWEST_A_SECOND)
+        if not _until(lambda: len(track.gate.received_ids) >= track.messages or not running.is_running, patience):
             raise PeerFailedError(
                 f"{track.job.queue}: it was given {len(track.gate.received_ids)} of {track.messages} messages "
-                f"in {START_SECONDS:.0f} s"
+                f"in {patience:.0f} s"
             )
         if len(track.gate.received_ids) < track.messages:
             raise PeerFailedError(f"{track.job.queue}: its process ended")

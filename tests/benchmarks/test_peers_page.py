@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.peers import page
+from benchmarks.peers.__main__ import merged
 from benchmarks.peers.programs import PEERS
 from benchmarks.peers.results import FailingWork, Held, LongWork, Outage, Results, Row, Sizes, Throughput, load
 
@@ -86,3 +87,13 @@ def test_peers_that_were_never_run_are_named() -> None:
 def test_a_page_without_the_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="has lost the marks"):
         page.with_results("# Peers", Results())
+
+
+def test_a_scenario_that_is_measured_again_leaves_the_figures_of_the_others() -> None:
+    former = replace(row("ours", requests=7), sizes=Sizes(held=2_000, throughput=9_000))
+    again = replace(row("ours", a_second=300), long_work=None, failing_work=None, outages=(), held=None)
+
+    (found,) = merged(Results("a machine", (former,)), again, ["throughput"]).rows
+
+    assert (found.long_work, found.held, found.throughput) == (former.long_work, former.held, again.throughput)
+    assert (found.sizes.held, found.sizes.throughput) == (2_000, again.sizes.throughput)

@@ -48,6 +48,8 @@ def consumer(job: dict[str, Any]) -> DAG:
                 aws_conn_id=job["connection"],
                 max_messages=job["a_run"],
                 visibility=job["visibility_seconds"],
+                # The default of a second is too short to receive hundreds in.
+                linger=1 if job["a_run"] <= 100 else 60,
             ) as messages:
                 work(messages)
             return
