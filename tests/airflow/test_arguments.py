@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
         str(REPOSITORY / "pyproject.toml"),
         "--cache-dir",
         str(REPOSITORY / ".mypy_cache"),
+        # What is installed beside it is made for this one.
+        "--python-version",
+        f"{sys.version_info.major}.{sys.version_info.minor}",
     ]
     return api.run(["--strict", *configuration, str(directory)])[0]
 

@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -55,21 +56,26 @@ class Published:
         exponential = View(instrument_type=Histogram, aggregation=ExponentialBucketHistogramAggregation())
         self.airflows_provider = MeterProvider([of_airflow], views=[exponential])
 
-    def metrics(self) -> Iterator[Metric]:
-        for reader in self._readers:
-            data = reader.get_metrics_data()
-            for of_resource in data.resource_metrics if data else ():
-                for scope in of_resource.scope_metrics:
-                    yield from scope.metrics
+    @cached_property
+    def metrics(self) -> list[Metric]:
+        """Read once: older SDKs tell a gauge's value to one reading only."""
+        return [
+            metric
+            for reader in self._readers
+            if (data := reader.get_metrics_data())
+            for of_resource in data.resource_metrics
+            for scope in of_resource.scope_metrics
+            for metric in scope.metrics
+        ]
 
     def names(self) -> set[str]:
-        return set().union(*map(names_on_prometheus, self.metrics()))
+        return set().union(*map(names_on_prometheus, self.metrics))
 
     def labels(self) -> dict[str, set[str]]:
         """The labels that Prometheus gives to each metric."""
         return {
             name: {re.sub(r"\W", "_", key) for point in metric.data.data_points for key in point.attributes or {}}
-            for metric in self.metrics()
+            for metric in self.metrics
             for name in names_on_prometheus(metric)
         }
 

@@ -192,7 +192,12 @@ print(sorted({"boto3", "aiobotocore", "aiohttp", "airflow.providers.amazon.aws.h
     assert printed.splitlines()[-1] == "[]"
 
 
-def test_a_client_is_entered_in_the_event_loop_without_reading_files_there(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("retries", ["standard", "legacy"])
+def test_a_client_is_entered_in_the_event_loop_without_reading_files_there(
+    retries: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A user may configure botocore's legacy retries, which have a file of their own.
+    connection = AwsConnection.of(None, "eu-west-1", None, {"retries": {"mode": retries, "total_max_attempts": 1}})
     read: list[tuple[str, threading.Thread]] = []
     load_file = JSONFileLoader.load_file
 
@@ -201,7 +206,7 @@ def test_a_client_is_entered_in_the_event_loop_without_reading_files_there(monke
         return load_file(self, file_path)
 
     async def scenario() -> None:
-        transport = await open_transport(AwsConnection(aws_conn_id=None, region_name="eu-west-1"))
+        transport = await open_transport(connection)
         with pytest.raises(EndpointUnreachableError):
             await transport.queue_attributes(f"{NOBODY}/000000000000/orders")
         await transport.aclose()

@@ -73,7 +73,11 @@ def end_by(event: TriggerEvent, *, retries: int) -> Ended:
         keeper.as_teardown(setups=sensor)
     assert dag.task_dict["orders_keeper"].retries == retries
     from_server = SimpleNamespace(
-        next_method=row.next_method, next_kwargs=row.next_kwargs, xcom_keys_to_clear=[], should_retry=retries > 0
+        next_method=row.next_method,
+        next_kwargs=row.next_kwargs,
+        xcom_keys_to_clear=[],
+        should_retry=retries > 0,
+        dag_run=SimpleNamespace(team_name=None),
     )
     instance: Any = task_runner.RuntimeTaskInstance.model_construct(
         dag_id="shop", run_id=RUN_ID, task_id=keeper.task_id, map_index=-1, try_number=1, task=keeper
@@ -81,11 +85,16 @@ def end_by(event: TriggerEvent, *, retries: int) -> Ended:
     instance._ti_context_from_server = from_server
     context: Any = {"ti": instance, "outlet_events": {}}
     before = signal.getsignal(signal.SIGTERM)
+    supervisor = MagicMock()
     try:
-        with patch.object(task_runner, "_prepare", return_value=None):
-            state, told, error = task_runner._run_task_and_map_outcome(instance, context, structlog.get_logger())
+        with (
+            patch.object(task_runner, "_prepare", return_value=None),
+            patch.object(task_runner, "SUPERVISOR_COMMS", supervisor, create=True),
+        ):
+            state, told, error = task_runner.run(instance, context, structlog.get_logger())
     finally:
         signal.signal(signal.SIGTERM, before)
+    assert supervisor.send.call_args.kwargs == {"msg": told}
     return Ended(state.value, told, error)
 
 

@@ -32,6 +32,9 @@ A client opens them only when it needs them. ``max_pool_connections`` in the use
 CONNECT_SECONDS: Final = 30.0
 """How long to wait until the Airflow connection is read and the client is made."""
 
+_READ_BY_EVERY_CLIENT: Final = ("_retry", "endpoints", "partitions", "sdk-default-configuration")
+"""Which of botocore's data files a client reads whatever its service is."""
+
 
 @dataclass(frozen=True, slots=True)
 class AwsConnection:
@@ -142,7 +145,12 @@ def load_client_code() -> None:
 
     # The sessions of all connections share what was read.
     session = BaseSessionFactory(conn=None).get_async_session()  # type: ignore[no-untyped-call]
-    session.warm_up_loader_caches("sqs")
+    loader = session.get_component("data_loader")
+    # aiobotocore itself can do this only from 3.7 on, and the provider is content with older ones.
+    for name in _READ_BY_EVERY_CLIENT:
+        loader.load_data_with_path(name)
+    for kind in ("service-2", "endpoint-rule-set-1"):
+        loader.load_service_model("sqs", kind, api_version=None)
 
 
 def make_transport(connection: AwsConnection) -> RedriveTransport:
