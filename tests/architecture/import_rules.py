@@ -94,6 +94,7 @@ LAYERS: Final = {
                 "fastavro",
                 "jiter",
                 "msgspec",
+                "numpy",
                 "psycopg",
                 "py4j",
                 "pyarrow",

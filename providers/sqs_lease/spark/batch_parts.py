@@ -18,7 +18,7 @@ from sqs_lease.spark.sources.source import ArrowParser
 
 # Of one task. It holds few of its rows at a time, so it may be large; and each start costs, up to a second where the
 # session has packages of jars: PySpark reads the directories of all of them again.
-_TASK_BYTES: Final = 256 * 1024 * 1024
+_TASK_BYTES: Final = 1024 * 1024 * 1024
 # Where nobody knows how many tasks run at once.
 _SMALL_TASK_BYTES: Final = 32 * 1024 * 1024
 _BYTES_AT_ONCE: Final = 16 * 1024 * 1024

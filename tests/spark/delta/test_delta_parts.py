@@ -262,8 +262,8 @@ def test_a_task_holds_few_bytes_of_a_part_at_once(tmp_path: Path, monkeypatch: p
     [
         pytest.param(1, 5, 2, id="a task for each core"),
         pytest.param(1, 1, 1, id="never more than parts"),
-        pytest.param(512, 100, 2, id="as large as they may be"),
-        pytest.param(513, 100, 4, id="as many again"),
+        pytest.param(2048, 100, 2, id="as large as they may be"),
+        pytest.param(2049, 100, 4, id="as many again"),
         pytest.param(0, 0, 0, id="nothing"),
     ],
 )

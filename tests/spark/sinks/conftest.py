@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +15,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from demo.postgres import postgres_server
+from tests.spark.sinks.postgres_staging import Stage, in_a_table, in_files
 
 
 @dataclass(frozen=True)
@@ -49,3 +52,9 @@ def database(postgres_url: str) -> Database:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {} STRATEGY file_copy").format(sql.Identifier(name)))
     return Database(postgres_url.rpartition("/")[0] + f"/{name}")
+
+
+@pytest.fixture(params=["table", "files"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
+    """The ways in which rows wait for a table in PostgreSQL."""
+    return in_a_table if request.param == "table" else partial(in_files, tmp_path / "staged")

@@ -18,7 +18,13 @@ KILLED = 9
 
 
 def commit_and_die(url: str, location: str, method: str) -> None:
-    """Commit message m1, and die when a method of the table is done (``_tidy``: when it begins)."""
+    """Commit message m1, and die when a method of the table is done (``_tidy``: when it begins).
+
+    Args:
+        url: The database.
+        location: Where its rows are, which are two if they are in files.
+        method: The method's name.
+    """
     real = getattr(PostgresTable, method)
 
     def deadly(*arguments: Any) -> None:
@@ -32,7 +38,7 @@ def commit_and_die(url: str, location: str, method: str) -> None:
     with patch.object(PostgresTable, method, deadly):
         table.commit(
             table.look_up(asked("m1")),
-            Admission("b", entries(["m1"]), Staged(location, pa.chunked_array([[]], pa.string()))),
+            Admission("b", entries(["m1"]), Staged(location, pa.chunked_array([["m1", "m1"]], pa.string()))),
         )
 
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
-from sqs_lease.spark.sinks.sink import Admission, Staged
+from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.testing.sink_subject import COLUMNS, asked, entries, known, record
 from tests.spark.sinks.conftest import Database
+from tests.spark.sinks.postgres_staging import Stage
 
 pytestmark = pytest.mark.processes
 
@@ -23,11 +22,6 @@ pytestmark = pytest.mark.processes
 def opened(database: Database, upsert_by: tuple[str, ...]) -> PostgresTable:
     session: Any = None
     return PostgresSink(database.url, "orders", upsert_by).open(session, COLUMNS, widen=False)
-
-
-def staged(table: PostgresTable, message_id: str, number: int) -> Staged:
-    rows = pa.RecordBatch.from_pylist([record(message_id, number)], schema=arrow_schema(COLUMNS))
-    return table._staged("b", lambda copy: [pa.Table.from_batches(copy(iter([rows])))])
 
 
 @pytest.mark.parametrize("upsert_by", [(), ("id",)], ids=["append", "upsert"])
@@ -44,10 +38,13 @@ def staged(table: PostgresTable, message_id: str, number: int) -> Staged:
     ],
 )
 def test_a_batch_that_the_table_does_not_fit_any_more_is_not_stored(
-    database: Database, upsert_by: tuple[str, ...], change: str, said: str
+    database: Database, stage: Stage, upsert_by: tuple[str, ...], change: str, said: str
 ) -> None:
     table = opened(database, upsert_by)
-    looked_up, admission = table.look_up(asked("m1")), Admission("b", entries(["m1"]), staged(table, "m1", 1))
+    looked_up, admission = (
+        table.look_up(asked("m1")),
+        Admission("b", entries(["m1"]), stage(table, [record("m1", 1)], "b")),
+    )
     database.run(f"ALTER TABLE orders {change}")
 
     with pytest.raises(SchemaError, match=rf"changed while a batch was on its way into it: {said}.*run it again"):
@@ -57,9 +54,12 @@ def test_a_batch_that_the_table_does_not_fit_any_more_is_not_stored(
     assert database.read("SELECT * FROM orders") == []
 
 
-def test_columns_that_were_added_meanwhile_are_null_or_have_their_defaults(database: Database) -> None:
+def test_columns_that_were_added_meanwhile_are_null_or_have_their_defaults(database: Database, stage: Stage) -> None:
     table = opened(database, ())
-    looked_up, admission = table.look_up(asked("m1")), Admission("b", entries(["m1"]), staged(table, "m1", 1))
+    looked_up, admission = (
+        table.look_up(asked("m1")),
+        Admission("b", entries(["m1"]), stage(table, [record("m1", 1)], "b")),
+    )
     database.run("ALTER TABLE orders ADD COLUMN more text, ADD COLUMN state text NOT NULL DEFAULT 'new'")
 
     table.commit(looked_up, admission)
@@ -67,9 +67,12 @@ def test_columns_that_were_added_meanwhile_are_null_or_have_their_defaults(datab
     assert database.read("SELECT id, more, state FROM orders") == [{"id": 1, "more": None, "state": "new"}]
 
 
-def test_a_table_that_is_gone_takes_nothing(database: Database) -> None:
+def test_a_table_that_is_gone_takes_nothing(database: Database, stage: Stage) -> None:
     table = opened(database, ())
-    looked_up, admission = table.look_up(asked("m1")), Admission("b", entries(["m1"]), staged(table, "m1", 1))
+    looked_up, admission = (
+        table.look_up(asked("m1")),
+        Admission("b", entries(["m1"]), stage(table, [record("m1", 1)], "b")),
+    )
     database.run("DROP TABLE orders")
 
     with pytest.raises(TableError, match=r'relation "public\.orders" does not exist'):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 import traceback
-from datetime import UTC, date, datetime
 from importlib import import_module
 from typing import Any
 
 import psycopg
-import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql.types import (
     ArrayType,
@@ -28,15 +26,10 @@ from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.catalog import TableName, require_columns
 from sqs_lease.spark.sinks.postgres.connection import explained, parameters_of, place_of, reason_of
-from sqs_lease.spark.sinks.postgres.copy import to_csv
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink
 from sqs_lease.spark.sinks.postgres.types import takes
 
 SECRET = "correct-horse"
-
-
-def line(*values: pa.Array) -> str:
-    return to_csv(pa.RecordBatch.from_arrays(list(values), names=[f"c{n}" for n in range(len(values))])).decode()
 
 
 def test_without_psycopg_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,33 +37,6 @@ def test_without_psycopg_the_import_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, PostgresSink.__module__)
     with pytest.raises(ImportError, match=r"pip install 'sqs-lease\[spark,postgres\]'"):
         import_module(PostgresSink.__module__)
-
-
-def test_null_is_told_from_the_empty_text() -> None:
-    assert line(pa.array(["", None, 'a"b']), pa.array([1, None, 2])) == '"",1\n,\n"a""b",2\n'
-
-
-def test_nul_and_what_is_no_utf8_are_replaced() -> None:
-    damaged = pa.array([b"a\0b", b"\xe2\x28", "ü\0".encode()]).view(pa.string())
-
-    assert line(damaged) == '"a\ufffdb"\n"\ufffd("\n"ü\ufffd"\n'
-
-
-def test_times_are_written_in_utc_whatever_the_session_says() -> None:
-    noon = datetime(2026, 3, 1, 12, 0, 0, 1, tzinfo=UTC)
-
-    assert line(pa.array([noon], pa.timestamp("us", "Asia/Tokyo"))) == "2026-03-01 12:00:00.000001Z\n"
-    assert line(pa.array([noon.replace(tzinfo=None)], pa.timestamp("us"))) == "2026-03-01 12:00:00.000001\n"
-
-
-def test_times_beyond_the_years_of_four_digits_are_infinite() -> None:
-    year = 366 * 24 * 3600 * 1_000_000
-    times = pa.array([9000 * year, 0, None, -9000 * year], pa.int64())
-    dates = pa.array([3_000_000, 0, None, -800_000], pa.int32()).cast(pa.date32())
-
-    assert line(times.cast(pa.timestamp("us", "UTC"))) == ('"infinity"\n"1970-01-01 00:00:00.000000Z"\n\n"-infinity"\n')
-    assert line(dates) == '"infinity"\n"1970-01-01"\n\n"-infinity"\n'
-    assert line(pa.array([date(1, 1, 1), date(9999, 12, 31)])) == "0001-01-01\n9999-12-31\n"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_whoever_waits_says_for_whom_and_goes_on_when_the_lock_is_free(
     table: PostgresTable,
     holder: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(connection, "LOOK_SECONDS", 0.05)
     told = Event()
@@ -62,7 +63,8 @@ def test_whoever_waits_says_for_whom_and_goes_on_when_the_lock_is_free(
 
     logger, handler = logging.getLogger("sqs_lease.spark.waits"), Telling()
     logger.addHandler(handler)
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    # Which also forgets what the logger knows by heart of levels: another test may have asked it.
+    caplog.set_level(logging.INFO, logger.name)
 
     def release() -> None:
         told.wait(300)

@@ -493,7 +493,7 @@ def test_entries_are_forgotten_when_no_queue_can_have_their_messages_any_more(da
 def test_a_password_is_in_no_plan_and_no_error_of_spark(subject: Subject, database: Database) -> None:
     secret = "correct-horse"
     parameters = parameters_of(database.url.replace("postgres@", f"postgres:{secret}@"))
-    copy = CopyRows(parameters, "COPY nowhere FROM STDIN (FORMAT csv)", "orders")
+    copy = CopyRows(parameters, "COPY nowhere FROM STDIN (FORMAT binary)", [], "orders")
     rows = subject.rows([record("m1", 1)]).mapInArrow(copy, COPIED_DDL)
 
     with pytest.raises(PySparkException, match='relation "nowhere" does not exist') as raised:

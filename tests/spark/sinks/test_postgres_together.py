@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import Any
 
 import psycopg
-import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
-from sqs_lease.spark import Staged
-from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
 from sqs_lease.testing.sink_subject import COLUMNS
 from tests.spark.sinks.conftest import Database
+from tests.spark.sinks.postgres_staging import Stage
 from tests.spark.together import BatchOf, expected, load_together, of_queues, of_tries, overlapping
 
 pytestmark = pytest.mark.processes
 
 
-def staged(table: PostgresTable, rows: Sequence[dict[str, Any]], batch_id: str) -> Staged:
-    """Stage rows as a task of Spark's does."""
-    given = pa.Table.from_pylist(list(rows), schema=arrow_schema(COLUMNS)).to_batches()
-    return table._staged(batch_id, lambda copy: [pa.Table.from_batches(copy(iter(given)))])
-
-
 @pytest.mark.parametrize("batch_of", [of_tries, overlapping, of_queues])
 @pytest.mark.parametrize("upsert_by", [(), ("id",)], ids=["append", "upsert"])
-def test_each_message_is_there_once(database: Database, batch_of: BatchOf, upsert_by: tuple[str, ...]) -> None:
+def test_each_message_is_there_once(
+    database: Database, stage: Stage, batch_of: BatchOf, upsert_by: tuple[str, ...]
+) -> None:
     session: Any = None
     numbers = count()
 
@@ -45,7 +39,7 @@ def test_each_message_is_there_once(database: Database, batch_of: BatchOf, upser
         lambda: alone(f"ALTER TABLE orders ADD COLUMN c{next(numbers)} text"),
         partial(alone, "REINDEX TABLE orders"),
     ]
-    everything = load_together(opened, staged, batch_of, upkeep, (psycopg.Error,))
+    everything = load_together(opened, stage, batch_of, upkeep, (psycopg.Error,))
 
     found = database.read("SELECT id, _message_id FROM orders")
     assert sorted((row["_message_id"], row["id"]) for row in found) == expected(everything, upsert_by)

@@ -28,6 +28,15 @@ SCHEMA: Final = "sqs_lease"
 STAGING: Final = sql.Identifier(SCHEMA, "staging")
 BATCHES: Final = sql.Identifier(SCHEMA, "batches")
 
+ENTRY_KINDS: Final = {
+    "message_id": "text",
+    "batch_id": "text",
+    "sent_at": "timestamp with time zone",
+    "outcome": "text",
+    "reason": "text",
+}
+"""What is written of a message, and with which types."""
+
 _LONGEST_NAME_BYTES: Final = 63
 _DEFAULT_SCHEMA: Final = "public"
 
@@ -189,6 +198,15 @@ def _add(cursor: Cursor, table: TableName, columns: Sequence[StructField]) -> No
         )
 
 
+def must_insert(cursor: Cursor, table: TableName) -> bool:
+    """Whether only INSERT does what the table asks for: COPY passes over its rules, and refuses where policies hold."""
+    (found,) = cursor.execute(
+        "SELECT relhasrules OR row_security_active(oid) FROM pg_class WHERE oid = %s::regclass",
+        [table.quoted.as_string()],
+    ).fetchone() or (True,)
+    return bool(found)
+
+
 @dataclass(frozen=True, slots=True)
 class _Stored:
     """A column of a table.
@@ -242,14 +260,19 @@ def _differences(stored: Mapping[str, _Stored], columns: StructType, *, widen: b
     return sorted(wrong)
 
 
-def require_unchanged_columns(cursor: Cursor, table: TableName, columns: StructType) -> None:
+def require_unchanged_columns(cursor: Cursor, table: TableName, columns: StructType) -> list[str]:
     """Look once more whether a table takes these columns, and keep others from changing it until the transaction ends.
+
+    Returns:
+        Their types in the table, as ``format_type`` writes them.
 
     Raises:
         SchemaError: It does not any more.
     """
     cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(table.quoted))
-    require_unchanged(str(table), _differences(_stored(cursor, table), columns, widen=False))
+    stored = _stored(cursor, table)
+    require_unchanged(str(table), _differences(stored, columns, widen=False))
+    return [stored[name].kind for name in columns.names]
 
 
 def _require_unique(cursor: Cursor, oid: int, table: TableName, upsert_by: Sequence[str]) -> None:

@@ -1,4 +1,8 @@
-"""A table in PostgreSQL: Spark's tasks COPY their rows into a staging table, one transaction takes them over.
+"""A table in PostgreSQL: rows wait in files, or in a staging table, and one transaction takes them.
+
+PostgreSQL has no transaction that several connections share, so what Spark's tasks make has to wait somewhere. What
+they make of parts of a batch waits in Parquet files beside the batch's own, and the driver copies those into the table
+while it commits. What Spark itself makes they copy into a staging table: there may be no directory that all reach.
 
 The transaction writes the batch's entries first. Their primary key is the message id, so of two batches that share a
 message one waits for the other's end, and is overtaken if that was a commit. Batches that share none do not wait.
@@ -7,9 +11,10 @@ message one waits for the other's end, and is overtaken if that was a commit. Ba
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -34,10 +39,12 @@ from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.catalog import (
     BATCHES,
+    ENTRY_KINDS,
     SCHEMA,
     STAGING,
     Cursor,
     TableName,
+    must_insert,
     names_of,
     prepare,
     require_columns,
@@ -54,12 +61,15 @@ from sqs_lease.spark.sinks.postgres.connection import (
 )
 from sqs_lease.spark.sinks.postgres.copy import (
     ATTEMPT,
+    ATTEMPT_KIND,
     COPIED_DDL,
-    CopyParts,
     CopyRows,
+    WithJsonTexts,
     copy_in,
     copy_out,
     refused_in_task,
+    staged_rows,
+    staged_schema,
 )
 from sqs_lease.spark.sinks.postgres.types import can_write, is_json, written
 from sqs_lease.spark.sinks.sink import (
@@ -73,11 +83,14 @@ from sqs_lease.spark.sinks.sink import (
     Rest,
     Staged,
 )
+from sqs_lease.spark.sinks.staging import stage_directory
 from sqs_lease.spark.waits import among_others
+from sqs_lease.spark.workspace import remove_tree
 
 logger = logging.getLogger(__name__)
 
 _LOCK_MILLISECONDS: Final = 10_000
+_WAITING: Final = "sqs_lease_waiting"
 # Ways of joining that the planner has beside the one through an index.
 _OTHER_WAYS: Final = ["hashjoin", "mergejoin", "seqscan", "bitmapscan"]
 
@@ -164,22 +177,20 @@ class PostgresTable:
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..sink.Table.stage`."""
-        return self._staged(batch_id, lambda copy: [self._copied(rows, copy)])
+        return self._staged(batch_id, lambda copy: self._as_copied(rows).mapInArrow(copy, COPIED_DDL).toArrow())
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
         """See :class:`..sink.PartsTable`. Of some nested types only Spark makes the JSON that is stored."""
         if not all(can_write(column.dataType) for column in self.columns.fields if is_json(column.dataType)):
             return None
-
-        def write(copy: CopyRows) -> Iterator[pa.Table]:
-            task = CopyParts(parts, self.columns, copy)
-            answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, COPIED_DDL).toArrow()
-            yield answers.filter(pc.is_valid(answers["attempt"]))
-            left = pc.list_flatten(answers["left_messages"])
-            if len(left):
-                yield self._copied(rest(left.cast(pa.string())), copy)
-
-        return self._staged(batch_id, write)
+        texts = replace(parts, parser=WithJsonTexts(parts.parser, self.columns))
+        directory, message_ids = stage_directory(
+            Path(parts.path).parent,
+            batch_id,
+            staged_schema(self.columns),
+            lambda staging: staging.write_parts(spark, texts, lambda left: self._as_copied(rest(left))),
+        )
+        return Staged(str(directory), message_ids)
 
     def commit(self, looked_up: PostgresLookUp, admission: Admission) -> int | None:
         """See :meth:`..sink.Table.commit`.
@@ -200,7 +211,10 @@ class PostgresTable:
 
     def discard(self, staged: Staged) -> None:
         """See :meth:`..sink.Table.discard`. What a commit took is in the table itself."""
-        self._drop([staged.location])
+        if _is_of_files(staged):
+            remove_tree(Path(staged.location))
+        else:
+            self._drop([staged.location])
 
     @contextmanager
     def transaction(self, what: str) -> Iterator[Cursor]:
@@ -222,7 +236,7 @@ class PostgresTable:
     def _place(self) -> str:
         return f"{self.name} in {place_of(self.parameters)}"
 
-    def _staged(self, batch_id: str, write: Callable[[CopyRows], Iterable[pa.Table]]) -> Staged:
+    def _staged(self, batch_id: str, write: Callable[[CopyRows], pa.Table]) -> Staged:
         name = f"staging_{uuid4().hex}"
         self._drop_left_over("created_at < now() - %s", [STAGED_KEPT])
         try:
@@ -231,15 +245,15 @@ class PostgresTable:
             self._drop([name])
             raise
 
-    def _copied(self, rows: DataFrame, copy: CopyRows) -> pa.Table:
-        """Have Spark's tasks write rows; their answers."""
-        texts = rows.select(*(written(column.name, column.dataType) for column in self.columns.fields))
-        return texts.mapInArrow(copy, COPIED_DDL).toArrow()
+    def _as_copied(self, rows: DataFrame) -> DataFrame:
+        return rows.select(*(written(column.name, column.dataType) for column in self.columns.fields))
 
-    def _fill(self, name: str, batch_id: str, write: Callable[[CopyRows], Iterable[pa.Table]]) -> pa.ChunkedArray:
+    def _fill(self, name: str, batch_id: str, write: Callable[[CopyRows], pa.Table]) -> pa.ChunkedArray:
         """Make a staging table and have Spark write it: the message ids in it."""
         staging = sql.Identifier(SCHEMA, name)
         with self.transaction("cannot be written") as cursor:
+            # Of the types that the table has now, in which the tasks write.
+            kinds = require_unchanged_columns(cursor, self.name, self.columns)
             # Without a log: should the server crash, the rows are gone, and the commit says so.
             cursor.execute(
                 sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT {}, 0::bigint AS {} FROM {} WITH NO DATA").format(
@@ -250,12 +264,12 @@ class PostgresTable:
                 sql.SQL("INSERT INTO {} (name, target, batch_id) VALUES (%s, %s, %s)").format(STAGING),
                 [name, str(self.name), batch_id],
             )
-        statement = sql.SQL("COPY {} ({}, {}) FROM STDIN (FORMAT csv)").format(
+        statement = sql.SQL("COPY {} ({}, {}) FROM STDIN (FORMAT binary)").format(
             staging, names_of(self.columns.names), sql.Identifier(ATTEMPT)
         )
-        copy = CopyRows(self.parameters, statement.as_string(), self._place)
+        copy = CopyRows(self.parameters, statement.as_string(), [*kinds, ATTEMPT_KIND], self._place)
         try:
-            copied = pa.concat_tables(list(write(copy)))
+            copied = write(copy)
         except PythonException as error:
             raise refused_in_task(error) or error from None
         attempts, count = copied["attempt"].to_pylist(), pc.sum(copied["rows"], min_count=0).as_py()
@@ -277,7 +291,12 @@ class PostgresTable:
 
     def _known(self, cursor: Cursor, messages: pa.Table) -> pa.Table:
         cursor.execute('CREATE TEMPORARY TABLE sqs_lease_asked (message_id text COLLATE "C") ON COMMIT DROP')
-        copy_in(cursor, "COPY pg_temp.sqs_lease_asked FROM STDIN (FORMAT csv)", messages.select([LOOKED_UP.names[0]]))
+        copy_in(
+            cursor,
+            "COPY pg_temp.sqs_lease_asked FROM STDIN (FORMAT binary)",
+            messages.select([LOOKED_UP.names[0]]).to_batches(),
+            ["text"],
+        )
         # By the index, in its order: the planner would rather read all entries, of which there may be many millions.
         cursor.execute("SELECT set_config('enable_' || way, 'off', true) FROM unnest(%s::text[]) way", [_OTHER_WAYS])
         query = sql.SQL(
@@ -296,11 +315,9 @@ class PostgresTable:
         # In order, so that two batches wait for one another in one direction only.
         entries = admission.entries.select(ENTRIES.names).sort_by("message_id")
         entries = entries.append_column("batch_id", pa.repeat(admission.batch_id, entries.num_rows))
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
-            self.name.entries, names_of(entries.column_names)
-        )
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(self.name.entries, names_of(ENTRY_KINDS))
         try:
-            copy_in(cursor, statement, entries)
+            copy_in(cursor, statement, entries.select(list(ENTRY_KINDS)).to_batches(), list(ENTRY_KINDS.values()))
         except psycopg.errors.UniqueViolation:
             raise Overtaken(f"another batch with one of the messages was committed to table {self._place}") from None
         self._require_batch(cursor, looked_up, admission)
@@ -331,6 +348,43 @@ class PostgresTable:
         )
 
     def _take(self, cursor: Cursor, staged: Staged) -> None:
+        # The server would convert values for a column that has become of another type.
+        kinds = require_unchanged_columns(cursor, self.name, self.columns)
+        if not _is_of_files(staged):
+            taken, expected = self._take_staging(cursor, staged)
+        else:
+            expected = len(staged.message_ids)
+            taken = self._take_files(cursor, Path(staged.location), kinds)
+        if taken != expected:
+            raise TableError(
+                f"of {expected} rows staged for table {self._place}, {taken} were there at the commit: the server was "
+                "restarted, or the table has a trigger or rule that keeps rows out. Nothing was committed; run the "
+                "batch again"
+            )
+
+    def _take_files(self, cursor: Cursor, directory: Path, kinds: Sequence[str]) -> int:
+        """Copy what waits in files into the table itself, where its rows may come by COPY; how many they were."""
+        into = self.name.quoted
+        has_way = self.upsert_by or must_insert(cursor, self.name)
+        if has_way:
+            into = sql.Identifier(_WAITING)
+            cursor.execute(
+                sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
+                    into, names_of(self.columns.names), self.name.quoted
+                )
+            )
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(into, names_of(self.columns.names))
+        try:
+            copy_in(cursor, statement, staged_rows(directory), kinds)
+        except OSError as error:
+            raise TableError(
+                f"the rows staged for table {self._place} cannot be read ({error.strerror or error}), and nothing was "
+                f"committed: see that nobody removes files in {directory}, and run the batch again"
+            ) from error
+        return self._insert(cursor, sql.SQL("FROM {}").format(into)) if has_way else cursor.rowcount
+
+    def _take_staging(self, cursor: Cursor, staged: Staged) -> tuple[int, int]:
+        """Have the table take what is in a staging table: how many rows it took, and how many were staged."""
         found = cursor.execute(
             sql.SQL("SELECT attempts, rows FROM {} WHERE name = %s").format(STAGING), [staged.location]
         ).fetchone()
@@ -339,27 +393,22 @@ class PostgresTable:
                 f"the rows staged for table {self._place} are gone: another try of the batch was committed, or this "
                 f"one took longer than {STAGED_KEPT.days} days. Run the batch again"
             )
-        # The server would convert values for a column that has become of another type.
-        require_unchanged_columns(cursor, self.name, self.columns)
         attempts, expected = found
         # Literals, not parameters: with those, a % in the name of a column or table would be taken for one of them.
         rows = sql.SQL("FROM {} WHERE {} = ANY ({}::bigint[])").format(
             sql.Identifier(SCHEMA, staged.location), sql.Identifier(ATTEMPT), sql.Literal(attempts)
         )
+        return self._insert(cursor, rows), expected
+
+    def _insert(self, cursor: Cursor, rows: sql.Composed) -> int:
+        """Insert or upsert rows; how many there were."""
         if self.upsert_by:
-            counted = cursor.execute(sql.SQL("SELECT count(*) {}").format(rows)).fetchone()
-            taken = counted[0] if counted else 0
+            (taken,) = cursor.execute(sql.SQL("SELECT count(*) {}").format(rows)).fetchone() or (0,)
             cursor.execute(self._upsert(rows))
-        else:
-            names = names_of(self.columns.names)
-            cursor.execute(sql.SQL("INSERT INTO {} ({}) SELECT {} {}").format(self.name.quoted, names, names, rows))
-            taken = cursor.rowcount
-        if taken != expected:
-            raise TableError(
-                f"of {expected} rows staged for table {self._place}, {taken} were there at the commit: the server was "
-                "restarted, or the table has a trigger or rule that keeps rows out. Nothing was committed; run the "
-                "batch again"
-            )
+            return int(taken)
+        names = names_of(self.columns.names)
+        cursor.execute(sql.SQL("INSERT INTO {} ({}) SELECT {} {}").format(self.name.quoted, names, names, rows))
+        return cursor.rowcount
 
     def _upsert(self, rows: sql.Composed) -> sql.Composed:
         keys = names_of(self.upsert_by)
@@ -387,7 +436,9 @@ class PostgresTable:
         )
 
     def _tidy(self, admission: Admission) -> None:
-        """Remove the staging tables of the batch, and entries of messages that cannot come any more."""
+        """Remove what was staged of the batch, and entries of messages that cannot come any more."""
+        if admission.staged is not None and _is_of_files(admission.staged):
+            self.discard(admission.staged)
         self._drop_left_over("batch_id = %s", [admission.batch_id])
         try:
             with connect(self.parameters) as connection:
@@ -424,6 +475,10 @@ class PostgresTable:
                     connection.execute(sql.SQL("DELETE FROM {} WHERE name = %s").format(STAGING), [name])
             except psycopg.Error as error:
                 logger.warning("left over, and not part of %s: %s.%s (%s)", self._place, SCHEMA, name, reason_of(error))
+
+
+def _is_of_files(staged: Staged) -> bool:
+    return Path(staged.location).is_absolute()
 
 
 def _brought_by(known: pa.Table, batch_id: str) -> int:

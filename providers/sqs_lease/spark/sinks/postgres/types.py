@@ -11,6 +11,7 @@ import json
 import re
 from typing import Final
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import Column
@@ -75,6 +76,7 @@ _WRITTEN: Final = (*_NUMBERS, ArrayType, DateType, DoubleType, StringType, Struc
 _ESCAPES: Final = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 # JSON has no such character but as an escape, so a text with one is not to be stored.
 _CONTROL: Final = "[\\x00-\\x1f]"
+_AFTER_CONTROLS: Final = 0x20
 _UNWRITABLE: Final = "\x01"
 
 
@@ -108,11 +110,9 @@ def is_json(kind: DataType) -> bool:
 
 
 def written(name: str, kind: DataType) -> Column:
-    """A column as COPY is to have it: nested values as JSON text, bytes in hexadecimal, all others as they are."""
+    """A column as COPY is to have it: nested values as JSON text, all others as they are."""
     column = F.col(quoted(name))
-    if isinstance(kind, BinaryType):
-        column = F.concat(F.lit("\\x"), F.hex(column))
-    elif isinstance(kind, _JSON):
+    if isinstance(kind, _JSON):
         text = F.to_json(column, _JSON_OPTIONS)
         # jsonb has no NUL, as text has none.
         column = F.when(
@@ -155,7 +155,22 @@ def json_texts(values: pa.Array, kind: DataType) -> pa.Array:
 
 def is_unwritable(texts: pa.Array) -> pa.Array:
     """Of which texts of :func:`json_texts` Spark is to write the values instead."""
+    data = np.frombuffer(bytes_of(texts), np.uint8)
+    if not len(data) or data.min() >= _AFTER_CONTROLS:
+        return pa.repeat(False, len(texts))
     return pc.fill_null(pc.match_substring_regex(texts, _CONTROL), False)
+
+
+def bytes_of(texts: pa.Array) -> pa.Buffer:
+    """Those of all texts, one after the other, as a look at them all."""
+    _, offsets, data = texts.buffers()
+    if not len(texts) or data is None:
+        return pa.py_buffer(b"")
+    is_large = pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type)
+    kind = pa.int64() if is_large else pa.int32()
+    starts = pa.Array.from_buffers(kind, len(texts) + 1, [None, offsets], offset=texts.offset)
+    first, end = starts[0].as_py(), starts[-1].as_py()
+    return data.slice(first, end - first)
 
 
 def _not_null(values: pa.Array, kind: DataType) -> pa.Array:
@@ -163,7 +178,8 @@ def _not_null(values: pa.Array, kind: DataType) -> pa.Array:
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
+    data = bytes_of(texts).to_pybytes()
     for character, escape in _ESCAPES:
-        if pc.any(pc.match_substring(texts, character)).as_py():
+        if character.encode() in data:
             texts = pc.replace_substring(texts, character, escape)
     return texts
