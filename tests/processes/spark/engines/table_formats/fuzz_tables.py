@@ -31,7 +31,12 @@ def table_formats(spark: SparkSession) -> Sequence[KindOfTable]:
         return rows
 
     return (
-        KindOfTable("native-delta", lambda directory, upsert_by: NativeDeltaSink(directory, (), upsert_by), delta_rows),
+        KindOfTable(
+            "native-delta",
+            lambda directory, upsert_by: NativeDeltaSink(directory, (), upsert_by),
+            delta_rows,
+            takes_variants=False,
+        ),
         KindOfTable(
             "iceberg",
             lambda directory, upsert_by: IcebergSink(name(directory), directory / "ledger", (), upsert_by),
