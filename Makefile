@@ -98,6 +98,7 @@ benchmark: setup ## measure what leases cost, beside the parent commit or AGAINS
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.release
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.ingestion
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.sinks
+	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.executors
 
 benchmark-peers: setup ## other consumers of SQS beside this one; PEERS="a b", HELD=10000, THROUGHPUT=100000; about an hour
 	@requirements/peers.sh
