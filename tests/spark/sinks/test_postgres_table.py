@@ -27,6 +27,7 @@ from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
 from sqs_lease.spark.sinks.sink import Admission, Overtaken
 from sqs_lease.testing.sink_contract import COLUMNS, Subject
 from sqs_lease.testing.sink_subject import asked, columns_of, entries, known, record
+from tests.spark.inferring import infers
 from tests.spark.samples import SCHEMA, good, message
 from tests.spark.sinks.conftest import Database
 from tests.spark.sinks.postgres_driver import KILLED
@@ -229,6 +230,7 @@ def test_a_percent_sign_in_a_name_is_a_character(
     assert database.read('SELECT "pct%%" AS pct FROM "100%%s"') == [{"pct": 5}]
 
 
+@infers
 def test_a_new_field_that_the_table_cannot_have_rejects_its_message_and_is_not_pinned(
     spark: SparkSession, database: Database, tmp_path: Path
 ) -> None:
