@@ -59,7 +59,7 @@ def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes, scenario
         return replace(row, problem=f"not installed: {error}")
 
     def attempt(what: str, measure: Callable[[], Any]) -> Any:
-        print(f"{peer.name}: {what}", flush=True)
+        print(f"{datetime.now(UTC):%H:%M:%S} {peer.name}: {what}", flush=True)
         try:
             return measure()
         # A peer may fail in any way: its row says how.
@@ -141,14 +141,14 @@ def main() -> None:
         throughput=options.throughput,
     )
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    for name in options.peers:
-        # A server for each, so that what one leaves in its queues does not slow down the next.
-        with elasticmq(DIRECTORY) as server, Proxy(server.endpoint_url).running() as proxy:
+    # One server and one proxy for all: each peer's queues are deleted before the next one's turn.
+    with elasticmq(DIRECTORY) as server, Proxy(server.endpoint_url).running() as proxy:
+        for name in options.peers:
             row = measured(PEERS[name](), server, proxy, sizes, options.scenarios)
-        results = replace(merged(load(), row, options.scenarios), machine=machine())
-        save(results)
-        page.write(results)
-        print(page.summary(row), flush=True)
+            results = replace(merged(load(), row, options.scenarios), machine=machine())
+            save(results)
+            page.write(results)
+            print(page.summary(row), flush=True)
 
 
 if __name__ == "__main__":
