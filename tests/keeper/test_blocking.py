@@ -288,3 +288,14 @@ def test_a_second_lease_reads_none_of_botocores_data_files_again(
         with lease(queue, max_messages=1) as batch:
             assert len(batch) == 1
     assert read == []
+
+
+def test_a_lease_that_names_its_visibility_timeout_does_not_ask_the_queue_for_it(
+    make_client: MakeClient, queue: str
+) -> None:
+    client = make_client()
+    called: list[str] = []
+    client.meta.events.register("before-call.sqs", lambda model, **_: called.append(model.name))
+    with lease(queue, wait=0, visibility=60, client=client):
+        pass
+    assert called == ["ReceiveMessage"]
