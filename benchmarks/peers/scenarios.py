@@ -27,7 +27,7 @@ START_SECONDS: Final = 300.0
 SLOWEST_A_SECOND: Final = 50
 """So many messages a second it has to take, where that would be more than :data:`START_SECONDS`."""
 
-GRACE_SECONDS: Final = 45.0
+GRACE_SECONDS: Final = 20.0
 """So long is waited for an end that should have come."""
 
 SETTLE_SECONDS: Final = 5.0
