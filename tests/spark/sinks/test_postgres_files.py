@@ -146,6 +146,18 @@ def test_upserts_keep_the_later_row_of_a_key(database: Database, tmp_path: Path)
     assert read == [{"id": 1, "name": "new"}, {"id": 2, "name": "other"}]
 
 
+def test_a_table_of_the_user_that_has_the_name_of_ours_is_left_alone(database: Database, tmp_path: Path) -> None:
+    # The role looks for temporary tables last.
+    url = f"{database.url}?options=-c%20search_path%3Dpublic%2Cpg_temp"
+    table = opened(Database(url), upsert_by=["id"])
+    database.run("CREATE TABLE sqs_lease_waiting (LIKE orders)")
+
+    commit(table, in_files(tmp_path, table, TWO, "b"), "m1", "m2")
+
+    assert stored(database) == [("m1", 1), ("m2", 2)]
+    assert database.read("SELECT * FROM sqs_lease_waiting") == []
+
+
 def test_a_rule_of_the_table_is_followed(database: Database, tmp_path: Path) -> None:
     table = opened(database)
     database.run("CREATE TABLE seen (id bigint)")
