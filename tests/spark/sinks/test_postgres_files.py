@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark import JsonSource, ingest
 from sqs_lease.spark.errors import RowsRefusedError, TableError
+from sqs_lease.spark.sinks.postgres.copy import staged_rows
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
 from sqs_lease.spark.sinks.sink import Admission, Staged
 from sqs_lease.testing.sink_subject import COLUMNS, asked, entries, known, record
@@ -114,6 +117,16 @@ def test_files_that_somebody_removed_are_an_error_and_nothing_is_committed(
         commit(table, staged, "m1", "m2")
 
     assert (known(table, "m1", "m2"), stored(database)) == ({}, [])
+
+
+def test_large_rows_are_read_few_at_a_time(tmp_path: Path) -> None:
+    texts = [f"{number} " * 100_000 for number in range(64)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "part-0.parquet", use_dictionary=False)
+
+    sizes = [rows.nbytes for rows in staged_rows(tmp_path)]
+
+    assert sum(sizes) > 16_000_000
+    assert max(sizes) < 5_000_000
 
 
 def test_a_file_that_is_damaged_is_an_error_and_nothing_is_committed(database: Database, tmp_path: Path) -> None:
