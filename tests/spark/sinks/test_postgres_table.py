@@ -220,6 +220,31 @@ def test_a_trigger_that_refuses_everything_rejects_nothing(
     assert result.rejected == {"m4": "refused by the table: RaiseException (P0001)"}
 
 
+def test_what_a_trigger_says_in_its_own_way_rejects_its_message_and_is_not_quoted(
+    spark: SparkSession, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(spark, database, tmp_path, good([1]))
+    database.run(
+        "CREATE FUNCTION checked() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.id = 3 THEN RAISE EXCEPTION 'bad name %', NEW.name USING ERRCODE = 'check_violation'; END IF; "
+        "IF NEW.id = 4 THEN RAISE EXCEPTION 'bad name %', NEW.name USING ERRCODE = 'SHOP1'; END IF; "
+        "IF NEW.id = 5 THEN EXECUTE format('INSERT INTO %I VALUES (1)', NEW.name); END IF; "
+        "RETURN NEW; END $$".replace("%", "%%")
+    )
+    database.run("CREATE TRIGGER checked BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION checked()")
+    secret = [message(f"m{number}", json.dumps({"id": number, "name": "a secret"})) for number in (3, 4, 5)]
+
+    result = load(spark, database, tmp_path, [*good([2]), *secret])
+
+    assert result.rejected == {
+        "m3": "refused by the table: CheckViolation (23514)",
+        "m4": "refused by the table: DatabaseError (SHOP1)",
+        "m5": "refused by the table: UndefinedTable (42P01)",
+    }
+    assert result.ingested == 1
+    assert "a secret" not in caplog.text
+
+
 @pytest.mark.parametrize("upsert_by", [(), ("pct%",)], ids=["append", "upsert"])
 def test_a_percent_sign_in_a_name_is_a_character(
     spark: SparkSession, database: Database, tmp_path: Path, upsert_by: tuple[str, ...]

@@ -367,7 +367,8 @@ class PostgresTable:
         into = self.name.quoted
         has_way = self.upsert_by or must_insert(cursor, self.name)
         if has_way:
-            into = sql.Identifier(_WAITING)
+            # Not by its name alone: the role may look for temporary tables last.
+            into = sql.Identifier("pg_temp", _WAITING)
             cursor.execute(
                 sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
                     into, names_of(self.columns.names), self.name.quoted
