@@ -113,3 +113,10 @@ def test_an_error_does_not_quote_the_values_of_rows(raised_by_server: psycopg.Er
         with explained("it failed"):
             raise raised_by_server
     assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("kind", [psycopg.errors.SequenceGeneratorLimitExceeded, psycopg.errors.TooManyColumns])
+def test_what_is_true_of_every_row_refuses_none(kind: type[psycopg.Error]) -> None:
+    with pytest.raises(TableError) as raised, explained("it failed"):
+        raise kind
+    assert not isinstance(raised.value, RowsRefusedError)

@@ -28,8 +28,11 @@ _QUOTING_CLASSES: Final = ("22", *_TRIGGER_CLASSES)
 _RAISE: Final = "exec_stmt_raise"
 # Data exceptions, violated constraints, limits such as that of a key's size, and WITH CHECK OPTION.
 _ROW_CLASSES: Final = ("22", "23", "44", "54")
-# What a trigger raises, and the policies of row level security: for this row, or for whatever other reason.
-_PERHAPS_ROW: Final = (*_TRIGGER_CLASSES, "42501")
+# What a trigger raises, the policies of row level security, and upserts of which a trigger made two keys the same: for
+# these rows, or for whatever other reason.
+_PERHAPS_ROW: Final = (*_TRIGGER_CLASSES, "42501", "21000")
+# A sequence that has no number left, and a staging table of too many columns: of no row, and they quote none.
+_NEVER_ROWS: Final = ("2200H", "54011")
 
 LOOK_SECONDS: Final = 1.0
 """How often it is asked who holds what the transaction waits for."""
@@ -95,7 +98,7 @@ def explained(what: str) -> Iterator[None]:
         return
     # Without what led to it, which a traceback would show: its text may quote rows.
     code = said.sqlstate or ""
-    if code.startswith((*_ROW_CLASSES, *_PERHAPS_ROW)) or _is_of_function(said):
+    if _may_be_for_rows(said):
         raise RowsRefusedError(f"{what}: {reason}", rule=reason, is_certain=code.startswith(_ROW_CLASSES)) from None
     raise TableError(f"{what}: {reason}") from None
 
@@ -106,10 +109,20 @@ def reason_of(error: psycopg.Error) -> str:
         # Of the connection, not of rows.
         return str(error).strip()
     name = f"{type(error).__name__} ({error.sqlstate})"
-    if error.sqlstate.startswith(_QUOTING_CLASSES) or _is_of_function(error):
+    if _may_quote(error):
         column = error.diag.column_name
         return f"{name}{f' in column {column}' if column else ''}"
     return f"{error.diag.message_primary}, {name}"
+
+
+def _may_be_for_rows(error: psycopg.Error) -> bool:
+    code = error.sqlstate or ""
+    return code not in _NEVER_ROWS and (code.startswith((*_ROW_CLASSES, *_PERHAPS_ROW)) or _is_of_function(error))
+
+
+def _may_quote(error: psycopg.Error) -> bool:
+    code = error.sqlstate or ""
+    return _is_of_function(error) or (code not in _NEVER_ROWS and code.startswith(_QUOTING_CLASSES))
 
 
 def _is_of_function(error: psycopg.Error) -> bool:
