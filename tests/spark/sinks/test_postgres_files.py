@@ -12,6 +12,7 @@ import psycopg
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark import JsonSource, ingest
@@ -19,6 +20,7 @@ from sqs_lease.spark.errors import RowsRefusedError, TableError
 from sqs_lease.spark.sinks.postgres.copy import staged_rows
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
 from sqs_lease.spark.sinks.sink import Admission, Staged
+from sqs_lease.spark.sinks.staging import Staging
 from sqs_lease.testing.sink_subject import COLUMNS, asked, entries, known, record
 from tests.spark.samples import SCHEMA, good
 from tests.spark.sinks.conftest import Database
@@ -245,6 +247,27 @@ def test_rows_go_into_the_partitions_of_a_table(database: Database, tmp_path: Pa
     commit(table, in_files(tmp_path, table, TWO, "b"), "m1", "m2")
 
     assert database.read("SELECT id FROM second") == [{"id": 2}]
+
+
+def test_rows_come_by_a_staging_table_where_executors_cannot_write_in_the_workspace(
+    spark: SparkSession,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refused(*_: object) -> None:
+        # What a task says that has another user; those of the tests have not.
+        raise PySparkException("PermissionError: [Errno 13] Failed to create local directory 'x'. Detail: ...")
+
+    monkeypatch.setattr(Staging, "write_parts", refused)
+    sink = PostgresSink(database.url, "orders")
+
+    result = ingest(spark, good(range(1, 5)), source=JsonSource(SCHEMA), sink=sink, workspace=tmp_path)
+
+    assert result.ingested == 4
+    assert len(stored(database)) == 4
+    assert f"its executors cannot write in {tmp_path}" in caplog.text
 
 
 def test_tasks_write_no_staging_table(
