@@ -183,8 +183,9 @@ def staged_rows(directory: Path) -> Iterator[pa.RecordBatch]:
 
 def _rows_at_once(file: pq.FileMetaData) -> int:
     """Few, also of a row group that Spark wrote, which it ends by its size in compressed form."""
+    rows: int = file.num_rows
     size = sum(file.row_group(number).total_byte_size for number in range(file.num_row_groups))
-    return max(1, min(_ROWS_AT_ONCE, file.num_rows * _AT_ONCE_BYTES // max(size, 1)))
+    return max(1, min(_ROWS_AT_ONCE, rows * _AT_ONCE_BYTES // max(size, 1)))
 
 
 def refused_in_task(error: PythonException) -> RowsRefusedError | None:
