@@ -184,7 +184,7 @@ def staged_rows(directory: Path) -> Iterator[pa.RecordBatch]:
 def _rows_at_once(file: pq.FileMetaData) -> int:
     """Few, also of a row group that Spark wrote, which it ends by its size in compressed form."""
     rows: int = file.num_rows
-    size = sum(file.row_group(number).total_byte_size for number in range(file.num_row_groups))
+    size: int = sum(file.row_group(number).total_byte_size for number in range(file.num_row_groups))
     return max(1, min(_ROWS_AT_ONCE, rows * _AT_ONCE_BYTES // max(size, 1)))
 
 
