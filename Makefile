@@ -98,8 +98,9 @@ benchmark: setup ## measure what leases cost, beside the parent commit or AGAINS
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.release
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.ingestion
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.sinks
+	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.executors
 
-benchmark-peers: setup ## other consumers of SQS beside this one; PEERS="a b", HELD=10000, THROUGHPUT=100000; about an hour
+benchmark-peers: setup ## other consumers of SQS beside this one; PEERS="a b", HELD=10000, THROUGHPUT=20000; 35 minutes
 	@requirements/peers.sh
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.peers $(if $(PEERS),--peers $(PEERS)) \
 		$(if $(HELD),--held $(HELD)) $(if $(THROUGHPUT),--throughput $(THROUGHPUT))

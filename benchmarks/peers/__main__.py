@@ -1,7 +1,9 @@
-"""Runs the peers one after the other against one SQS server, and writes what was found: `make benchmark-peers`.
+"""Runs the peers against one SQS server, and writes what was found: `make benchmark-peers`.
 
     python -m benchmarks.peers [--peers boto3 ours ...] [--scenarios work ...] [--held 10000] [--throughput 100000]
 
+Long work of three peers goes on side by side, because they do little but wait; all else is measured of one peer after
+the other.
 Each run replaces the rows of its peers in `benchmarks/peers/results.json`, or its scenarios in them, and draws the
 table and the picture of `docs/peers.md` anew. What the processes wrote is in `.test-runs/peers`.
 """
@@ -14,9 +16,11 @@ import platform
 import shutil
 import subprocess
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any, Final
 
 from benchmarks.peers import page
@@ -30,16 +34,19 @@ from demo.sqs_server import SqsServer
 
 DIRECTORY: Final = ROOT / ".test-runs" / "peers"
 
-SCENARIOS: Final = ("work", "held", "throughput")
-"""Long work of all kinds, many messages at once, and no work at all."""
+SCENARIOS: Final = {"work": "long work", "held": "many at once", "throughput": "no work"}
+"""Long work of all kinds, many messages at once, and no work at all: by their names on the command line."""
+
+SIDE_BY_SIDE: Final = 3
+"""So many peers have long work at the same time."""
 
 
-def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes, scenarios: Collection[str] = SCENARIOS) -> Row:
+def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes, scenarios: Collection[str]) -> Row:
     """Take one peer through the scenarios.
 
     A scenario that it does not survive leaves its figures out, and says why.
     """
-    directory = DIRECTORY / peer.name
+    directory = DIRECTORY / "-".join([peer.name, *scenarios])
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     row = Row(
@@ -58,8 +65,9 @@ def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes, scenario
     except (OSError, subprocess.CalledProcessError, RuntimeError) as error:
         return replace(row, problem=f"not installed: {error}")
 
-    def attempt(what: str, measure: Callable[[], Any]) -> Any:
-        print(f"{peer.name}: {what}", flush=True)
+    def attempt(scenario: str, measure: Callable[[], Any]) -> Any:
+        what = SCENARIOS[scenario]
+        print(f"{datetime.now(UTC):%H:%M:%S} {peer.name}: {what}", flush=True)
         try:
             return measure()
         # A peer may fail in any way: its row says how.
@@ -71,11 +79,11 @@ def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes, scenario
     long_work, failing_work, outages = None, None, ()
     held = throughput = None
     if "work" in scenarios:
-        long_work, failing_work, outages = attempt("long work", ground.long_work) or (None, None, ())
+        long_work, failing_work, outages = attempt("work", ground.long_work) or (None, None, ())
     if "held" in scenarios and peer.holds:
-        held = attempt("many at once", ground.held)
+        held = attempt("held", ground.held)
     if "throughput" in scenarios:
-        throughput = attempt("no work", ground.throughput)
+        throughput = attempt("throughput", ground.throughput)
     return replace(
         row,
         long_work=long_work,
@@ -111,6 +119,9 @@ def merged(results: Results, row: Row, scenarios: Collection[str] = SCENARIOS) -
         if "throughput" not in scenarios:
             sizes = replace(row.sizes, throughput=former.sizes.throughput)
             row = replace(row, sizes=sizes, throughput=former.throughput)
+        others = {what for scenario, what in SCENARIOS.items() if scenario not in scenarios}
+        kept = [problem for problem in former.problem.split("; ") if problem.partition(":")[0] in others]
+        row = replace(row, problem="; ".join([*kept, *filter(None, [row.problem])]))
     rows[row.name] = row
     order = [*PEERS, *(name for name in rows if name not in PEERS)]
     return replace(results, rows=tuple(rows[name] for name in order if name in rows))
@@ -141,14 +152,24 @@ def main() -> None:
         throughput=options.throughput,
     )
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    for name in options.peers:
-        # A server for each, so that what one leaves in its queues does not slow down the next.
-        with elasticmq(DIRECTORY) as server, Proxy(server.endpoint_url).running() as proxy:
-            row = measured(PEERS[name](), server, proxy, sizes, options.scenarios)
-        results = replace(merged(load(), row, options.scenarios), machine=machine())
-        save(results)
-        page.write(results)
-        print(page.summary(row), flush=True)
+    writing = Lock()
+    # One server and one proxy for all: each peer's queues are deleted when it is done with them.
+    with elasticmq(DIRECTORY) as server, Proxy(server.endpoint_url).running() as proxy:
+
+        def measure(name: str, scenarios: Sequence[str]) -> None:
+            row = measured(PEERS[name](), server, proxy, sizes, scenarios)
+            with writing:
+                results = replace(merged(load(), row, scenarios), machine=machine())
+                save(results)
+                page.write(results)
+                print(f"{name}:\n{page.summary(row)}", flush=True)
+
+        if "work" in options.scenarios:
+            with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+                list(threads.map(lambda name: measure(name, ["work"]), options.peers))
+        if alone := [scenario for scenario in SCENARIOS if scenario in options.scenarios and scenario != "work"]:
+            for name in options.peers:
+                measure(name, alone)
 
 
 if __name__ == "__main__":

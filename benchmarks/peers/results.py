@@ -36,9 +36,9 @@ class Sizes:
     failing_after_seconds: int = 40
     outage_seconds: int = 20
     outages_after_seconds: tuple[int, ...] = (5, 16, 25)
-    held: int = 1_000
+    held: int = 10_000
     held_seconds: int = 40
-    throughput: int = 5_000
+    throughput: int = 20_000
     at_once: int = 100
 
 

@@ -27,7 +27,7 @@ START_SECONDS: Final = 300.0
 SLOWEST_A_SECOND: Final = 50
 """So many messages a second it has to take, where that would be more than :data:`START_SECONDS`."""
 
-GRACE_SECONDS: Final = 45.0
+GRACE_SECONDS: Final = 20.0
 """So long is waited for an end that should have come."""
 
 SETTLE_SECONDS: Final = 5.0
@@ -130,10 +130,12 @@ class Ground:
                 cut = [threads.submit(self._follow_outage, outages[after], after, running) for after in outages]
                 long_work, (before, visible_after) = worked.result(), failed.result()
                 outcome = tuple(future.result() for future in cut)
-        finally:
             for track in tracks:
                 track.second.stop()
-        lost = failing.messages - self._kept(failing)
+            lost = failing.messages - self._kept(failing)
+        finally:
+            for track in tracks:
+                self._end(track)
         return long_work, FailingWork(lost, before, visible_after), outcome
 
     def held(self) -> Held:
@@ -158,16 +160,19 @@ class Ground:
                     deliveries=len(track.second_gate.received_ids),
                 )
         finally:
-            track.second.stop()
+            self._end(track)
 
     def throughput(self) -> Throughput:
         """No work at all."""
         sizes = self._sizes
         track = self._track("throughput", sizes.throughput, work_seconds=0, at_once=sizes.at_once)
         started_at = time.time()
-        with self._peer.running([track.job], self._directory) as running:
-            self._await_all(track, running)
-            calls = track.gate.calls.total()
+        try:
+            with self._peer.running([track.job], self._directory) as running:
+                self._await_all(track, running)
+                calls = track.gate.calls.total()
+        finally:
+            self._end(track)
         receptions = list(track.gate.receptions)
         return Throughput(
             messages=len(track.gate.received_ids),
@@ -293,10 +298,21 @@ class Ground:
             survived=running.is_running,
         )
 
+    def _end(self, track: Track) -> None:
+        """Delete the queues: what one peer leaves in them must not slow the server down for the next."""
+        track.second.stop()
+        queue_url = self._direct_url(track)
+        for url in (queue_url, f"{queue_url}-dead"):
+            self._sqs.delete_queue(QueueUrl=url)
+
+    def _direct_url(self, track: Track) -> str:
+        """The queue's URL at the server, without the peer's gate."""
+        return track.job.queue_url.replace(track.job.endpoint_url, self._server.endpoint_url)
+
     def _kept(self, track: Track) -> int:
         """How many messages the queue still has, visible or not."""
         answer = self._sqs.get_queue_attributes(
-            QueueUrl=track.job.queue_url.replace(track.job.endpoint_url, self._server.endpoint_url),
+            QueueUrl=self._direct_url(track),
             AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"],
         )
         return sum(int(value) for value in answer["Attributes"].values())

@@ -97,3 +97,12 @@ def test_a_scenario_that_is_measured_again_leaves_the_figures_of_the_others() ->
 
     assert (found.long_work, found.held, found.throughput) == (former.long_work, former.held, again.throughput)
     assert (found.sizes.held, found.sizes.throughput) == (2_000, again.sizes.throughput)
+
+
+def test_a_scenario_that_is_measured_again_leaves_the_problems_of_the_others() -> None:
+    former = replace(row("ours"), problem="long work: it ended; no work: it was given 3 of 10 messages")
+    again = replace(row("ours"), problem="")
+
+    (found,) = merged(Results("a machine", (former,)), again, ["throughput"]).rows
+
+    assert found.problem == "long work: it ended"

@@ -318,7 +318,8 @@ def place_of(attributes: str) -> Place | None:
     """Where a message stands in its group, by its attributes in a manifest; None for one that does not say."""
     try:
         said = msgspec.json.decode(attributes)
-    except (ValueError, RecursionError):
+    # msgspec's own are ValueErrors only from 0.21 on.
+    except (ValueError, msgspec.DecodeError, RecursionError):
         return None
     group, number = (said.get(_GROUP), said.get(_SEQUENCE_NUMBER)) if isinstance(said, dict) else (None, None)
     if group is None or not isinstance(number, str | int):

@@ -11,12 +11,18 @@ SPARK_ERRORS: Final = (PySparkException, Py4JError)
 """What Spark raises: its own errors, and those of Java that it does not know."""
 
 _SIGNS: Final = ("ModuleNotFoundError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+_WITHOUT_RIGHTS: Final = ("PermissionError", "Permission denied", "Mkdirs failed")
 _INTRODUCTION: Final = "An error occurred while calling "
 
 
 def cannot_run_this(error: Exception) -> bool:
     """Whether Spark says that its executors lack this package, or the Python that it needs."""
     return any(sign in str(error) for sign in _SIGNS)
+
+
+def cannot_write(error: Exception) -> bool:
+    """Whether Spark says that its executors may not write somewhere, be it from Python or by itself."""
+    return any(sign in str(error) for sign in _WITHOUT_RIGHTS)
 
 
 def kind_of(error: Exception) -> str:

@@ -13,6 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import NoCredentialsError, NoRegionError
 
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
+from sqs_lease.sqs.boto3_sessions import boto3_session
 from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.validation import queue_reference
 
@@ -103,23 +104,20 @@ def make_client(access: AwsAccess | None = None, *, queue: str | None = None) ->
         sqs_lease.sqs.errors.CredentialsError: There are no credentials, or only a part of them.
         sqs_lease.sqs.errors.SqsError: The client cannot be made for another reason; the text says which.
     """
-    # Imported late: Airflow imports this package in every one of its commands, and boto3 takes a while.
-    import boto3
-
     access = AwsAccess() if access is None else access
     queue_region = None if queue is None else queue_reference(queue).region
     with translate_client_errors(queue or ""):
-        session = boto3.Session(profile_name=access.profile_name, region_name=access.region_name)
+        session = boto3_session(profile_name=access.profile_name, region_name=access.region_name)
         if session.region_name is None:
             if queue_region is None:
                 raise NoRegionError
-            session = boto3.Session(profile_name=access.profile_name, region_name=queue_region)
+            session = boto3_session(profile_name=access.profile_name, region_name=queue_region)
         # botocore would notice with the first call only.
         if session.get_credentials() is None:
             raise NoCredentialsError
         if access.role_arn is not None:
             role_session = _in_role(session, access.role_arn, access)
-            session = boto3.Session(botocore_session=role_session, region_name=session.region_name)
+            session = boto3_session(source=role_session, region_name=session.region_name)
         return session.client(
             "sqs",
             endpoint_url=access.endpoint_url,

@@ -20,8 +20,8 @@ AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
 def statistics(path: Path, **columns: pa.Array) -> dict[str, Any]:
-    """Those of a file of these columns, two rows a row group."""
-    pq.write_table(pa.table(columns), path / "file.parquet", row_group_size=2)
+    """Those of a file of these columns, two rows a row group, and decimals as the sink stores them."""
+    pq.write_table(pa.table(columns), path / "file.parquet", row_group_size=2, store_decimal_as_integer=True)
     return statistics_of(pq.read_metadata(path / "file.parquet"))
 
 
@@ -48,6 +48,8 @@ def statistics(path: Path, **columns: pa.Array) -> dict[str, Any]:
         pytest.param(pa.array([2**62], pa.int64()).cast(pa.timestamp("us", "UTC")), None, id="times after 9999"),
         pytest.param(pa.array([1.0, float("nan")]), None, id="floats"),
         pytest.param(pa.array([Decimal("1.5")]), None, id="decimals"),
+        pytest.param(pa.array([Decimal("1.5")], pa.decimal128(18, 2)), None, id="long decimals"),
+        pytest.param(pa.array([Decimal("1.5")], pa.decimal128(38, 2)), None, id="decimals that no integer holds"),
         pytest.param(pa.array([True, False]), None, id="booleans"),
         pytest.param(pa.array([b"x"]), None, id="bytes"),
         pytest.param(pa.array([None, None], pa.int64()), None, id="only nulls"),

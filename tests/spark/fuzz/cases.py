@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -32,6 +31,7 @@ from sqs_lease.spark import (
     ingest,
 )
 from tests.spark.fuzz.bodies import CANARY, PLAIN, RICH, Draw, Drawn
+from tests.spark.inferring import CAN_INFER
 from tests.spark.sources.s3_messages import in_sns
 
 Rows: TypeAlias = list[dict[str, Any]]
@@ -266,10 +266,9 @@ def pairs(
     tables: Iterable[KindOfTable], sources: Iterable[KindOfSource] = SOURCES
 ) -> Iterator[tuple[KindOfTable, KindOfSource, Sequence[str]]]:
     """Every source into every table that takes it, added and by key."""
-    can_infer = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
     for table in tables:
         for source in sources:
-            if (source.variants and not table.takes_variants) or (source.infers and not can_infer):
+            if (source.variants and not table.takes_variants) or (source.infers and not CAN_INFER):
                 continue
             yield table, source, ()
             if table.upserts and source.takes and not source.many and source.name != "json-nullable":

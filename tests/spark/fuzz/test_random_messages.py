@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from demo.postgres import postgres_server
 from tests.spark.fuzz.cases import SOURCES, Case, KindOfTable, named
 from tests.spark.fuzz.tables import DELTA, PARQUET, postgres
+from tests.spark.inferring import infers
 
 pytestmark = pytest.mark.processes
 
@@ -53,7 +54,9 @@ def tables() -> Iterator[dict[str, KindOfTable]]:
         yield {kind.name: kind for kind in kinds}
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(source.name, marks=infers if source.infers else ()) for source in SOURCES]
+)
 def test_each_message_is_in_the_table_once_or_rejected_with_a_reason(
     spark: SparkSession, tmp_path: Path, tables: dict[str, KindOfTable], name: str
 ) -> None:

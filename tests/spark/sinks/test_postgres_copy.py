@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.columns import table_columns
-from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.errors import RowsRefusedError, SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.catalog import TableName, require_columns
 from sqs_lease.spark.sinks.postgres.connection import explained, parameters_of, place_of, reason_of
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink
@@ -97,10 +97,26 @@ def test_a_password_is_in_no_text_of_the_sink() -> None:
     assert SECRET not in f"{shown} {sink!r} {place_of(parameters_of(sink.url))}"
 
 
-def test_an_error_does_not_quote_the_values_of_rows() -> None:
-    error = psycopg.errors.InvalidTextRepresentation(f'invalid input syntax for type integer: "{SECRET}"')
-    assert SECRET not in reason_of(error)
-    with pytest.raises(TableError, match=r"it failed: InvalidTextRepresentation \(22P02\)") as raised:  # noqa: SIM117
+@pytest.mark.parametrize(
+    "raised_by_server",
+    [
+        psycopg.errors.InvalidTextRepresentation(f'invalid input syntax for type integer: "{SECRET}"'),
+        # Of a trigger in PL/Python, PL/Perl or PL/Tcl.
+        psycopg.errors.ExternalRoutineException(f"bad name {SECRET}"),
+    ],
+    ids=["of the server", "of a trigger"],
+)
+def test_an_error_does_not_quote_the_values_of_rows(raised_by_server: psycopg.Error) -> None:
+    name = rf"{type(raised_by_server).__name__} \({raised_by_server.sqlstate}\)"
+    assert SECRET not in reason_of(raised_by_server)
+    with pytest.raises(RowsRefusedError, match=f"it failed: {name}") as raised:  # noqa: SIM117
         with explained("it failed"):
-            raise error
+            raise raised_by_server
     assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("kind", [psycopg.errors.SequenceGeneratorLimitExceeded, psycopg.errors.TooManyColumns])
+def test_what_is_true_of_every_row_refuses_none(kind: type[psycopg.Error]) -> None:
+    with pytest.raises(TableError) as raised, explained("it failed"):
+        raise kind
+    assert not isinstance(raised.value, RowsRefusedError)

@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark import JsonSource, ingest
 from sqs_lease.spark.errors import RowsRefusedError, TableError
+from sqs_lease.spark.sinks.postgres.copy import staged_rows
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
 from sqs_lease.spark.sinks.sink import Admission, Staged
+from sqs_lease.spark.sinks.staging import Staging
 from sqs_lease.testing.sink_subject import COLUMNS, asked, entries, known, record
 from tests.spark.samples import SCHEMA, good
 from tests.spark.sinks.conftest import Database
@@ -116,6 +121,16 @@ def test_files_that_somebody_removed_are_an_error_and_nothing_is_committed(
     assert (known(table, "m1", "m2"), stored(database)) == ({}, [])
 
 
+def test_large_rows_are_read_few_at_a_time(tmp_path: Path) -> None:
+    texts = [f"{number} " * 100_000 for number in range(64)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "part-0.parquet", use_dictionary=False)
+
+    sizes = [rows.nbytes for rows in staged_rows(tmp_path)]
+
+    assert sum(sizes) > 16_000_000
+    assert max(sizes) < 5_000_000
+
+
 def test_a_file_that_is_damaged_is_an_error_and_nothing_is_committed(database: Database, tmp_path: Path) -> None:
     table = opened(database)
     staged = in_files(tmp_path, table, TWO, "b")
@@ -144,6 +159,18 @@ def test_upserts_keep_the_later_row_of_a_key(database: Database, tmp_path: Path)
 
     read = database.read("SELECT id, name FROM orders ORDER BY id")
     assert read == [{"id": 1, "name": "new"}, {"id": 2, "name": "other"}]
+
+
+def test_a_table_of_the_user_that_has_the_name_of_ours_is_left_alone(database: Database, tmp_path: Path) -> None:
+    # The role looks for temporary tables last.
+    url = f"{database.url}?options=-c%20search_path%3Dpublic%2Cpg_temp"
+    table = opened(Database(url), upsert_by=["id"])
+    database.run("CREATE TABLE sqs_lease_waiting (LIKE orders)")
+
+    commit(table, in_files(tmp_path, table, TWO, "b"), "m1", "m2")
+
+    assert stored(database) == [("m1", 1), ("m2", 2)]
+    assert database.read("SELECT * FROM sqs_lease_waiting") == []
 
 
 def test_a_rule_of_the_table_is_followed(database: Database, tmp_path: Path) -> None:
@@ -220,6 +247,27 @@ def test_rows_go_into_the_partitions_of_a_table(database: Database, tmp_path: Pa
     commit(table, in_files(tmp_path, table, TWO, "b"), "m1", "m2")
 
     assert database.read("SELECT id FROM second") == [{"id": 2}]
+
+
+def test_rows_come_by_a_staging_table_where_executors_cannot_write_in_the_workspace(
+    spark: SparkSession,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refused(*_: object) -> None:
+        # What a task says that has another user; those of the tests have not.
+        raise PySparkException("PermissionError: [Errno 13] Failed to create local directory 'x'. Detail: ...")
+
+    monkeypatch.setattr(Staging, "write_parts", refused)
+    sink = PostgresSink(database.url, "orders")
+
+    result = ingest(spark, good(range(1, 5)), source=JsonSource(SCHEMA), sink=sink, workspace=tmp_path)
+
+    assert result.ingested == 4
+    assert len(stored(database)) == 4
+    assert f"its executors cannot write in {tmp_path}" in caplog.text
 
 
 def test_tasks_write_no_staging_table(

@@ -12,6 +12,7 @@ from sqs_lease.spark.sources.json import JsonSource
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.sns import SnsEnvelope
 from sqs_lease.spark.sources.whole_bodies import VariantSource
+from tests.spark.inferring import infers
 from tests.spark.sources.parsing import parsed
 from tests.spark.sources.s3_messages import in_sns
 
@@ -48,6 +49,7 @@ def test_each_element_is_a_record_and_one_that_is_none_rejects_its_message(spark
     assert "secret" not in str(outcome.rejected)
 
 
+@infers
 def test_schemas_are_inferred_from_the_elements(spark: SparkSession, tmp_path: pytest.TempPathFactory) -> None:
     source = ArrayElements(JsonSource(InferredSchema(f"{tmp_path}/schema.json"), new_fields="add"))
 

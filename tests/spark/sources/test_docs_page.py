@@ -11,12 +11,14 @@ from pyspark.sql import SparkSession
 from sqs_lease.spark.sources.json import JsonSource
 from sqs_lease.spark.sources.source import CleaningSource, Source
 from tests.docs.test_examples import ROOT, blocks
+from tests.spark.inferring import infers
 from tests.spark.sources.parsing import Parsed, parsed
 from tests.spark.sources.s3_messages import in_sns
 
 pytestmark = pytest.mark.processes
 
 PAGE = ROOT / "docs" / "spark-sources.md"
+ORDER = '{"order_id": 1, "customer": "Ada", "total": 9.5}'
 
 
 def sources(directory: Path) -> list[Source[Any]]:
@@ -31,14 +33,13 @@ def sources(directory: Path) -> list[Source[Any]]:
 
 def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSession, tmp_path: Path) -> None:
     found_sources = sources(tmp_path)
-    json_, rescued, repeats, inferred, given_in_part, elements, attributes, text, variant, sns = found_sources[:10]
+    json_, rescued, repeats, _, _, elements, attributes, text, variant, sns = found_sources[:10]
     s3, s3_with_options, s3_by_path, s3_that_cleans, large, parser, words = found_sources[10:]
-    order = '{"order_id": 1, "customer": "Ada", "total": 9.5}'
 
     def outcome(source: Source[Any], **bodies: str) -> Parsed:
         return parsed(spark, source, bodies)
 
-    strict = outcome(json_, m1=order, m2="{'order_id': 1}", m3="{}")
+    strict = outcome(json_, m1=ORDER, m2="{'order_id': 1}", m3="{}")
     assert (set(strict.records), set(strict.rejected)) == ({"m1"}, {"m2", "m3"})
 
     assert isinstance(repeats, JsonSource)
@@ -46,32 +47,37 @@ def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSes
     one, same, other = repeats.keys([f'{{"order_id": 1, "version": {n}, "total": {n}.5}}' for n in (1, 1, 2)])
     assert one == same != other
 
-    # The fourth example wrote the file that the third one names.
-    assert outcome(inferred, m1=order).records["m1"][0]["customer"] == "Ada"
-    again = outcome(given_in_part, m1='{"order_id": 1, "city": "Paris"}', m2='{"city": "Rome"}')
-    assert again.records["m1"][0]["city"] == "Paris"
-    assert again.rejected == {"m2": "required, but missing or null: order_id"}
-
     odd = '{"order_id": 1, "total": "much"}'
     assert outcome(rescued, m1=odd).records == {"m1": [{"order_id": 1, "total": None, "_rescued_data": odd}]}
-    assert len(outcome(elements, m1=f"[{order}, {order}]").records["m1"]) == 2
-    assert outcome(attributes, m1=order).rejected == {"m1": "it has no attribute tenant, which is required"}
+    assert len(outcome(elements, m1=f"[{ORDER}, {ORDER}]").records["m1"]) == 2
+    assert outcome(attributes, m1=ORDER).rejected == {"m1": "it has no attribute tenant, which is required"}
 
     assert outcome(text, m1="any").records == {"m1": [{"line": "any"}]}
     assert outcome(variant, m1="[1]").records["m1"][0]["event"].toPython() == [1]
-    assert outcome(sns, m1=in_sns(order), m2=order).records == {"m1": [{"order_id": 1, "total": 9.5}]}
+    assert outcome(sns, m1=in_sns(ORDER), m2=ORDER).records == {"m1": [{"order_id": 1, "total": 9.5}]}
 
     for source in (s3, s3_with_options, s3_by_path, s3_that_cleans):
-        taken, refused = source.checker().reasons(['{"Event": "s3:TestEvent"}', order])
+        taken, refused = source.checker().reasons(['{"Event": "s3:TestEvent"}', ORDER])
         assert (taken, "not an S3 notification" in str(refused)) == (None, True)
 
     assert isinstance(s3_that_cleans, CleaningSource)
     assert s3_that_cleans.cleaner is not None
 
-    assert large.checker().reasons([order, "x"])[0] is None
+    assert large.checker().reasons([ORDER, "x"])[0] is None
 
     assert len(outcome(words, m1="two words").records["m1"]) == 2
 
     found = outcome(parser, m1="1;2.5", m2="", m3="x")
     assert [row["reading"] for row in found.records["m1"]] == [1.0, 2.5]
     assert (found.empty, found.rejected) == ({"m2"}, {"m3": "not numbers"})
+
+
+@infers
+def test_the_examples_of_inferring_know_each_others_columns(spark: SparkSession, tmp_path: Path) -> None:
+    inferred, given_in_part = sources(tmp_path)[3:5]
+
+    # The second example wrote the file that the first one names.
+    assert parsed(spark, inferred, {"m1": ORDER}).records["m1"][0]["customer"] == "Ada"
+    again = parsed(spark, given_in_part, {"m1": '{"order_id": 1, "city": "Paris"}', "m2": '{"city": "Rome"}'})
+    assert again.records["m1"][0]["city"] == "Paris"
+    assert again.rejected == {"m2": "required, but missing or null: order_id"}

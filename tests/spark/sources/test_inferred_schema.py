@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
@@ -13,6 +15,7 @@ from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, Struc
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sources.json import MOST_COLUMNS, JsonSource, OpenChecker, can_be_inferred
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
+from tests.spark.inferring import CAN_INFER, infers
 from tests.spark.sources.parsing import messages_of, parsed
 
 
@@ -32,6 +35,7 @@ ID = StructType([StructField("id", LongType())])
 
 @pytest.mark.processes
 class TestOnSpark:
+    @infers
     def test_the_first_batch_pins_what_its_records_have_and_later_ones_keep_to_it(
         self, spark: SparkSession, pin: InferredSchema
     ) -> None:
@@ -46,6 +50,7 @@ class TestOnSpark:
         assert later.records == {"m4": [{"id": 4, "at": None, "tags": None}]}
         assert "size" not in pinned(pin)
 
+    @infers
     def test_what_has_no_type_yet_or_no_name_for_a_column_is_not_inferred(
         self, spark: SparkSession, pin: InferredSchema
     ) -> None:
@@ -66,6 +71,7 @@ class TestOnSpark:
         assert pinned(pin) == "struct<ID:bigint,odd:string,twice:array<string>>"
         assert outcome.records["m1"] == [{"ID": 2, "odd": '{"a b":1}', "twice": ['{"x":1,"X":2}']}]
 
+    @infers
     def test_a_new_object_whose_fields_spark_cannot_tell_apart_becomes_a_column_of_texts(
         self, spark: SparkSession, pin: InferredSchema
     ) -> None:
@@ -82,6 +88,7 @@ class TestOnSpark:
         assert outcome.records["m1"] == [{"id": 1, "place": '{"town":"Ulm","Town":"Bern"}'}]
         assert outcome.records["m2"] == [{"id": 2, "place": '{"town":"Basel"}'}]
 
+    @infers
     def test_of_too_many_fields_those_that_most_messages_have_become_columns(
         self,
         spark: SparkSession,
@@ -103,6 +110,7 @@ class TestOnSpark:
         assert outcome.records.keys() == bodies.keys()
         assert "the messages have 53 different fields, of which the 3 that most of them have" in caplog.text
 
+    @infers
     def test_a_batch_without_a_field_pins_nothing(self, spark: SparkSession, pin: InferredSchema) -> None:
         with pytest.raises(SchemaError, match="no message of this batch has a field"):
             parsed(spark, JsonSource(pin), {"m1": "{}"})
@@ -117,6 +125,7 @@ class TestOnSpark:
         assert outcome.records == {"m1": [{"id": 1}]}
         assert outcome.rejected == {"m2": "not in the schema: x"}
 
+    @infers
     def test_new_fields_become_columns_when_they_have_a_value(self, spark: SparkSession, pin: InferredSchema) -> None:
         pin.pin(StructType([StructField("id", LongType(), nullable=False)]))
         source = JsonSource(pin, new_fields="add")
@@ -133,6 +142,7 @@ class TestOnSpark:
         assert again.records == {"m3": [{"id": 3, "x": None, "y": None}]}
         assert not again.columns["id"].nullable
 
+    @infers
     def test_of_two_drivers_that_add_the_same_field_the_second_takes_the_firsts_type(
         self, spark: SparkSession, pin: InferredSchema
     ) -> None:
@@ -250,9 +260,19 @@ def test_what_is_pinned_is_read_back_as_it_was(pin: InferredSchema) -> None:
 
 
 @pytest.mark.processes
-def test_a_spark_that_cannot_infer_is_named_with_what_to_do_instead(
+def test_a_spark_that_cannot_infer_says_so_and_takes_a_schema_that_was_written_by_hand(
     spark: SparkSession, pin: InferredSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyspark.__version__", "4.1.2")
-    with pytest.raises(SchemaError, match=r"PySpark 4\.2 or newer, and this is 4\.1\.2"):
-        parsed(spark, JsonSource(pin), {"m1": '{"a": 1}'})
+    if CAN_INFER:
+        monkeypatch.setattr("pyspark.__version__", "4.1.2")
+    refusal = rf"PySpark 4\.2 or newer, and this is {re.escape(pyspark.__version__)}: name the fields in the schema"
+
+    with pytest.raises(SchemaError, match=refusal):
+        parsed(spark, JsonSource(pin), {"m1": '{"id": 1}'})
+    assert pin.load() is None
+
+    pin.pin(ID)
+    assert parsed(spark, JsonSource(pin), {"m1": '{"id": 1, "x": 1}'}).records == {"m1": [{"id": 1}]}
+    with pytest.raises(SchemaError, match=refusal):
+        parsed(spark, JsonSource(pin, new_fields="add"), {"m1": '{"id": 1, "x": 1}'})
+    assert pin.load() == ID

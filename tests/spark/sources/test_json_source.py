@@ -21,6 +21,7 @@ from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.json import MOST_COLUMNS, ClosedChecker, JsonSource, TimestampUnit, joined
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
+from tests.spark.inferring import infers
 from tests.spark.sources.parsing import Parsed, parsed
 
 pytestmark = pytest.mark.processes
@@ -307,6 +308,7 @@ class TestRescued:
 
         assert outcome.records == {"m1": [{"id": None, "rest": '{"Event": "s3:TestEvent"}'}]}
 
+    @infers
     def test_beside_a_schema_that_is_inferred(self, spark: SparkSession, tmp_path: Path) -> None:
         source = JsonSource(InferredSchema(tmp_path / "schema.json"), rescued="rest")
 

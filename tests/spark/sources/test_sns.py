@@ -16,6 +16,7 @@ from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.sns import SnsEnvelope, unwrap
 from sqs_lease.spark.sources.source import NotANotificationError
 from sqs_lease.spark.sources.whole_bodies import TextSource
+from tests.spark.inferring import infers
 from tests.spark.sources.parsing import parsed
 from tests.spark.sources.s3_messages import in_sns
 
@@ -80,6 +81,7 @@ def test_the_published_text_arrives_as_it_was(spark: SparkSession) -> None:
     assert outcome.records == {name: [{"body": text}] for name, text in texts.items()}
 
 
+@infers
 def test_a_schema_is_inferred_from_and_widened_by_what_was_published(spark: SparkSession, tmp_path: Path) -> None:
     pin = InferredSchema(tmp_path / "schema.json")
     pin.pin(StructType([StructField("id", LongType())]))

@@ -102,8 +102,13 @@ def test_of_orc_whose_times_are_read_in_nanoseconds(place: Place, bucket: str) -
         place, bucket, "orc", {key: b"ORC" if its is None else orc_file(its) for key, its in contents.items()}
     )
 
+    # pyarrow before 25 reads another time, which is told by its nanoseconds.
+    far = {
+        "a time beyond the years 1677 to 2262, which is as far as ORC is read",
+        "column at, of timestamp[ns, tz=UTC], has a value that timestamp[us, tz=UTC] cannot hold",
+    }
+    assert reasons.pop("at") in far
     assert reasons == {
-        "at": "a time beyond the years 1677 to 2262, which is as far as ORC is read",
         "day": f"{REASON}day",
         "damaged": "not ORC, or damaged",
     }

@@ -22,6 +22,8 @@ READY_SECONDS: Final = 240.0
 DONE_SECONDS: Final = 280.0
 STOP_SECONDS: Final = 10.0
 WORKERS: Final = 2
+START_QUICKLY: Final = "-XX:TieredStopAtLevel=1"
+"""Options of Java for processes that live for one test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,16 @@ class Driver:
 
 
 @contextmanager
-def standalone_cluster(directory: Path) -> Iterator[Engine]:
-    """A standalone master and two workers of one core each, until the block ends."""
+def standalone_cluster(
+    directory: Path, workers: int = WORKERS, *, java_options: str = START_QUICKLY
+) -> Iterator[Engine]:
+    """A standalone master and workers of one core each, until the block ends.
+
+    Args:
+        directory: For logs and what workers write.
+        workers: How many.
+        java_options: For all its processes.
+    """
     port, page = free_port(), free_port()
     address = f"spark://{LOOPBACK}:{port}"
     master = _start(
@@ -108,11 +118,12 @@ def standalone_cluster(directory: Path) -> Iterator[Engine]:
         "spark-class",
         "org.apache.spark.deploy.master.Master",
         *("--host", LOOPBACK, "--port", port, "--webui-port", page),
+        java_options=java_options,
     )
     processes = [master]
     try:
         _wait_for_port(port, processes)
-        for number in range(WORKERS):
+        for number in range(workers):
             work = directory / f"worker-{number}"
             worker = _start(
                 work.name,
@@ -121,10 +132,11 @@ def standalone_cluster(directory: Path) -> Iterator[Engine]:
                 "org.apache.spark.deploy.worker.Worker",
                 *("--host", LOOPBACK, "--port", free_port(), "--webui-port", free_port()),
                 *("--cores", 1, "--memory", "1g", "--work-dir", work, address),
+                java_options=java_options,
             )
             processes.append(worker)
         wait_until(
-            lambda: _state(page).get("aliveworkers") == WORKERS,
+            lambda: _state(page).get("aliveworkers") == workers,
             processes=processes,
             what="joined by its workers",
             deadline_seconds=READY_SECONDS,
@@ -178,12 +190,12 @@ def session_settings() -> dict[str, str]:
     }
 
 
-def environment() -> dict[str, str]:
+def environment(java_options: str = START_QUICKLY) -> dict[str, str]:
     """What every process gets."""
     return {
         "PATH": os.environ["PATH"],
         **{name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ},
-        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
+        "JDK_JAVA_OPTIONS": java_options,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "providers"), str(ROOT)]),
         "SPARK_HOME": str(HOME),
@@ -191,12 +203,14 @@ def environment() -> dict[str, str]:
     }
 
 
-def _start(name: str, directory: Path, program: str, *arguments: object) -> ServerProcess:
+def _start(
+    name: str, directory: Path, program: str, *arguments: object, java_options: str = START_QUICKLY
+) -> ServerProcess:
     return start_process(
         name,
         [HOME / "bin" / program, *map(str, arguments)],
         log_path=directory / f"{name}.log",
-        environment=environment(),
+        environment=environment(java_options),
         directory=directory,
     )
 

@@ -83,7 +83,8 @@ class Listing:
                 f"table {storage.uri}: {location} has gone, so an admitted batch cannot be completed. Files below "
                 f"{FILES}/ must only be removed by the table's own vacuum; restore it, or start a new table"
             ) from error
-        except (OSError, ValueError) as error:
+        # msgspec's own are ValueErrors only from 0.21 on.
+        except (OSError, ValueError, msgspec.DecodeError) as error:
             raise TableError(
                 f"table {storage.uri}: {location} cannot be read ({type(error).__name__}), so an admitted batch "
                 "cannot be completed: check that this process may read it"
@@ -172,8 +173,8 @@ def _bounds(found: Sequence[pq.Statistics]) -> tuple[int | str, int | str] | Non
     try:
         low = _shown(min(one.min for one in found), found[0])
         high = _shown(max(one.max for one in found), found[0], up=True)
-    except (OverflowError, ValueError):
-        # A time that Python has no value for.
+    except (OverflowError, ValueError, NotImplementedError):
+        # A time that Python has no value for; or, for pyarrow before 23, a decimal that is stored as an integer.
         return None
     return None if low is None or high is None else (low, high)
 

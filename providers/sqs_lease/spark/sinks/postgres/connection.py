@@ -20,12 +20,19 @@ Parameters = Mapping[str, Any]
 """What a connection is made with, as libpq names it; with the password, if there is one."""
 
 _CONNECT_SECONDS: Final = 30
+# What triggers raise, in PL/pgSQL and in other languages.
+_TRIGGER_CLASSES: Final = ("P0", "38")
 # Of these classes of SQLSTATE, the server's own words may quote a value: data exceptions, and what triggers raise.
-_QUOTING_CLASSES: Final = ("22", "P0")
+_QUOTING_CLASSES: Final = ("22", *_TRIGGER_CLASSES)
+# Where the server raises what PL/pgSQL says, under whatever code that gives.
+_RAISE: Final = "exec_stmt_raise"
 # Data exceptions, violated constraints, limits such as that of a key's size, and WITH CHECK OPTION.
 _ROW_CLASSES: Final = ("22", "23", "44", "54")
-# What a trigger raises, and the policies of row level security: for this row, or for whatever other reason.
-_PERHAPS_ROW: Final = ("P0", "42501")
+# What a trigger raises, the policies of row level security, and upserts of which a trigger made two keys the same: for
+# these rows, or for whatever other reason.
+_PERHAPS_ROW: Final = (*_TRIGGER_CLASSES, "42501", "21000")
+# A sequence that has no number left, and a staging table of too many columns: of no row, and they quote none.
+_NEVER_ROWS: Final = ("2200H", "54011")
 
 LOOK_SECONDS: Final = 1.0
 """How often it is asked who holds what the transaction waits for."""
@@ -91,7 +98,7 @@ def explained(what: str) -> Iterator[None]:
         return
     # Without what led to it, which a traceback would show: its text may quote rows.
     code = said.sqlstate or ""
-    if code.startswith((*_ROW_CLASSES, *_PERHAPS_ROW)):
+    if _may_be_for_rows(said):
         raise RowsRefusedError(f"{what}: {reason}", rule=reason, is_certain=code.startswith(_ROW_CLASSES)) from None
     raise TableError(f"{what}: {reason}") from None
 
@@ -102,10 +109,25 @@ def reason_of(error: psycopg.Error) -> str:
         # Of the connection, not of rows.
         return str(error).strip()
     name = f"{type(error).__name__} ({error.sqlstate})"
-    if error.sqlstate.startswith(_QUOTING_CLASSES):
+    if _may_quote(error):
         column = error.diag.column_name
         return f"{name}{f' in column {column}' if column else ''}"
     return f"{error.diag.message_primary}, {name}"
+
+
+def _may_be_for_rows(error: psycopg.Error) -> bool:
+    code = error.sqlstate or ""
+    return code not in _NEVER_ROWS and (code.startswith((*_ROW_CLASSES, *_PERHAPS_ROW)) or _is_of_function(error))
+
+
+def _may_quote(error: psycopg.Error) -> bool:
+    code = error.sqlstate or ""
+    return _is_of_function(error) or (code not in _NEVER_ROWS and code.startswith(_QUOTING_CLASSES))
+
+
+def _is_of_function(error: psycopg.Error) -> bool:
+    """Whether a function, such as a trigger, raised it, or wrote the statement that failed: of values, perhaps."""
+    return error.diag.source_function == _RAISE or error.diag.internal_query is not None
 
 
 @contextmanager

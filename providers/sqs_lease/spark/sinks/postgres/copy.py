@@ -176,9 +176,16 @@ def staged_rows(directory: Path) -> Iterator[pa.RecordBatch]:
     for path in sorted(directory.iterdir()):
         try:
             with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(_ROWS_AT_ONCE)
+                yield from file.iter_batches(_rows_at_once(file.metadata))
         except pa.ArrowInvalid as error:
             raise OSError(f"{path.name} is no whole Parquet file") from error
+
+
+def _rows_at_once(file: pq.FileMetaData) -> int:
+    """Few, also of a row group that Spark wrote, which it ends by its size in compressed form."""
+    rows: int = file.num_rows
+    size: int = sum(file.row_group(number).total_byte_size for number in range(file.num_row_groups))
+    return max(1, min(_ROWS_AT_ONCE, rows * _AT_ONCE_BYTES // max(size, 1)))
 
 
 def refused_in_task(error: PythonException) -> RowsRefusedError | None:

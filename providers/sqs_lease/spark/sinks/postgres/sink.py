@@ -84,6 +84,7 @@ from sqs_lease.spark.sinks.sink import (
     Staged,
 )
 from sqs_lease.spark.sinks.staging import stage_directory
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_write
 from sqs_lease.spark.waits import among_others
 from sqs_lease.spark.workspace import remove_tree
 
@@ -184,12 +185,24 @@ class PostgresTable:
         if not all(can_write(column.dataType) for column in self.columns.fields if is_json(column.dataType)):
             return None
         texts = replace(parts, parser=WithJsonTexts(parts.parser, self.columns))
-        directory, message_ids = stage_directory(
-            Path(parts.path).parent,
-            batch_id,
-            staged_schema(self.columns),
-            lambda staging: staging.write_parts(spark, texts, lambda left: self._as_copied(rest(left))),
-        )
+        workspace = Path(parts.path).parent
+        try:
+            directory, message_ids = stage_directory(
+                workspace,
+                batch_id,
+                staged_schema(self.columns),
+                lambda staging: staging.write_parts(spark, texts, lambda left: self._as_copied(rest(left))),
+            )
+        except SPARK_ERRORS as error:
+            if not cannot_write(error):
+                raise
+            logger.warning(
+                "batch %s: Spark parses all messages itself, which takes longer, as its executors cannot write in %s: "
+                "let them, and this process make directories that they may write in (its umask)",
+                batch_id,
+                workspace.parent,
+            )
+            return None
         return Staged(str(directory), message_ids)
 
     def commit(self, looked_up: PostgresLookUp, admission: Admission) -> int | None:
@@ -367,7 +380,8 @@ class PostgresTable:
         into = self.name.quoted
         has_way = self.upsert_by or must_insert(cursor, self.name)
         if has_way:
-            into = sql.Identifier(_WAITING)
+            # Not by its name alone: the role may look for temporary tables last.
+            into = sql.Identifier("pg_temp", _WAITING)
             cursor.execute(
                 sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
                     into, names_of(self.columns.names), self.name.quoted

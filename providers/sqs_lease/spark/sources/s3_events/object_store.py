@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, Any, Final
 
-import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from sqs_lease.spark.errors import IngestionError
 from sqs_lease.spark.sources.s3_events.notification import S3Object
+from sqs_lease.sqs.boto3_sessions import boto3_session
 
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 60
@@ -74,7 +74,8 @@ class ObjectStore:
     @cached_property
     def client(self) -> Any:
         """The client, which threads may share."""
-        return boto3.session.Session().client(
+        # Each task has a store of its own, in processes that live on: they read the description of S3 once.
+        return boto3_session().client(
             "s3",
             endpoint_url=self.endpoint_url,
             region_name=self.region,
