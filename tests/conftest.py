@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from botocore.loaders import JSONFileLoader
 
 from demo.sqs_server import SqsServer, sqs_server
 
@@ -41,3 +42,17 @@ def server() -> Iterator[SqsServer]:
     """A real SQS server process; each test makes queues of its own."""
     with sqs_server() as running:
         yield running
+
+
+@pytest.fixture
+def read_by_botocore(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of its data files botocore has read since the test began; a test may clear it."""
+    read: list[str] = []
+    load_file = JSONFileLoader.load_file
+
+    def load_file_and_note(self: JSONFileLoader, file_path: str) -> Any:
+        read.append(file_path)
+        return load_file(self, file_path)
+
+    monkeypatch.setattr(JSONFileLoader, "load_file", load_file_and_note)
+    return read

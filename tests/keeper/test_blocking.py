@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from botocore.loaders import JSONFileLoader
 
 from demo.sqs_server import SqsServer
 from sqs_lease import MessageFailed, by_exception, dead_letter, expire, lease, release
@@ -270,24 +269,16 @@ def test_reading_a_queue_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyP
 
 
 def test_a_second_lease_reads_none_of_botocores_data_files_again(
-    sqs: SQSClient, queue: str, server: SqsServer, monkeypatch: pytest.MonkeyPatch
+    sqs: SQSClient, queue: str, server: SqsServer, monkeypatch: pytest.MonkeyPatch, read_by_botocore: list[str]
 ) -> None:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    read: list[str] = []
-    load_file = JSONFileLoader.load_file
-
-    def load_file_and_note(self: JSONFileLoader, file_path: str) -> Any:
-        read.append(file_path)
-        return load_file(self, file_path)
-
-    monkeypatch.setattr(JSONFileLoader, "load_file", load_file_and_note)
     send(sqs, queue, 2)
     for _ in range(2):
-        read.clear()
+        read_by_botocore.clear()
         with lease(queue, max_messages=1) as batch:
             assert len(batch) == 1
-    assert read == []
+    assert read_by_botocore == []
 
 
 def test_a_lease_that_names_its_visibility_timeout_does_not_ask_the_queue_for_it(

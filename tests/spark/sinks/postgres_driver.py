@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +16,18 @@ from sqs_lease.spark.sinks.sink import Admission, Staged
 from sqs_lease.testing.sink_contract import COLUMNS
 from sqs_lease.testing.sink_subject import asked, entries
 
+ROOT = Path(__file__).parents[3]
 KILLED = 9
+
+
+def killed(url: str, location: str, method: str) -> None:
+    """Have a driver of its own commit what is staged, and be killed: see :func:`commit_and_die`."""
+    ended = subprocess.run(
+        [sys.executable, "-m", __name__, url, location, method],
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'providers'}{os.pathsep}{ROOT}"},
+        check=False,
+    )
+    assert ended.returncode == KILLED
 
 
 def commit_and_die(url: str, location: str, method: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,12 +22,10 @@ from sqs_lease.spark.sinks.staging import Staging
 from sqs_lease.testing.sink_subject import COLUMNS, asked, entries, known, record
 from tests.spark.samples import SCHEMA, good
 from tests.spark.sinks.conftest import Database
-from tests.spark.sinks.postgres_driver import KILLED
+from tests.spark.sinks.postgres_driver import killed
 from tests.spark.sinks.postgres_staging import in_files
 
 pytestmark = pytest.mark.processes
-
-ROOT = Path(__file__).parents[3]
 
 
 def opened(database: Database, **options: Any) -> PostgresTable:
@@ -63,19 +59,11 @@ def test_a_driver_killed_during_its_commit_leaves_all_or_nothing(database: Datab
     table = opened(database)
     staged = in_files(tmp_path, table, [record("m1", 1), record("m1", 2)], "b")
 
-    def killed(method: str) -> None:
-        ended = subprocess.run(
-            [sys.executable, "-m", "tests.spark.sinks.postgres_driver", database.url, staged.location, method],
-            env={**os.environ, "PYTHONPATH": f"{ROOT / 'providers'}{os.pathsep}{ROOT}"},
-            check=False,
-        )
-        assert ended.returncode == KILLED
-
-    killed("_admit")
+    killed(database.url, staged.location, "_admit")
     assert (known(table, "m1"), stored(database)) == ({}, [])
-    killed("_take")
+    killed(database.url, staged.location, "_take")
     assert (known(table, "m1"), stored(database)) == ({}, [])
-    killed("_tidy")
+    killed(database.url, staged.location, "_tidy")
     assert (set(known(table, "m1")), stored(database)) == ({"m1"}, [("m1", 1), ("m1", 2)])
 
 

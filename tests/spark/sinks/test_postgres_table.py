@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,12 +27,10 @@ from sqs_lease.testing.sink_subject import asked, columns_of, entries, known, re
 from tests.spark.inferring import infers
 from tests.spark.samples import SCHEMA, good, message
 from tests.spark.sinks.conftest import Database
-from tests.spark.sinks.postgres_driver import KILLED
+from tests.spark.sinks.postgres_driver import killed
 from tests.spark.sinks.postgres_subject import subject_of
 
 pytestmark = pytest.mark.processes
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -450,17 +445,9 @@ def test_a_driver_killed_during_its_commit_leaves_all_or_nothing(subject: Subjec
     table = subject.open()
     staged = subject.stage(table, "b", [record("m1", 1), record("m1", 2)])
 
-    def killed(method: str) -> None:
-        ended = subprocess.run(
-            [sys.executable, "-m", "tests.spark.sinks.postgres_driver", database.url, staged.location, method],
-            env={**os.environ, "PYTHONPATH": f"{ROOT / 'providers'}{os.pathsep}{ROOT}"},
-            check=False,
-        )
-        assert ended.returncode == KILLED
-
-    killed("_take")
+    killed(database.url, staged.location, "_take")
     assert (known(table, "m1"), subject.ids()) == ({}, [])
-    killed("_tidy")
+    killed(database.url, staged.location, "_tidy")
     assert (set(known(table, "m1")), subject.ids()) == ({"m1"}, [("m1", 1), ("m1", 2)])
 
 

@@ -49,7 +49,7 @@ def parameters_of(url: str) -> dict[str, Any]:
     """Take an address apart.
 
     Raises:
-        TableError: It is none; the error does not repeat it, because a password may be in it.
+        TableError: It is no address. The error does not repeat it: a password may be in it.
     """
     try:
         given = conninfo_to_dict(url)

@@ -1,6 +1,6 @@
 """COPY between Arrow and PostgreSQL: in the driver for message ids, in Spark's tasks for rows.
 
-What is written has the binary format, in which a server takes rows in half the time that it takes for CSV. The little
+What is written has the binary format, in which a server takes rows in two thirds of the time of CSV. The little
 that is read comes as CSV, which Arrow reads.
 """
 

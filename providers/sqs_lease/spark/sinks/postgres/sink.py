@@ -4,8 +4,9 @@ PostgreSQL has no transaction that several connections share, so what Spark's ta
 they make of parts of a batch waits in Parquet files beside the batch's own, and the driver copies those into the table
 while it commits. What Spark itself makes they copy into a staging table: there may be no directory that all reach.
 
-The transaction writes the batch's entries first. Their primary key is the message id, so of two batches that share a
-message one waits for the other's end, and is overtaken if that was a commit. Batches that share none do not wait.
+The transaction writes the batch's entries first. Their primary key is the message id. So of two batches that share a
+message, the second waits until the first ends. If the first was committed, the second looks again at what the table
+knows. Batches that share no message do not wait.
 """
 
 from __future__ import annotations
@@ -378,8 +379,8 @@ class PostgresTable:
     def _take_files(self, cursor: Cursor, directory: Path, kinds: Sequence[str]) -> int:
         """Copy what waits in files into the table itself, where its rows may come by COPY; how many they were."""
         into = self.name.quoted
-        has_way = self.upsert_by or must_insert(cursor, self.name)
-        if has_way:
+        by_statement = self.upsert_by or must_insert(cursor, self.name)
+        if by_statement:
             # Not by its name alone: the role may look for temporary tables last.
             into = sql.Identifier("pg_temp", _WAITING)
             cursor.execute(
@@ -395,7 +396,7 @@ class PostgresTable:
                 f"the rows staged for table {self._place} cannot be read ({error.strerror or error}), and nothing was "
                 f"committed: see that nobody removes files in {directory}, and run the batch again"
             ) from error
-        return self._insert(cursor, sql.SQL("FROM {}").format(into)) if has_way else cursor.rowcount
+        return self._insert(cursor, sql.SQL("FROM {}").format(into)) if by_statement else cursor.rowcount
 
     def _take_staging(self, cursor: Cursor, staged: Staged) -> tuple[int, int]:
         """Have the table take what is in a staging table: how many rows it took, and how many were staged."""

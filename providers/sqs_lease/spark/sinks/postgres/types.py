@@ -162,7 +162,7 @@ def is_unwritable(texts: pa.Array) -> pa.Array:
 
 
 def bytes_of(texts: pa.Array) -> pa.Buffer:
-    """Those of all texts, one after the other, as a look at them all."""
+    """The bytes of all texts, one after the other, without a copy."""
     _, offsets, data = texts.buffers()
     if not len(texts) or data is None:
         return pa.py_buffer(b"")
