@@ -143,6 +143,18 @@ class TestOnSpark:
         assert not again.columns["id"].nullable
 
     @infers
+    def test_fields_without_a_value_give_the_first_batch_no_column(
+        self, spark: SparkSession, pin: InferredSchema
+    ) -> None:
+        # Spark makes a text of an object and an array, also where neither has a value.
+        bodies = {"m1": '{"id": 1}', "m2": '{"id": 2, "ID": [[]]}', "m3": '{"id": 3, "ID": {"x": null}}'}
+
+        outcome = parsed(spark, JsonSource(pin, new_fields="add"), bodies)
+
+        assert pinned(pin) == "struct<id:bigint>"
+        assert outcome.records == {f"m{number}": [{"id": number}] for number in (1, 2, 3)}
+
+    @infers
     def test_of_two_drivers_that_add_the_same_field_the_second_takes_the_firsts_type(
         self, spark: SparkSession, pin: InferredSchema
     ) -> None:

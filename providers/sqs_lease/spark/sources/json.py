@@ -183,7 +183,9 @@ class JsonSource:
             return json_schema(self.schema)
         pinned = self.schema.load()
         if pinned is None:
-            fields = inferred_fields(messages)
+            # Not those of which the checker saw no value: Spark has a type for some of them, and another one may have
+            # that name in other letters.
+            fields = inferred_fields(messages, checker.new_fields if isinstance(checker, OpenChecker) else None)
             if not fields:
                 raise NothingToInferError(
                     f"no schema is pinned in {self.schema.file} yet, and no message of this batch has a field from "
@@ -362,6 +364,8 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
             "schema, or write them to the pinned schema's file before the first batch"
         )
     if only is not None:
+        if not only:
+            return []
         wanted = F.array(*map(F.lit, sorted(only)))
         messages = messages.where(F.arrays_overlap(F.json_object_keys(batch_file.BODY), wanted))
     reader = messages.sparkSession.read.options(
