@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from demo.airflow_stack import airflow_stack
+from demo.airflow_stack import airflow_stack, migrated_postgres
 from demo.dagster_stack import dagster_stack
+from demo.postgres import postgres_server
 from demo.processes import ROOT, ServerProcess, await_stop, request_stop, start_process
 from demo.sqs_server import REGION
 
@@ -364,7 +365,7 @@ def _runs(job: Job) -> int:
 
 
 class OnAirflow(Peer):
-    """A DAG for each queue, on one real Airflow: LocalExecutor, one triggerer, SQLite."""
+    """A DAG for each queue, on one real Airflow: LocalExecutor, one triggerer, PostgreSQL."""
 
     @contextmanager
     def running(self, jobs: Sequence[Job], directory: Path) -> Iterator[Running]:
@@ -380,17 +381,22 @@ class OnAirflow(Peer):
             )
             for job in jobs
         }
-        with airflow_stack(
-            directory / f"airflow-{jobs[0].name}",
-            HERE / "airflow_dags",
-            {"PEER": self.name, "PEER_JOBS": json.dumps(described), **connections},
-        ) as stack:
+        with (
+            # A hundred runs at once wait for SQLite for more than a minute, and then fail.
+            postgres_server(migrated_postgres()) as database,
+            airflow_stack(
+                directory / f"airflow-{jobs[0].name}",
+                HERE / "airflow_dags",
+                {"PEER": self.name, "PEER_JOBS": json.dumps(described), **connections},
+                database_url=database.url,
+            ) as stack,
+        ):
             for job in jobs:
                 stack.wait_for_dag(job.name)
             for job in jobs:
                 for _ in range(_runs(job)):
                     stack.api.trigger(job.name)
-            yield Running(list(stack.processes.values()))
+            yield Running([*stack.processes.values(), database.process])
 
     @property
     def version(self) -> str:
