@@ -177,8 +177,10 @@ def check_keys(columns: StructType, keys: Sequence[str]) -> None:
     """Refuse key columns that a message could lack, or by which rows cannot be told apart.
 
     Raises:
-        SchemaError: One does not exist, may be null, or has a type without a plain equality.
+        SchemaError: One does not exist, is given twice, may be null, or has a type without a plain equality.
     """
+    if len(set(keys)) < len(keys):
+        raise SchemaError(f"upsert_by names a column twice: {', '.join(keys)}")
     found = {field.name: field for field in columns.fields}
     for key in keys:
         if key not in found:
