@@ -45,6 +45,10 @@ _RULES: Final = {
 _PLAIN_FEATURES: Final = frozenset(
     {"appendOnly", "changeDataFeed", "checkConstraints", "generatedColumns", "invariants", "timestampNtz"}
 )
+# The version of the protocol for writers that has identity columns, whether or not a table uses them.
+_WITH_NUMBERED_COLUMNS: Final = 6
+# What deltalake's commits take besides; it refuses any other, and only when it commits.
+_WRITTEN_FEATURES: Final = _PLAIN_FEATURES | {"columnMapping", "deletionVectors", "v2Checkpoint"}
 _PLAIN_PROPERTIES: Final = frozenset(
     {
         "delta.appendOnly",
@@ -122,6 +126,14 @@ def unsupported(metadata: Metadata, schema: Schema) -> list[str]:
         elif name.startswith(CONSTRAINT):
             asked.append(f"it has the constraint {name.removeprefix(CONSTRAINT)}")
     return asked
+
+
+def unwritten(protocol: ProtocolVersions) -> list[str]:
+    """Name the features of a table that deltalake does not write."""
+    features = {*(protocol.writer_features or ())} - _WRITTEN_FEATURES
+    if protocol.min_writer_version == _WITH_NUMBERED_COLUMNS:
+        features = {"identityColumns"}
+    return [f"it has features of Delta's that are not written here ({', '.join(sorted(features))})"] if features else []
 
 
 def is_plain(metadata: Metadata, schema: Schema, protocol: ProtocolVersions) -> bool:

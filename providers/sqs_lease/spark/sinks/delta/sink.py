@@ -22,7 +22,14 @@ from sqs_lease.spark.places import OURS, Place
 from sqs_lease.spark.schemas import check_keys
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
 from sqs_lease.spark.sinks.delta.merge import merge_newest
-from sqs_lease.spark.sinks.delta.schema import added_columns, check_partitions, delta_schema, spark_columns, unsupported
+from sqs_lease.spark.sinks.delta.schema import (
+    added_columns,
+    check_partitions,
+    delta_schema,
+    spark_columns,
+    unsupported,
+    unwritten,
+)
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, EmptyTexts, judged, merge_directories, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
@@ -409,7 +416,7 @@ class OpenDelta:
 
     def _require_writable(self, table: DeltaTable, partition_by: Sequence[str], upsert_by: Sequence[str]) -> None:
         metadata = table.metadata()
-        asked = unsupported(metadata, table.schema())
+        asked = [*unsupported(metadata, table.schema()), *unwritten(table.protocol())]
         if metadata.partition_columns != list(partition_by):
             are = ", ".join(metadata.partition_columns) or "no column"
             asked.append(f"it is partitioned by {are}, and partition_by says {', '.join(partition_by) or 'none'}")
