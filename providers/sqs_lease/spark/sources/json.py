@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import reduce
 from operator import and_, or_
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -326,15 +327,24 @@ class OpenChecker(ObjectChecker):
         return None
 
 
+_ALL_DIGITS: Final = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
+
+
 def _key(body: str, fields: Sequence[str]) -> str | None:
     try:
-        record = decode_object(body)
+        record = decode_object(body, exactly=True)
     except NotJsonError:
         return None
     values = [record.get(name) for name in fields]
     if any(value is None for value in values):
         return None
-    return f"json:{hashlib.sha256(json.dumps([*fields, values], sort_keys=True).encode()).hexdigest()}"
+    text = json.dumps([*fields, values], sort_keys=True, default=_number)
+    return f"json:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _number(value: Decimal) -> str:
+    """A number with a fraction or an exponent, as a text that no JSON has; the same however many zeros it ends with."""
+    return f"\ud800{_ALL_DIGITS.normalize(value)}"
 
 
 def _has_value(value: Any) -> bool:
