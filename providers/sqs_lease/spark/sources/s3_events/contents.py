@@ -182,7 +182,12 @@ class JsonDocument(_Texts):
     """One JSON value, over as many lines as it likes: an array of objects, which are records, or one object.
 
     The texts of its objects are the rows of :class:`JsonLines`.
+
+    Attributes:
+        may_be_empty: Whether a file without a value has no records, rather than being none.
     """
+
+    may_be_empty: bool = True
 
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
@@ -191,6 +196,8 @@ class JsonDocument(_Texts):
         if len(text) > LONGEST_DOCUMENT_BYTES:
             raise BadContentError(f"longer than {LONGEST_DOCUMENT_BYTES} bytes: write one object a line, as jsonl")
         if not text:
+            if not self.may_be_empty:
+                raise BadContentError("the body is empty")
             return
         records = _elements(text) if text.startswith(b"[") else [text]
         for number, record in enumerate(records, 1):
