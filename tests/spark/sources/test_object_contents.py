@@ -384,10 +384,21 @@ class TestXmlRows:
     def test_of_a_value_that_stands_twice_none_is_lost(self) -> None:
         content = b"<rows><row><tag>secret</tag><tag>b</tag><id>1</id></row></rows>"
 
-        assert len(rows(XmlRows("row", frozenset({"id"})), content)) == 1
-        assert fault(XmlRows("row", frozenset({"id", "tag"})), content) == (
+        assert len(rows(XmlRows("row", frozenset({("id",)})), content)) == 1
+        assert fault(XmlRows("row", frozenset({("id",), ("tag",)})), content) == (
             "a record has tag twice, and the column holds one value"
         )
+
+    def test_nor_of_one_inside_of_another(self) -> None:
+        once = frozenset({("town",), ("town", "name"), ("lines", "id")})
+        good = b"<row><town><name>a</name></town><lines><id>1</id></lines><lines><id>2</id></lines></row>"
+
+        assert len(rows(XmlRows("row", once), good)) == 1
+        for bad, where in (
+            (b"<row><town><name>secret</name><x:name xmlns:x='y'>b</x:name></town></row>", "town.name"),
+            (b"<row><lines><id>1</id></lines><lines><id>2</id><id>3</id></lines></row>", "lines.id"),
+        ):
+            assert fault(XmlRows("row", once), bad) == f"a record has {where} twice, and the column holds one value"
 
     def test_what_was_read_is_not_kept(self) -> None:
         many = b"<rows>" + b"<row><id>1</id></row>" * 25_000 + b"</rows>"

@@ -214,11 +214,12 @@ class XmlRows(_Texts):
 
     Attributes:
         row_tag: The name of the elements that are records, without a namespace.
-        once: The names of elements that a record may have once: their columns hold one value.
+        once: The elements that may stand once in what they are in, because their columns hold one value: each by the
+            names on the way to it.
     """
 
     row_tag: str
-    once: frozenset[str] = frozenset()
+    once: frozenset[tuple[str, ...]] = frozenset()
 
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
@@ -264,12 +265,15 @@ class XmlRows(_Texts):
                 raise
             raise BadContentError("not XML in an encoding of one byte a character, UTF-8 or UTF-16") from None
 
-    def _check(self, row: Element) -> None:
-        names = [element.tag.rpartition("}")[2] for element in row]
-        for name in self.once.intersection(names):
+    def _check(self, element: Element, path: tuple[str, ...] = ()) -> None:
+        seen: set[tuple[str, ...]] = set()
+        for inner in element:
+            its = (*path, inner.tag.rpartition("}")[2])
             # Spark would take the last one.
-            if names.count(name) > 1:
-                raise BadContentError(f"a record has {name} twice, and the column holds one value")
+            if its in seen and its in self.once:
+                raise BadContentError(f"a record has {'.'.join(its)} twice, and the column holds one value")
+            seen.add(its)
+            self._check(inner, its)
 
 
 def _together(texts: Iterable[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
