@@ -216,7 +216,7 @@ class DeltaTarget:
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> OpenDelta:
         """See :meth:`..write_ahead.Target.open`."""
         storage = Place.of(self.path, self.storage_options)
-        check_partitions(columns, self.partition_by)
+        check_partitions(columns, self.partition_by, merges=bool(self.upsert_by))
         check_keys(columns, self.upsert_by)
         table = OpenDelta(storage, columns, tuple(self.partition_by), tuple(self.upsert_by))
         table.prepare(widen=widen)
