@@ -102,6 +102,11 @@ def json_schema(schema: str | StructType) -> StructType:
         raise SchemaError(
             "the schema has a TINYINT, in which Spark makes the JSON numbers 128 to 255 negative: use SMALLINT"
         )
+    for path, kind in types_in(columns):
+        if isinstance(kind, MapType) and not isinstance(kind.keyType, StringType):
+            raise SchemaError(
+                f"column {path} is {kind.simpleString()}, and in JSON names are texts: make it a MAP<STRING, ...>"
+            )
     return columns
 
 
@@ -171,6 +176,8 @@ def require_plain(columns: StructType, cannot: str) -> None:
     for path, kind in types_in(columns):
         if not isinstance(kind, _IN_PARQUET):
             raise SchemaError(f"column {path}: {cannot} the type {kind.simpleString()}")
+        if isinstance(kind, StructType) and not kind.fields:
+            raise SchemaError(f"column {path}: {cannot} an object without fields: name some, or make it a STRING")
 
 
 def check_keys(columns: StructType, keys: Sequence[str]) -> None:

@@ -170,9 +170,13 @@ class JsonSource:
         """The schema as it is given or pinned; inferred and pinned where it is not yet, and widened by new fields.
 
         Raises:
-            SchemaError: See :class:`.source.Source`; or it has a column of the name of :attr:`rescued`.
+            SchemaError: See :class:`.source.Source`; or it has a column of the name of :attr:`rescued`, or none of the
+                type ``TIMESTAMP`` that :attr:`timestamp_units` names.
         """
         found = self._fields(messages, checker)
+        for name in self.timestamp_units:
+            if name not in found.names or not isinstance(found[name].dataType, TimestampType):
+                raise SchemaError(f"timestamp_units: the schema has no column {name} of the type TIMESTAMP")
         if self.rescued is None:
             return found
         if without_case(self.rescued) in map(without_case, found.names):
@@ -196,14 +200,7 @@ class JsonSource:
         return json_schema(pinned)
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
-        """See :class:`.source.Source`.
-
-        Raises:
-            SchemaError: :attr:`timestamp_units` names a column that is no ``TIMESTAMP``.
-        """
-        for name in self.timestamp_units:
-            if name not in columns.names or not isinstance(columns[name].dataType, TimestampType):
-                raise SchemaError(f"timestamp_units: the schema has no column {name} of the type TIMESTAMP")
+        """See :class:`.source.Source`."""
         named = messages.withColumnsRenamed({batch_file.MESSAGE_ID: MESSAGE_ID, batch_file.SENT_AT: SENT_AT})
         return json_rows(
             named,
