@@ -140,7 +140,7 @@ def test_a_column_whose_name_is_that_of_no_directory_is_refused_where_rows_are_m
     table = open_table(tmp_path / "table", columns=columns, partition_by=[name], upsert_by=upsert_by)
     try:
         for number in (1, 2):
-            table.apply(stage(table, [row(1, f"m{number}", **{name: "a"})], batch=f"b{number}"), application(number))
+            table.apply(stage(table, [row(1, f"m{number}") | {name: "a"}], batch=f"b{number}"), application(number))
     except TableError:
         with pytest.raises(SchemaError, match=r"with upsert_by, column .* names directories"):
             check_partitions(columns, [name], merges=merges)
