@@ -94,6 +94,22 @@ def test_a_pinned_schema_that_somebody_wrote_by_hand_is_looked_at_too(tmp_path: 
         JsonSource(InferredSchema(tmp_path / "schema.json")).checker()
 
 
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800"])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        pytest.param(lambda name: StructType().add(name, LongType()), id="a column"),
+        pytest.param(lambda name: StructType().add("its", StructType().add(name, LongType())), id="a field"),
+        pytest.param(lambda name: StructType().add("its", ArrayType(StructType().add(name, LongType()))), id="deeper"),
+    ],
+)
+def test_a_name_that_no_table_can_have_is_refused(columns: Callable[[str], StructType], name: str) -> None:
+    with pytest.raises(SchemaError, match="a name must have characters, and none of them NUL"):
+        JsonSource(columns(name)).checker()
+    with pytest.raises(SchemaError, match="a name must have characters"):
+        table_columns(columns(name))
+
+
 @pytest.mark.parametrize("name", ["_MESSAGE_ID", "_\u017fent_at", "_\u017fqs_lease_attempt"])
 def test_a_name_that_spark_takes_for_one_of_ingestion_is_reserved(name: str) -> None:
     assert is_reserved(name)

@@ -30,6 +30,7 @@ from sqs_lease.spark import (
     WorkspaceError,
 )
 from sqs_lease.spark.columns import NOTHING_TO_STORE
+from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 from tests.spark.samples import (
@@ -424,6 +425,24 @@ def test_what_is_no_message_is_refused_at_once(
     with pytest.raises(error, match=says):
         place.ingest(messages)
     assert list(place.root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "says"),
+    [
+        ("id INT, at DATE", {"timestamp_units": {"at": "ms"}}, "the schema has no column at of the type TIMESTAMP"),
+        ("id INT, names MAP<INT, STRING>", {}, r"column names is map<int,string>, .* make it a MAP<STRING, \.\.\.>"),
+        ("id INT, its STRUCT<>", {}, "column its: a Delta table cannot store an object without fields"),
+        ("id INT, its ARRAY<STRUCT<>>", {}, "column its: a Delta table cannot store an object without fields"),
+    ],
+)
+def test_a_schema_that_cannot_be_is_refused_before_there_is_a_table(
+    place: Place, schema: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(SchemaError, match=says):
+        place.ingest(good([1]), source=JsonSource(schema, **options))
+
+    assert not place.table.exists()
 
 
 def test_an_empty_batch_id_is_refused(place: Place) -> None:

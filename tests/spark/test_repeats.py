@@ -115,6 +115,29 @@ def test_fields_name_a_message_in_whatever_order_they_stand() -> None:
         JsonSource("id BIGINT", dedupe_by="id")
 
 
+def test_numbers_that_differ_behind_a_doubles_digits_are_not_the_same() -> None:
+    keys = JsonSource("at DECIMAL(38, 20)", dedupe_by=["at"]).keys
+    assert keys is not None
+    one, *same = keys(['{"at": 0.1}', '{"at": 0.10}', '{"at": 1e-1}'])
+    others = keys(
+        ['{"at": 0.1000000000000000001}', '{"at": "0.1"}', '{"at": "1E-1"}', '{"at": [0.1]}', '{"at": 1e-400}']
+    )
+    assert same == [one] * 2
+    assert len({one, *others}) == 6
+    assert keys(['{"at": 1e-99999999999999999999}']) == [None]
+
+
+@pytest.mark.processes
+def test_messages_of_which_the_times_differ_by_nanoseconds_are_all_stored(place: Place) -> None:
+    source = JsonSource("at DECIMAL(19, 9) NOT NULL", dedupe_by=["at"])
+    times = ["1732550000.123456789", "1732550000.123456788", "1732550000.123456789"]
+
+    result = place.ingest([message(f"m{n}", f'{{"at": {at}}}') for n, at in enumerate(times)], source=source)
+
+    assert (result.ingested, result.duplicates) == (2, 1)
+    assert [str(row["at"]) for row in rows(place.table)] == times[:2]
+
+
 @pytest.mark.processes
 def test_a_message_that_is_sent_again_is_stored_once(place: Place) -> None:
     source = JsonSource("id BIGINT NOT NULL", dedupe_by=["id"])

@@ -51,8 +51,12 @@ def decode(text: str | bytes) -> Any:
     return value
 
 
-def decode_object(text: str | bytes) -> dict[str, Any]:
+def decode_object(text: str | bytes, *, exactly: bool = False) -> dict[str, Any]:
     """Decode one JSON object.
+
+    Args:
+        text: As for :func:`decode`.
+        exactly: Whether numbers with a fraction or an exponent become ``Decimal``, which keeps all of their digits.
 
     Raises:
         NotJsonError: As for :func:`decode`, or the value is not an object.
@@ -60,7 +64,16 @@ def decode_object(text: str | bytes) -> dict[str, Any]:
     value = decode(text)
     if not isinstance(value, dict):
         raise NotJsonError(f"not a JSON object, but {_KINDS[type(value)]}")
-    return value
+    return _exactly(text) if exactly else value
+
+
+def _exactly(text: str | bytes) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = jiter.from_json(text.encode() if isinstance(text, str) else text, float_mode="decimal")
+    except ValueError:
+        # Of such a text, only an exponent that no Decimal has: it is nearly zero.
+        raise NotJsonError("not JSON that can be stored: a number with too long an exponent") from None
+    return record
 
 
 _TOO_LARGE: Final = "not JSON that can be stored: a number that no double can hold"

@@ -7,7 +7,7 @@ from typing import Final
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.schemas import require_told_apart, without_case
+from sqs_lease.spark.schemas import require_names, without_case
 
 MESSAGE_ID: Final = "_message_id"
 """The id that SQS gave the message: each is in a table at most once."""
@@ -70,14 +70,15 @@ def table_columns(record: StructType) -> StructType:
 
     Raises:
         SchemaError: There are none, one has a name that ingestion keeps for itself (one of its columns, or one that
-            begins with ``_sqs_lease``), or Spark cannot tell two names apart: see :func:`.schemas.require_told_apart`.
+            begins with ``_sqs_lease``), no table can have one, or Spark cannot tell two names apart: see
+            :func:`.schemas.require_names`.
     """
     if not record.fields:
         raise SchemaError("the schema has no columns; give at least one, for example 'id BIGINT NOT NULL'")
     for name in record.names:
         if is_reserved(name):
             raise SchemaError(f"the schema has a column {name!r}, which ingestion keeps for itself: rename it")
-    require_told_apart(record)
+    require_names(record)
     return StructType(
         [
             *record.fields,

@@ -81,7 +81,8 @@ class MessageParser:
                 torn_now = only(seen, ingested)
                 if not torn_now.num_rows:
                     empty = pa.chunked_array([pc.unique(reasons["message_id"].filter(nothing))], pa.string())
-                    empty = without(empty, seen["message_id"])
+                    # Of several parts of a message, one may give nothing and another one rows.
+                    empty = without(empty, together(seen["message_id"], ingested))
                     parsed = Parsed(staged, ingested, empty, pa.concat_tables([rejected, seen]))
                     return parsed if parsed.rows else _without_rows(parsed, table)
             except BaseException:

@@ -38,6 +38,9 @@ from sqs_lease.spark.errors import SchemaError
 _NO_COLUMN_NAME: Final = re.compile(r"[ ,;{}()\n\t=]|[.`\"]|[\x00-\x1f\x7f]")
 _NAME_BYTES: Final = 63
 
+# What Arrow, Parquet and Java's texts cannot have, or end at.
+_NO_NAME: Final = re.compile("[\\0\ud800-\udfff]")
+
 # Neither VARIANT, intervals nor CHAR, which only Spark knows.
 _IN_PARQUET: Final = (
     *(ArrayType, BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType),
@@ -50,7 +53,7 @@ def struct_type(schema: str | StructType) -> StructType:
     """Read a schema, where it is DDL with the help of the Spark session that is there.
 
     Raises:
-        SchemaError: It is neither DDL of columns nor a ``StructType``, or as for :func:`require_told_apart`.
+        SchemaError: It is neither DDL of columns nor a ``StructType``, or as for :func:`require_names`.
     """
     if not isinstance(schema, str | StructType):
         raise SchemaError(f"schema must be a DDL string or a StructType, not {type(schema).__name__}")
@@ -60,12 +63,12 @@ def struct_type(schema: str | StructType) -> StructType:
         raise SchemaError(f"the schema {schema!r} is not Spark DDL: {error.getMessage()}") from error
     if not isinstance(parsed, StructType):
         raise SchemaError(f"the schema {schema!r} names no columns: write 'name TYPE, ...'")
-    require_told_apart(parsed)
+    require_names(parsed)
     return parsed
 
 
-def require_told_apart(columns: StructType) -> None:
-    """Refuse two names in one place that Spark takes for the same one.
+def require_names(columns: StructType) -> None:
+    """Refuse names that no table can have, and two in one place that Spark takes for the same one.
 
     Raises:
         SchemaError: There are some, of columns or of fields inside of them.
@@ -73,6 +76,11 @@ def require_told_apart(columns: StructType) -> None:
     for path, kind in types_in(columns):
         seen: set[str] = set()
         for name in kind.names if isinstance(kind, StructType) else ():
+            if not name or _NO_NAME.search(name):
+                raise SchemaError(
+                    f"{f'column {path} has a field' if path else 'the schema has a column'} {name!r}: a name must have "
+                    "characters, and none of them NUL or half a surrogate pair"
+                )
             if without_case(name) in seen:
                 raise SchemaError(
                     f"column {path} has the field {name!r} twice (upper and lower case count as the same): leave one "
@@ -94,6 +102,11 @@ def json_schema(schema: str | StructType) -> StructType:
         raise SchemaError(
             "the schema has a TINYINT, in which Spark makes the JSON numbers 128 to 255 negative: use SMALLINT"
         )
+    for path, kind in types_in(columns):
+        if isinstance(kind, MapType) and not isinstance(kind.keyType, StringType):
+            raise SchemaError(
+                f"column {path} is {kind.simpleString()}, and in JSON names are texts: make it a MAP<STRING, ...>"
+            )
     return columns
 
 
@@ -163,14 +176,18 @@ def require_plain(columns: StructType, cannot: str) -> None:
     for path, kind in types_in(columns):
         if not isinstance(kind, _IN_PARQUET):
             raise SchemaError(f"column {path}: {cannot} the type {kind.simpleString()}")
+        if isinstance(kind, StructType) and not kind.fields:
+            raise SchemaError(f"column {path}: {cannot} an object without fields: name some, or make it a STRING")
 
 
 def check_keys(columns: StructType, keys: Sequence[str]) -> None:
     """Refuse key columns that a message could lack, or by which rows cannot be told apart.
 
     Raises:
-        SchemaError: One does not exist, may be null, or has a type without a plain equality.
+        SchemaError: One does not exist, is given twice, may be null, or has a type without a plain equality.
     """
+    if len(set(keys)) < len(keys):
+        raise SchemaError(f"upsert_by names a column twice: {', '.join(keys)}")
     found = {field.name: field for field in columns.fields}
     for key in keys:
         if key not in found:

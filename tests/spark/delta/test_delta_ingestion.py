@@ -144,6 +144,25 @@ def test_a_partition_value_need_not_be_the_name_of_a_directory(on_disk: Place, s
 
 
 @pytest.mark.parametrize("source", [JsonSource, BySpark], ids=["read by tasks", "read by Spark"])
+def test_a_partition_value_after_which_a_merge_cannot_name_a_directory_rejects_its_message(
+    spark: SparkSession, tmp_path: Path, source: type[JsonSource]
+) -> None:
+    sink = DeltaSink(tmp_path / "table", partition_by=["town"], upsert_by=["id"])
+    place = Place(spark, tmp_path / "workspace", sink)
+    fits, too_long = [*AWKWARD, "a\0b", "x" * 250, "/" * 83], ["x" * 251, "/" * 84, "*" * 84, "é" * 42]
+
+    result = place.ingest([message(n, town=town) for n, town in enumerate([*fits, *too_long])], source=source(SCHEMA))
+    later = place.ingest([message(100, key=0, town="Basel")], source=source(SCHEMA))
+
+    assert set(result.rejected.values()) == {
+        "refused by the table: the partition value of town is too long for a directory"
+    }
+    assert result.rejected.keys() == {f"m{n}" for n in range(len(fits), len(fits) + len(too_long))}
+    assert later.ingested == 1
+    assert {row["id"]: row["town"] for row in read_rows(sink)} == {**dict(enumerate(fits)), 0: "Basel"}
+
+
+@pytest.mark.parametrize("source", [JsonSource, BySpark], ids=["read by tasks", "read by Spark"])
 def test_an_empty_partition_value_that_must_not_be_null_rejects_its_message(
     spark: SparkSession, tmp_path: Path, source: type[JsonSource]
 ) -> None:

@@ -129,6 +129,11 @@ def test_keys_that_may_be_missing_are_refused(key: str, says: str) -> None:
         check_keys(COLUMNS, ["id", key])
 
 
+def test_a_key_that_is_given_twice_is_refused_before_a_table_is_made() -> None:
+    with pytest.raises(SchemaError, match="upsert_by names a column twice: id, id"):
+        check_keys(COLUMNS, ["id", "id"])
+
+
 @pytest.mark.parametrize(
     "kind", [DoubleType(), ArrayType(StringType()), MapType(StringType(), StringType()), StructType()]
 )

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.delta.schema import added_columns, check_partitions, delta_schema, spark_columns
 from sqs_lease.spark.sinks.differences import differences
 from tests.spark.delta.tables import COLUMNS, application, columns_of, open_table, row, stage, stored
@@ -130,6 +130,22 @@ def test_types_that_delta_does_not_have_are_refused_early(kind: DataType) -> Non
 def test_partitions_that_are_none_are_refused(partition_by: list[str], says: str) -> None:
     with pytest.raises(SchemaError, match=says):
         check_partitions(columns_of(name=StringType(), ratio=DoubleType()), partition_by)
+
+
+@pytest.mark.parametrize(("name", "merges"), [("dc:type", False), ("dc:type", True), ("a\x01b", True), ("a'%/b", True)])
+def test_a_column_whose_name_is_that_of_no_directory_is_refused_where_rows_are_merged(
+    tmp_path: Path, name: str, merges: bool
+) -> None:
+    columns, upsert_by = columns_of(**{name: StringType()}), ["id"] if merges else []
+    table = open_table(tmp_path / "table", columns=columns, partition_by=[name], upsert_by=upsert_by)
+    try:
+        for number in (1, 2):
+            table.apply(stage(table, [row(1, f"m{number}") | {name: "a"}], batch=f"b{number}"), application(number))
+    except TableError:
+        with pytest.raises(SchemaError, match=r"with upsert_by, column .* names directories"):
+            check_partitions(columns, [name], merges=merges)
+    else:
+        check_partitions(columns, [name], merges=merges)
 
 
 def test_a_widened_table_has_nulls_where_rows_had_no_such_column(tmp_path: Path) -> None:

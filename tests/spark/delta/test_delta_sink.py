@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
 
 from sqs_lease.spark import DeltaSink, Ledger, Staged, TableError
 from sqs_lease.spark.places import Place
@@ -259,3 +260,45 @@ def test_a_batch_that_can_never_be_added_is_given_up_and_its_messages_come_again
     store(2)
     assert known(open_both(), "m1", "m2").keys() == {"m2"}
     assert stored(open_table(tmp_path / "table")) == [(2, "m2")]
+
+
+OF_READERS = {"columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck"}
+FEATURES = [
+    *("allowColumnDefaults", "appendOnly", "changeDataFeed", "checkConstraints", "clustering", "domainMetadata"),
+    *("generatedColumns", "icebergCompatV1", "icebergCompatV2", "identityColumns", "inCommitTimestamp", "invariants"),
+    *("rowTracking", "of the future", *sorted(OF_READERS)),
+]
+"""Of writers: "Valid Feature Names in Table Features" in the Delta protocol."""
+
+
+def features(*names: str) -> dict[str, Any]:
+    of_readers = [name for name in names if name in OF_READERS]
+    reader = {"minReaderVersion": 3, "readerFeatures": of_readers} if of_readers else {"minReaderVersion": 1}
+    return {**reader, "minWriterVersion": 7, "writerFeatures": names}
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        *(pytest.param(features(name), id=name) for name in FEATURES),
+        *(pytest.param({"minReaderVersion": 2, "minWriterVersion": n}, id=f"version {n}") for n in range(2, 7)),
+    ],
+)
+def test_a_table_is_refused_when_it_is_opened_if_deltalake_does_not_write_one_of_its_features(
+    tmp_path: Path, protocol: dict[str, Any]
+) -> None:
+    DeltaTable.create(tmp_path, TABLE_SCHEMA)
+    log = tmp_path / "_delta_log" / "00000000000000000000.json"
+    actions: dict[str, Any] = {}
+    for line in log.read_text().splitlines():
+        actions |= json.loads(line)
+    actions["protocol"] = protocol
+    log.write_text("".join(json.dumps({kind: action}) + "\n" for kind, action in actions.items()))
+    try:
+        table = DeltaTable(tmp_path)
+        table.create_write_transaction([], "append", table.schema())
+    except DeltaError:
+        with pytest.raises(TableError, match=r"cannot be read|has features of Delta's that are not written here"):
+            open_table(tmp_path)
+    else:
+        open_table(tmp_path)

@@ -29,6 +29,9 @@ class Store(ObjectStore):
             "many": b'[{"id": 2}, {"id": 3}]',
             "bad": b'{"id": "secret"}',
             "no JSON": b"secret",
+            "empty": b"",
+            "blank": b" \n",
+            "none": b"[]",
         }.get(wanted.key)
         if content is None:
             raise ObjectUnavailableError("NoSuchKey")
@@ -46,6 +49,9 @@ def test_objects_and_bodies_give_the_records(spark: SparkSession, monkeypatch: p
         "bad": pointer("bad"),
         "no JSON": pointer("no JSON"),
         "gone": pointer("gone"),
+        "empty": pointer("empty"),
+        "blank": pointer("blank"),
+        "none": pointer("none"),
         "no key": json.dumps(["software.amazon.payloadoffloading.PayloadS3Pointer", {"s3BucketName": "large"}]),
         "text": "secret",
         "other array": '["secret", {}]',
@@ -59,10 +65,12 @@ def test_objects_and_bodies_give_the_records(spark: SparkSession, monkeypatch: p
         "inline": [4],
         "inline array": [5, 6],
     }
-    assert outcome.empty == {"nothing"}
+    assert outcome.empty == {"nothing", "none"}
     assert outcome.rejected["bad"] == "not of the type in the schema: id"
     assert outcome.rejected["no JSON"].startswith("s3://large/no JSON: record 1: not valid JSON")
     assert outcome.rejected["gone"] == "s3://large/gone: NoSuchKey"
+    assert outcome.rejected["empty"] == "s3://large/empty: the body is empty"
+    assert outcome.rejected["blank"] == "s3://large/blank: the body is empty"
     assert outcome.rejected["no key"] == "a pointer to S3 without a bucket or a key"
     assert outcome.rejected["text"].startswith("not valid JSON")
     assert outcome.rejected["other array"] == "record 1: not a JSON object, but a string"

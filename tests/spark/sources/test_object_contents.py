@@ -238,6 +238,42 @@ class TestParquet:
         assert fault(Columnar(ID_NAME, [], parquet), parquet_file(pa.table({"id": values}))) == says
 
     @pytest.mark.parametrize(
+        ("values", "wanted"),
+        [
+            (pa.array([0.1]), pa.float32()),
+            (pa.array([[1e300]]), pa.list_(pa.float32())),
+            (pa.array([[0.125]]), pa.list_(pa.decimal128(10, 2))),
+            (pa.array([{"at": datetime(2026, 1, 1, 12)}]), pa.struct([("at", pa.date32())])),  # noqa: DTZ001
+            (pa.array([{"many": [5]}]), pa.struct([("many", pa.list_(pa.bool_()))])),
+            (pa.array([["0x1f"]]), pa.list_(pa.int64())),
+            (pa.array([[("a", 1.5)]], pa.map_(pa.string(), pa.float64())), pa.map_(pa.string(), pa.decimal128(10, 0))),
+        ],
+        ids=str,
+    )
+    def test_what_is_inside_of_a_value_does_not_change_either(self, values: pa.Array, wanted: pa.DataType) -> None:
+        said = fault(Columnar(pa.schema([("it", wanted)]), [], parquet), parquet_file(pa.table({"it": values})))
+
+        assert said.startswith("column it is ")
+        assert said.endswith(f", and must be {wanted}")
+
+    @pytest.mark.parametrize(
+        ("values", "wanted", "stored"),
+        [
+            (pa.array([1, 99999999]), pa.decimal128(10, 2), [Decimal(1), Decimal(99999999)]),
+            (pa.array([2**64 - 1], pa.uint64()), pa.decimal128(20, 0), [Decimal(2**64 - 1)]),
+            (pa.nulls(2), pa.string(), [None, None]),
+            (pa.nulls(1), pa.struct([("x", pa.int64())]), [None]),
+            (pa.array([[None]]), pa.list_(pa.int64()), [[None]]),
+            (pa.array([0.1], pa.float32()), pa.float64(), [0.10000000149011612]),
+        ],
+        ids=str,
+    )
+    def test_what_loses_nothing_is_converted(self, values: pa.Array, wanted: pa.DataType, stored: list[Any]) -> None:
+        found = rows(Columnar(pa.schema([("it", wanted)]), [], parquet), parquet_file(pa.table({"it": values})))
+
+        assert [row["it"] for row in found] == stored
+
+    @pytest.mark.parametrize(
         ("table", "says"),
         [
             (pa.table({"name": ["a"]}), "the file has no column id, which is required"),
@@ -348,10 +384,21 @@ class TestXmlRows:
     def test_of_a_value_that_stands_twice_none_is_lost(self) -> None:
         content = b"<rows><row><tag>secret</tag><tag>b</tag><id>1</id></row></rows>"
 
-        assert len(rows(XmlRows("row", frozenset({"id"})), content)) == 1
-        assert fault(XmlRows("row", frozenset({"id", "tag"})), content) == (
+        assert len(rows(XmlRows("row", frozenset({("id",)})), content)) == 1
+        assert fault(XmlRows("row", frozenset({("id",), ("tag",)})), content) == (
             "a record has tag twice, and the column holds one value"
         )
+
+    def test_nor_of_one_inside_of_another(self) -> None:
+        once = frozenset({("town",), ("town", "name"), ("lines", "id")})
+        good = b"<row><town><name>a</name></town><lines><id>1</id></lines><lines><id>2</id></lines></row>"
+
+        assert len(rows(XmlRows("row", once), good)) == 1
+        for bad, where in (
+            (b"<row><town><name>secret</name><x:name xmlns:x='y'>b</x:name></town></row>", "town.name"),
+            (b"<row><lines><id>1</id></lines><lines><id>2</id><id>3</id></lines></row>", "lines.id"),
+        ):
+            assert fault(XmlRows("row", once), bad) == f"a record has {where} twice, and the column holds one value"
 
     def test_what_was_read_is_not_kept(self) -> None:
         many = b"<rows>" + b"<row><id>1</id></row>" * 25_000 + b"</rows>"
@@ -470,6 +517,25 @@ class TestOrcAndAvro:
             "color": "RED",
             "two": b"ab",
         }
+
+    def test_avro_has_logical_types_inside_of_others(self) -> None:
+        key = {"type": "string", "logicalType": "uuid"}
+        text = "12345678-1234-5678-1234-567812345678"
+        line = {"type": "record", "name": "line", "fields": [{"name": "key", "type": ["null", key]}]}
+        content = record_file(
+            {"keys": {"type": "array", "items": key}, "lines": {"type": "map", "values": line}},
+            {"keys": [text], "lines": {"a": {"key": text}, "b": {"key": None}}},
+        )
+        schema = pa.schema(
+            [
+                ("keys", pa.list_(pa.string())),
+                ("lines", pa.map_(pa.string(), pa.struct([("key", pa.string())]))),
+            ]
+        )
+
+        assert rows(Columnar(schema, [], avro), content) == [
+            {"keys": [text], "lines": [("a", {"key": text}), ("b", {"key": None})]}
+        ]
 
     def test_avro_types_that_spark_has_not_are_refused_where_they_are_wanted(self) -> None:
         content = record_file({"id": "int", "either": ["int", "string"]}, {"id": 1, "either": "a"})

@@ -104,7 +104,7 @@ KINDS: list[tuple[Format, Callable[[], bytes], str]] = [
     (JsonLines(), lambda: gzip.compress(_json_lines()), "a.jsonl.gz"),
     (JsonDocument(), lambda: b"[" + _json_lines().replace(b"\n", b",") + b"]", "a.json"),
     (Csv(SCHEMA, ["id"]), _csv, "a.csv"),
-    (XmlRows("row", frozenset(SCHEMA.names)), _xml, "a.xml"),
+    (XmlRows("row", frozenset((name,) for name in SCHEMA.names)), _xml, "a.xml"),
     (Columnar(SCHEMA, ["id"], parquet), _parquet, "a.parquet"),
     (Columnar(SCHEMA, ["id"], orc), _orc, "a.orc"),
     (Columnar(SCHEMA, ["id"], avro), _avro, "a.avro"),

@@ -13,8 +13,10 @@ import boto3
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyspark.errors import PythonException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
-from sqs_lease.spark import DeltaSink, JsonSource
+from sqs_lease.spark import ArrayElements, AttributeColumns, DeltaSink, JsonSource, Source, SparkSource
 from sqs_lease.spark.columns import NOTHING_TO_STORE
 from sqs_lease.spark.ingestion import NOTHING_TO_INFER
 from sqs_lease.spark.sources.functions import ParserSource
@@ -218,3 +220,39 @@ def test_new_fields_widen_the_table_and_a_driver_a_step_behind_goes_on(place: Pl
 
     found: list[dict[str, Any]] = rows(place.table)
     assert [(row["id"], row["size"]) for row in found] == [(1, None), (2, 2.5), (3, None)]
+
+
+def as_numbers(messages: pa.RecordBatch) -> pa.Table:
+    """A number is a record, 0 is nothing."""
+    found = {its["message_id"]: int(its["body"]) for its in messages.to_pylist()}
+    reasons = [None if number else NOTHING_TO_STORE for number in found.values()]
+    return pa.table({"message_id": found.keys(), "id": found.values(), "reason": pa.array(reasons, pa.string())})
+
+
+def numbers(messages: DataFrame) -> DataFrame:
+    return messages.select("message_id", F.col("body").cast("bigint").alias("id"))
+
+
+ELEMENTS = [
+    pytest.param(ParserSource(as_numbers, "id BIGINT NOT NULL"), "[2, 0, 2, 4]", [2, 2, 4], id="a parser"),
+    pytest.param(SparkSource(numbers, "id BIGINT NOT NULL"), "[2, 2, 4]", [2, 2, 4], id="a function of Spark"),
+    pytest.param(
+        AttributeColumns(JsonSource("id BIGINT NOT NULL"), "SenderId STRING"),
+        '[{"id": 2}, {"id": 2}, {"id": 4}]',
+        [2, 2, 4],
+        id="attributes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "body", "stored"), ELEMENTS)
+def test_each_element_of_an_array_is_one_record_of_any_source(
+    place: Place, source: Source[Any], body: str, stored: list[int]
+) -> None:
+    messages = [message("m1", body), message("1#m2", body), message("m3", "[]")]
+
+    result = place.ingest(messages, source=ArrayElements(source))
+
+    assert (result.ingested, result.empty, result.rejected) == (2, 1, {})
+    found = [(row["_message_id"], row["id"]) for row in rows(place.table)]
+    assert sorted(found) == sorted((message_id, one) for message_id in ("m1", "1#m2") for one in stored)

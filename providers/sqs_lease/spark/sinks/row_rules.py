@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Final
+from urllib.parse import quote
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -82,13 +83,19 @@ def not_empty(names: Sequence[str]) -> Iterator[Rule]:
         yield f"the partition value of {name} is empty, which is a null there", F.col(quoted(name)) != ""
 
 
+def merge_directories(names: Sequence[str]) -> Iterator[Rule]:
+    """That the texts by which a Delta table is partitioned can be names of directories: a merge makes some."""
+    for name in names:
+        text = F.col(quoted(name))
+        # It writes all but letters, digits and -._~ as % and two digits.
+        escaped = F.regexp_replace(F.url_encode(text), "[+*]", "%00")
+        yield _too_long(name), text.isNull() | (F.octet_length(escaped) <= _longest(name))
+
+
 def iceberg_directories(columns: StructType, partition_by: Sequence[str]) -> Iterator[Rule]:
     """That the texts by which an Iceberg table is partitioned can be names of directories."""
     for name, text, longest in _texts(columns, partition_by):
-        yield (
-            f"the partition value of {name} is too long for a directory",
-            text.isNull() | (F.octet_length(F.url_encode(text)) <= longest),
-        )
+        yield _too_long(name), text.isNull() | (F.octet_length(F.url_encode(text)) <= longest)
 
 
 def _texts(columns: StructType, partition_by: Sequence[str]) -> Iterator[tuple[str, Column, int]]:
@@ -99,7 +106,11 @@ def _texts(columns: StructType, partition_by: Sequence[str]) -> Iterator[tuple[s
 
 
 def _longest(name: str) -> int:
-    return _NAME_BYTES - len(f"{name}=".encode())
+    return _NAME_BYTES - len(f"{quote(name, safe='')}=")
+
+
+def _too_long(name: str) -> str:
+    return f"the partition value of {name} is too long for a directory"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Final, Generic
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -16,6 +16,9 @@ from sqs_lease.batch_files.json_syntax import NotJsonError, decode
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
 from sqs_lease.spark.sources.source import AroundSource, CheckerT
+
+_NUMBER: Final = "^[0-9]+#"
+"""What stands before the id of a message in those of its elements."""
 
 
 class ElementsChecker(Generic[CheckerT]):
@@ -45,7 +48,8 @@ class ArrayElements(AroundSource[CheckerT]):
 
     The records of one message are stored together or not at all: if one element is no record, its message is rejected,
     and the reason says which it is. An empty array has nothing to store. A body that is no array is handed to the other
-    source as it is. Arrays are taken apart by Spark's tasks, on executors that have this package.
+    source as it is. Arrays are taken apart by Spark's tasks, on executors that have this package. A function of the
+    user's gets each element under an id of its own, made of its number and the id of the message.
 
     Attributes:
         source: What the elements are, for example ``JsonSource("id BIGINT NOT NULL")``. Its ``dedupe_by`` has no
@@ -58,7 +62,7 @@ class ArrayElements(AroundSource[CheckerT]):
         return f"elements; {self.source.identity}"
 
     def prepared(self, messages: DataFrame) -> DataFrame:
-        """See :class:`.source.AroundSource`: a row for each element."""
+        """See :class:`.source.AroundSource`: a row for each element, with an id of its own."""
         return messages.mapInArrow(_one_row_each, messages.schema)
 
     def checker(self) -> ElementsChecker[CheckerT]:
@@ -71,7 +75,8 @@ class ArrayElements(AroundSource[CheckerT]):
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
-        records = self.source.parse(self.prepared(messages), columns)
+        parsed = self.source.parse(self.prepared(messages), columns)
+        records = parsed.withColumn(MESSAGE_ID, F.regexp_replace(MESSAGE_ID, _NUMBER, ""))
         nothing = messages.where(F.json_array_length(batch_file.BODY) == 0).select(
             *(F.lit(None).cast(field.dataType).alias(field.name) for field in columns.fields),
             F.col(batch_file.MESSAGE_ID).alias(MESSAGE_ID),
@@ -91,7 +96,18 @@ def _one_row_each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         bodies = batch.column(batch_file.BODY).to_pylist()
         parts = [elements(body) if body.lstrip(" \t\r\n").startswith("[") else [body] for body in bodies]
         positions = pa.array([at for at, its in enumerate(parts) for _ in its], pa.int64())
-        texts = pa.array([text for its in parts for text in its], pa.string())
+        message_ids = batch.column(batch_file.MESSAGE_ID).to_pylist()
+        changed = {
+            batch_file.BODY: [text for its in parts for text in its],
+            # The other source may tell its messages apart by their ids.
+            batch_file.MESSAGE_ID: [
+                f"{number}#{message_id}"
+                for message_id, its in zip(message_ids, parts, strict=True)
+                for number in range(1, len(its) + 1)
+            ],
+        }
         rows = batch.take(positions)
-        at = rows.schema.get_field_index(batch_file.BODY)
-        yield rows.set_column(at, rows.schema.field(at), texts.cast(rows.schema.field(at).type))
+        for name, values in changed.items():
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, rows.schema.field(at), pa.array(values, rows.schema.field(at).type))
+        yield rows

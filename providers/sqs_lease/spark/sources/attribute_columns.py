@@ -7,13 +7,23 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType, TimestampType, VariantType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DateType,
+    MapType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
 
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import notation, quoted, struct_type, without_case
-from sqs_lease.spark.sources.json import beyond
+from sqs_lease.spark.sources.json import JSON_OPTIONS, TIME_OF_DAY, beyond
 from sqs_lease.spark.sources.source import AroundSource, CheckerT, KeyedSource, KeysOf
 
 SYSTEM_ATTRIBUTES: Final = frozenset(
@@ -33,7 +43,9 @@ SYSTEM_ATTRIBUTES: Final = frozenset(
 
 _MILLISECONDS: Final = frozenset({"ApproximateFirstReceiveTimestamp", "SentTimestamp"})
 _NESTED: Final = (ArrayType, MapType, StructType, VariantType)
-_VALUE: Final = "DataType STRING, StringValue STRING, BinaryValue STRUCT<base64: STRING>"
+_ATTRIBUTE: Final = "DataType STRING, StringValue STRING, BinaryValue STRUCT<base64: STRING>"
+_VALUE: Final = "value"
+_TIMES: Final = (DateType, TimestampNTZType, TimestampType)
 _ID: Final = "_sqs_lease_message_id"
 _UNFIT: Final = "_sqs_lease_unfit"
 _PREFIX: Final = "_sqs_lease_attribute_"
@@ -44,10 +56,10 @@ class AttributeColumns(AroundSource[CheckerT]):
     """Messages of another source, whose attributes become columns as well.
 
     A column has the name of the attribute: one of those of SQS itself (``SenderId``, ``SentTimestamp``,
-    ``ApproximateReceiveCount``, ``MessageGroupId``, ``SequenceNumber``, ...), or one that the sender gave. Values are
-    texts, and are converted to the column's type; those in milliseconds to ``TIMESTAMP``, bytes to ``BINARY`` or, in
-    base64, ``STRING``. A message is rejected if a value cannot be converted, or a ``NOT NULL`` one is missing. Each
-    record of a message has its attributes.
+    ``ApproximateReceiveCount``, ``MessageGroupId``, ``SequenceNumber``, ...), or one that the sender gave. Values
+    are texts, and are converted to the column's type, dates and times as in JSON (one without a zone is in UTC);
+    those in milliseconds to ``TIMESTAMP``, bytes to ``BINARY`` or, in base64, ``STRING``. A message is rejected if
+    a value cannot be converted, or a ``NOT NULL`` one is missing. Each record of a message has its attributes.
 
     Around ``SnsEnvelope`` they are those of the SQS message, within it those that were published.
 
@@ -116,7 +128,7 @@ class AttributeColumns(AroundSource[CheckerT]):
 def _text(field: StructField) -> Column:
     if field.name in SYSTEM_ATTRIBUTES:
         return F.from_json(batch_file.ATTRIBUTES, "MAP<STRING, STRING>").getItem(field.name)
-    given = F.from_json(batch_file.MESSAGE_ATTRIBUTES, f"MAP<STRING, STRUCT<{_VALUE}>>").getItem(field.name)
+    given = F.from_json(batch_file.MESSAGE_ATTRIBUTES, f"MAP<STRING, STRUCT<{_ATTRIBUTE}>>").getItem(field.name)
     return F.coalesce(given.getField("StringValue"), given.getField("BinaryValue").getField("base64"))
 
 
@@ -126,6 +138,12 @@ def _value(field: StructField, text: Column) -> Column:
     if isinstance(field.dataType, TimestampType) and field.name in _MILLISECONDS:
         # Not `timestamp_millis`, which fails the batch for a number that is too large.
         return F.timestamp_micros(F.try_multiply(text.try_cast("bigint"), F.lit(1000)))
+    if isinstance(field.dataType, _TIMES):
+        # Not `try_cast`, which takes "2026-01-31 or so" for a day, and the session's zone for one that is not given.
+        read = F.from_json(
+            F.to_json(F.struct(text.alias(_VALUE))), StructType([StructField(_VALUE, field.dataType)]), JSON_OPTIONS
+        ).getField(_VALUE)
+        return F.when(~text.rlike(TIME_OF_DAY), read) if isinstance(field.dataType, TimestampType) else read
     return text.try_cast(field.dataType)
 
 

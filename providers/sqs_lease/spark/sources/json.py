@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import reduce
 from operator import and_, or_
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -37,7 +38,7 @@ from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
-from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted, without_case
+from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted, relaxed, types_in, without_case
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.source import KeysOf
@@ -169,9 +170,13 @@ class JsonSource:
         """The schema as it is given or pinned; inferred and pinned where it is not yet, and widened by new fields.
 
         Raises:
-            SchemaError: See :class:`.source.Source`; or it has a column of the name of :attr:`rescued`.
+            SchemaError: See :class:`.source.Source`; or it has a column of the name of :attr:`rescued`, or none of the
+                type ``TIMESTAMP`` that :attr:`timestamp_units` names.
         """
         found = self._fields(messages, checker)
+        for name in self.timestamp_units:
+            if name not in found.names or not isinstance(found[name].dataType, TimestampType):
+                raise SchemaError(f"timestamp_units: the schema has no column {name} of the type TIMESTAMP")
         if self.rescued is None:
             return found
         if without_case(self.rescued) in map(without_case, found.names):
@@ -197,14 +202,7 @@ class JsonSource:
         return json_schema(pinned)
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
-        """See :class:`.source.Source`.
-
-        Raises:
-            SchemaError: :attr:`timestamp_units` names a column that is no ``TIMESTAMP``.
-        """
-        for name in self.timestamp_units:
-            if name not in columns.names or not isinstance(columns[name].dataType, TimestampType):
-                raise SchemaError(f"timestamp_units: the schema has no column {name} of the type TIMESTAMP")
+        """See :class:`.source.Source`."""
         named = messages.withColumnsRenamed({batch_file.MESSAGE_ID: MESSAGE_ID, batch_file.SENT_AT: SENT_AT})
         return json_rows(
             named,
@@ -246,6 +244,8 @@ NO_VALUE: Final = "none of the schema's fields has a value"
 """The reason for an object that is another kind of message, such as an envelope, where no column is required."""
 
 
+_UNFIT: Final = "not of the type in the schema"
+
 # Mostly these are milliseconds in a TIMESTAMP column, which Spark takes for a year such as 55840.
 _OF_JSON: Final = "; numbers are seconds since 1970, or timestamp_units"
 
@@ -256,6 +256,12 @@ _LIMITS: Final[Mapping[type[DataType], tuple[str, str]]] = {
     TimestampNTZType: ("0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"),
     TimestampType: ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"),
 }
+
+TIME_OF_DAY: Final = r"^\s*[+-]?(T\d|\d{1,2}:)"
+"""A text that names a time and no day."""
+
+# Within JSON, where characters may be escaped: few texts have it by chance.
+_MAY_HAVE_TIME_OF_DAY: Final = r'"([^"\w]|\\(u00\w\w|\w))*(T\d|\d{1,2}:)'
 
 _Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
 
@@ -328,15 +334,24 @@ class OpenChecker(ObjectChecker):
         return None
 
 
+_ALL_DIGITS: Final = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
+
+
 def _key(body: str, fields: Sequence[str]) -> str | None:
     try:
-        record = decode_object(body)
+        record = decode_object(body, exactly=True)
     except NotJsonError:
         return None
     values = [record.get(name) for name in fields]
     if any(value is None for value in values):
         return None
-    return f"json:{hashlib.sha256(json.dumps([*fields, values], sort_keys=True).encode()).hexdigest()}"
+    text = json.dumps([*fields, values], sort_keys=True, default=_number)
+    return f"json:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _number(value: Decimal) -> str:
+    """A number with a fraction or an exponent, as a text that no JSON has; the same however many zeros it ends with."""
+    return f"\ud800{_ALL_DIGITS.normalize(value)}"
 
 
 def _has_value(value: Any) -> bool:
@@ -459,6 +474,7 @@ def json_rows(
 def _saved(record: Column, columns: StructType, units: Mapping[str, TimestampUnit]) -> Column:
     """The text of an object that does not fit its columns; null for one that does."""
     strange = [test for field in columns.fields for _, test in _strange_times(record, field, units)]
+    strange += [test for field in columns.fields for _, test in _times_of_day(field, units)]
     unfit = [
         record.getField(_CORRUPT).isNotNull(),
         F.size(_unknown_fields(columns)) > 0,
@@ -476,7 +492,7 @@ def _readable(record: Column, field: StructField, units: Mapping[str, TimestampU
     value = record.getField(field.name)
     if field.name in units:
         value = F.timestamp_micros(value * _UNITS[units[field.name]])
-    strange = [test for _, test in _strange_times(record, field, units)]
+    strange = [test for _, test in (*_strange_times(record, field, units), *_times_of_day(field, units))]
     return F.when(~F.coalesce(joined(or_, strange), F.lit(False)), value) if strange else value
 
 
@@ -516,12 +532,15 @@ def _reason(
         # What is missing where the rest is saved: an object with nothing in it that is a record, too.
         return F.when(record.isNull(), F.lit("no record could be parsed")).otherwise(_missing(gaps))
     times = [time for field in columns.fields for time in _strange_times(record, field, units)]
+    of_day = [time for field in columns.fields for time in _times_of_day(field, units)]
     reason = (
         # Spark gives no record for a null text, and then no corrupt one either.
         F.when(record.isNull(), F.lit("no record could be parsed"))
         .when(record.getField(_CORRUPT).isNotNull(), _type_reason(record, columns))
         .when(_is_without_value(record, columns), F.lit(NO_VALUE))
-        .otherwise(F.coalesce(_missing(gaps), _named(f"{STRANGE_TIME}{_OF_JSON}: ", times)))
+        .otherwise(
+            F.coalesce(_missing(gaps), _named(f"{STRANGE_TIME}{_OF_JSON}: ", times), _named(f"{_UNFIT}: ", of_day))
+        )
     )
     if not closed:
         return reason
@@ -557,7 +576,7 @@ def _type_reason(record: Column, columns: StructType) -> Column:
     return (
         # The limits of Spark's JSON parser, jackson-core's StreamReadConstraints.
         F.when(unfit.isNull(), F.lit("has a name of more than 50 000 characters, or a number of more than 1000"))
-        .when(F.size(unfit) > 0, F.concat(F.lit("not of the type in the schema: "), F.array_join(unfit, ", ")))
+        .when(F.size(unfit) > 0, F.concat(F.lit(f"{_UNFIT}: "), F.array_join(unfit, ", ")))
         .otherwise(F.lit("a nested value is not of the type in the schema"))
     )
 
@@ -577,6 +596,40 @@ def _strange_times(
         yield field.name, ~within
         return
     yield from _places(record.getField(field.name), field, field.name, beyond)
+
+
+def _times_of_day(field: StructField, units: Mapping[str, TimestampUnit]) -> Iterator[tuple[str, Column]]:
+    """Where in a column of times a text names no day: see :func:`times_of_day`."""
+    if field.name not in units:
+        texts = StructType([StructField(field.name, as_written(field.dataType))])
+        written = F.from_json(_TEXT, texts, JSON_OPTIONS).getField(field.name)
+        yield from times_of_day(F.col(_TEXT), _MAY_HAVE_TIME_OF_DAY, written, field)
+
+
+def as_written(kind: DataType) -> DataType:
+    """A type in which times are texts."""
+    return relaxed(kind, lambda one: StringType() if isinstance(one, TimestampType) else one)
+
+
+def times_of_day(text: Column, may_have: str, written: Column, field: StructField) -> Iterator[tuple[str, Column]]:
+    """Where in a column a text for a ``TIMESTAMP`` names a time and no day, for which Spark takes the day it looks on.
+
+    Args:
+        text: The text of the record.
+        may_have: A pattern that it has if there is one; what was written is only looked at then.
+        written: The column's value as :func:`as_written` has it.
+        field: The column.
+
+    Yields:
+        Each place by its path, and the test.
+    """
+    if any(isinstance(kind, TimestampType) for _, kind in types_in(field.dataType)):
+        for path, test in _places(written, field, field.name, _is_time_of_day):
+            yield path, F.when(text.rlike(may_have), test).otherwise(F.lit(False))
+
+
+def _is_time_of_day(written: Column, of: StructField) -> Column | None:
+    return written.rlike(TIME_OF_DAY) if isinstance(of.dataType, TimestampType) else None
 
 
 def _places(value: Column, field: StructField, path: str, flaw: _Flaw) -> Iterator[tuple[str, Column]]:

@@ -179,7 +179,8 @@ class Source(Protocol[CheckerT]):
             ``columns``, then ``MESSAGE_ID``, ``SENT_AT`` and ``REASON`` of :mod:`sqs_lease.spark.columns`. A message
             gives one row for each of its records (``REASON`` is null); or one row whose ``REASON`` says why it is
             rejected; or, where it has nothing to store and is done, one whose ``REASON`` is ``NOTHING_TO_STORE``. Never
-            none. A message with a reject among its rows is rejected as a whole, whatever its other rows say.
+            none. A message with a reject among its rows is rejected as a whole, whatever its other rows say; and one
+            with records has these, whatever else of it has nothing to store.
         """
 
 

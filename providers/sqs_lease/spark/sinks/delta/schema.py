@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -45,6 +46,10 @@ _RULES: Final = {
 _PLAIN_FEATURES: Final = frozenset(
     {"appendOnly", "changeDataFeed", "checkConstraints", "generatedColumns", "invariants", "timestampNtz"}
 )
+# The version of the protocol for writers that has identity columns, whether or not a table uses them.
+_WITH_NUMBERED_COLUMNS: Final = 6
+# What deltalake's commits take besides; it refuses any other, and only when it commits.
+_WRITTEN_FEATURES: Final = _PLAIN_FEATURES | {"columnMapping", "deletionVectors", "v2Checkpoint"}
 _PLAIN_PROPERTIES: Final = frozenset(
     {
         "delta.appendOnly",
@@ -57,6 +62,8 @@ _PLAIN_PROPERTIES: Final = frozenset(
         "delta.minWriterVersion",
     }
 )
+# What deltalake's merge takes for the scheme of an address, and what no file of its has in its path.
+_NO_DIRECTORY: Final = re.compile(r"[:\x00-\x1f\x7f]")
 # What the Delta protocol's readers refuse in a name unless the table maps its columns.
 _FORBIDDEN_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
 
@@ -91,12 +98,12 @@ def added_columns(table: Schema, columns: StructType) -> list[Field]:
     return [field for field in delta_schema(columns).fields if field.name not in found]
 
 
-def check_partitions(columns: StructType, partition_by: Sequence[str]) -> None:
-    """Refuse columns by which a table cannot be partitioned.
+def check_partitions(columns: StructType, partition_by: Sequence[str], *, merges: bool = False) -> None:
+    """Refuse columns by which a table cannot be partitioned; ``merges`` says whether rows are merged into it.
 
     Raises:
-        SchemaError: One does not exist or is given twice, is of a type that
-            Delta's log has no single text for, or differs in every message.
+        SchemaError: One does not exist or is given twice, is of a type that Delta's log has no single text for, has a
+            name that a merge cannot name directories by, or differs in every message.
     """
     found = {field.name: field.dataType for field in columns.fields}
     for name in partition_by:
@@ -106,6 +113,11 @@ def check_partitions(columns: StructType, partition_by: Sequence[str]) -> None:
             raise SchemaError(
                 f"partition_by: column {name} is {found[name].simpleString()}; take columns of texts, whole numbers, "
                 "dates or booleans"
+            )
+        if merges and _NO_DIRECTORY.search(name):
+            raise SchemaError(
+                f"partition_by: with upsert_by, column {name!r} names directories, and these can have neither a colon "
+                "nor control characters: rename it, or leave it out"
             )
     if len(set(partition_by)) < len(partition_by):
         raise SchemaError(f"partition_by names a column twice: {', '.join(partition_by)}")
@@ -122,6 +134,14 @@ def unsupported(metadata: Metadata, schema: Schema) -> list[str]:
         elif name.startswith(CONSTRAINT):
             asked.append(f"it has the constraint {name.removeprefix(CONSTRAINT)}")
     return asked
+
+
+def unwritten(protocol: ProtocolVersions) -> list[str]:
+    """Name the features of a table that deltalake does not write."""
+    features = {*(protocol.writer_features or ())} - _WRITTEN_FEATURES
+    if protocol.min_writer_version == _WITH_NUMBERED_COLUMNS:
+        features = {"identityColumns"}
+    return [f"it has features of Delta's that are not written here ({', '.join(sorted(features))})"] if features else []
 
 
 def is_plain(metadata: Metadata, schema: Schema, protocol: ProtocolVersions) -> bool:

@@ -22,9 +22,16 @@ from sqs_lease.spark.places import OURS, Place
 from sqs_lease.spark.schemas import check_keys
 from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
 from sqs_lease.spark.sinks.delta.merge import merge_newest
-from sqs_lease.spark.sinks.delta.schema import added_columns, check_partitions, delta_schema, spark_columns, unsupported
+from sqs_lease.spark.sinks.delta.schema import (
+    added_columns,
+    check_partitions,
+    delta_schema,
+    spark_columns,
+    unsupported,
+    unwritten,
+)
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
-from sqs_lease.spark.sinks.row_rules import EmptyTexts, judged, not_empty
+from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, EmptyTexts, judged, merge_directories, not_empty
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
 from sqs_lease.spark.sinks.staging import Staging, Written, new_try
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadSink, WriteAheadTable
@@ -209,7 +216,7 @@ class DeltaTarget:
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> OpenDelta:
         """See :meth:`..write_ahead.Target.open`."""
         storage = Place.of(self.path, self.storage_options)
-        check_partitions(columns, self.partition_by)
+        check_partitions(columns, self.partition_by, merges=bool(self.upsert_by))
         check_keys(columns, self.upsert_by)
         table = OpenDelta(storage, columns, tuple(self.partition_by), tuple(self.upsert_by))
         table.prepare(widen=widen)
@@ -268,7 +275,8 @@ class OpenDelta:
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`..sink.JudgingTable`."""
-        return judged(rows, reason, StructType(), list(not_empty(self._never_empty)))
+        directories = merge_directories(self._named_by_texts.names) if self.upsert_by else ()
+        return judged(rows, reason, StructType(), [*not_empty(self._never_empty), *directories])
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..write_ahead.TargetTable.stage`."""
@@ -344,9 +352,15 @@ class OpenDelta:
         texts = (one for one in self.columns.fields if isinstance(one.dataType, StringType) and not one.nullable)
         return tuple(one.name for one in texts if one.name in self.partition_by)
 
+    @property
+    def _named_by_texts(self) -> DoubtfulDirectories:
+        """The columns of texts by which files are partitioned: a merge, unlike a task, writes directories for them."""
+        return DoubtfulDirectories.of(self.columns, self.partition_by)
+
     def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
         directory = f"{FILES}/{new_try(batch_id)}"
-        schema, is_left = pa.schema(delta_schema(self.columns).to_arrow()), EmptyTexts(self._never_empty)
+        schema = pa.schema(delta_schema(self.columns).to_arrow())
+        is_left = self._named_by_texts if self.upsert_by else EmptyTexts(self._never_empty)
         try:
             written = write(Staging(self.storage, directory, schema, self.partition_by, statistics_of, is_left))
             listing = Listing(self.upsert_by, written.files, self.columns.jsonValue(), self.partition_by)
@@ -402,7 +416,7 @@ class OpenDelta:
 
     def _require_writable(self, table: DeltaTable, partition_by: Sequence[str], upsert_by: Sequence[str]) -> None:
         metadata = table.metadata()
-        asked = unsupported(metadata, table.schema())
+        asked = [*unsupported(metadata, table.schema()), *unwritten(table.protocol())]
         if metadata.partition_columns != list(partition_by):
             are = ", ".join(metadata.partition_columns) or "no column"
             asked.append(f"it is partitioned by {are}, and partition_by says {', '.join(partition_by) or 'none'}")

@@ -115,15 +115,18 @@ def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """
     columns = []
     for field in schema:
-        if field.name not in batch.schema.names:
+        if field.name not in batch.schema.names or pa.types.is_null(batch.column(field.name).type):
             columns.append(pa.nulls(batch.num_rows, field.type))
             continue
         values = batch.column(field.name)
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        if _kind(values.type) not in _FITTING.get(_kind(field.type), {_kind(field.type)}):
+        if not _fits(values.type, field.type):
             raise BadContentError(f"column {field.name} is {values.type}, and must be {field.type}")
         try:
+            if pa.types.is_integer(values.type) and pa.types.is_decimal(field.type):
+                # Of any other decimal, Arrow wants room for the largest integer.
+                values = values.cast(_ANY_INTEGER)
             columns.append(values.cast(field.type))
         except pa.ArrowException:
             raise BadContentError(
@@ -140,11 +143,32 @@ def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return converted
 
 
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type are converted to another without loss, or that fails; so is what is inside of them."""
+    if pa.types.is_dictionary(found):
+        found = found.value_type
+    kind = _kind(wanted)
+    if pa.types.is_null(found):
+        return True
+    if _kind(found) not in _FITTING.get(kind, {kind}):
+        return False
+    match kind:
+        case "list":
+            return _fits(found.value_type, wanted.value_type)
+        case "map":
+            return _fits(found.key_type, wanted.key_type) and _fits(found.item_type, wanted.item_type)
+        case "struct":
+            types = {field.name: field.type for field in found}
+            return all(_fits(types[field.name], field.type) for field in wanted if field.name in types)
+    return True
+
+
 def _kind(kind: pa.DataType) -> str:
     """What sort of values a type has: within one sort, conversions lose nothing or fail."""
     sorts = {
         "integer": pa.types.is_integer,
-        "fraction": pa.types.is_floating,
+        "double": pa.types.is_float64,
+        "float": pa.types.is_floating,
         "decimal": pa.types.is_decimal,
         "text": lambda it: pa.types.is_string(it) or pa.types.is_large_string(it) or pa.types.is_string_view(it),
         "bytes": lambda it: pa.types.is_binary(it) or pa.types.is_large_binary(it) or pa.types.is_fixed_size_binary(it),
@@ -158,7 +182,12 @@ def _kind(kind: pa.DataType) -> str:
 
 
 _PYTHONS_YEARS: Final = re.compile(r"year -?\d+ is out of range|ordinal must be")
-_FITTING: Final = {"fraction": {"fraction", "integer"}, "decimal": {"decimal", "integer"}}
+_FITTING: Final = {
+    "double": {"double", "float", "integer"},
+    "float": {"float", "integer"},
+    "decimal": {"decimal", "integer"},
+}
+_ANY_INTEGER: Final = pa.decimal128(20, 0)
 
 _AVRO: Final = {
     "null": pa.null(),
@@ -218,6 +247,11 @@ def _avro_described(kind: Mapping[str, Any], named: dict[str, Any]) -> Any:
 
 
 def _avro_value(value: Any) -> Any:
+    """A value as pyarrow takes it, whatever it is inside of."""
+    if isinstance(value, dict):
+        return {name: _avro_value(its) for name, its in value.items()}
+    if isinstance(value, list):
+        return [_avro_value(its) for its in value]
     return str(value) if isinstance(value, UUID) else value
 
 

@@ -182,7 +182,12 @@ class JsonDocument(_Texts):
     """One JSON value, over as many lines as it likes: an array of objects, which are records, or one object.
 
     The texts of its objects are the rows of :class:`JsonLines`.
+
+    Attributes:
+        may_be_empty: Whether a file without a value has no records, rather than being none.
     """
+
+    may_be_empty: bool = True
 
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
@@ -191,6 +196,8 @@ class JsonDocument(_Texts):
         if len(text) > LONGEST_DOCUMENT_BYTES:
             raise BadContentError(f"longer than {LONGEST_DOCUMENT_BYTES} bytes: write one object a line, as jsonl")
         if not text:
+            if not self.may_be_empty:
+                raise BadContentError("the body is empty")
             return
         records = _elements(text) if text.startswith(b"[") else [text]
         for number, record in enumerate(records, 1):
@@ -207,11 +214,12 @@ class XmlRows(_Texts):
 
     Attributes:
         row_tag: The name of the elements that are records, without a namespace.
-        once: The names of elements that a record may have once: their columns hold one value.
+        once: The elements that may stand once in what they are in, because their columns hold one value: each by the
+            names on the way to it.
     """
 
     row_tag: str
-    once: frozenset[str] = frozenset()
+    once: frozenset[tuple[str, ...]] = frozenset()
 
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
@@ -257,12 +265,15 @@ class XmlRows(_Texts):
                 raise
             raise BadContentError("not XML in an encoding of one byte a character, UTF-8 or UTF-16") from None
 
-    def _check(self, row: Element) -> None:
-        names = [element.tag.rpartition("}")[2] for element in row]
-        for name in self.once.intersection(names):
+    def _check(self, element: Element, path: tuple[str, ...] = ()) -> None:
+        seen: set[tuple[str, ...]] = set()
+        for inner in element:
+            its = (*path, inner.tag.rpartition("}")[2])
             # Spark would take the last one.
-            if names.count(name) > 1:
-                raise BadContentError(f"a record has {name} twice, and the column holds one value")
+            if its in seen and its in self.once:
+                raise BadContentError(f"a record has {'.'.join(its)} twice, and the column holds one value")
+            seen.add(its)
+            self._check(inner, its)
 
 
 def _together(texts: Iterable[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

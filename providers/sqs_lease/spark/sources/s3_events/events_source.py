@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from operator import and_
+from operator import and_, or_
 from typing import Any, Final, Literal, get_args
 
 from pyspark.sql import DataFrame
@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     MapType,
     StringType,
     StructField,
@@ -23,7 +24,7 @@ from pyspark.sql.types import (
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type, without_case
-from sqs_lease.spark.sources.json import NO_VALUE, flaw, joined, json_rows
+from sqs_lease.spark.sources.json import NO_VALUE, as_written, flaw, joined, json_rows, times_of_day
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
 from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines, XmlRows
@@ -63,6 +64,8 @@ _XML_OPTIONS: Final = {
     # A timestamp without a zone means the same whichever session parses it.
     "timeZone": "UTC",
 }
+# As a text of an element, or a value of an attribute.
+_MAY_HAVE_TIME_OF_DAY: Final = r"""[>"']\s*[+-]?(T\d|\d{1,2}:)"""
 _PACKAGES: Final = {"avro": "fastavro", "xml": "defusedxml"}
 _NOT_IN_TEXT: Final = (ArrayType, BinaryType, MapType, StructType)
 
@@ -209,8 +212,7 @@ class S3EventsSource(FixedSource):
             case "json":
                 return JsonDocument()
             case "xml":
-                single = (its.name for its in record.fields if not isinstance(its.dataType, ArrayType))
-                return XmlRows(self._reading.row_tag, frozenset(single))
+                return XmlRows(self._reading.row_tag, frozenset(_single(record)))
         required = [its.name for its in record.fields if not its.nullable]
         if opened := _COLUMNAR.get(self.format):
             return Columnar(arrow_schema(record), required, opened)
@@ -220,6 +222,16 @@ class S3EventsSource(FixedSource):
         return Csv(arrow_schema(record), required, self._reading.delimiter)
 
 
+def _single(kind: DataType, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The columns, and fields inside of them, that hold one value: each by the names on the way to it."""
+    if isinstance(kind, ArrayType):
+        yield from _single(kind.elementType, path)
+    for its in kind.fields if isinstance(kind, StructType) else ():
+        if not isinstance(its.dataType, ArrayType):
+            yield *path, its.name
+        yield from _single(its.dataType, (*path, its.name))
+
+
 def _xml_rows(frame: DataFrame, text: str, columns: StructType, carried: Sequence[str]) -> DataFrame:
     """Parse a column of XML elements by Spark's own parser, as :func:`.json.json_rows` does.
 
@@ -227,10 +239,18 @@ def _xml_rows(frame: DataFrame, text: str, columns: StructType, carried: Sequenc
     """
     schema = StructType([*columns.fields, StructField(_CORRUPT, StringType())])
     record = F.col(_RECORD)
-    parsed = frame.select(*carried, F.from_xml(text, schema, _XML_OPTIONS).alias(_RECORD)).select(
+    texts = StructType([StructField(its.name, as_written(its.dataType)) for its in columns.fields])
+    written = F.from_xml(text, texts, _XML_OPTIONS)
+    of_day = [
+        test
+        for its in columns.fields
+        for _, test in times_of_day(F.col(text), _MAY_HAVE_TIME_OF_DAY, written.getField(its.name), its)
+    ]
+    unfit = [record.getField(_CORRUPT).isNotNull(), *(F.coalesce(test, F.lit(False)) for test in of_day)]
+    parsed = frame.select(*carried, text, F.from_xml(text, schema, _XML_OPTIONS).alias(_RECORD)).select(
         *(record.getField(name).alias(name) for name in columns.names),
         *carried,
-        record.getField(_CORRUPT).isNotNull().alias(_CORRUPT),
+        joined(or_, unfit).alias(_CORRUPT),
     )
     reason = F.coalesce(
         F.col(REASON),

@@ -129,6 +129,7 @@ class ObjectRows:
         threads: How many messages are worked on at the same time.
         path_columns: What their keys say; nothing, by default.
         locate: Says what a body tells of, as :func:`.notification.created_objects`: objects, or their contents.
+        has_marks: Whether an object without any byte is a mark, such as the one that stands for a folder.
     """
 
     store: ObjectStore
@@ -136,6 +137,7 @@ class ObjectRows:
     threads: int
     path_columns: PathColumns = NO_PATH_COLUMNS
     locate: Callable[[str], Iterable[S3Object | Content]] = created_objects
+    has_marks: bool = True
 
     @property
     def schema(self) -> pa.Schema:
@@ -227,8 +229,7 @@ class ObjectRows:
     def _object_rows(self, its: S3Object) -> Iterator[pa.RecordBatch]:
         with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as file:
             try:
-                # An object without any byte is a mark, such as the one that stands for a folder.
-                if not self.store.fetch(its, file):
+                if not self.store.fetch(its, file) and self.has_marks:
                     return
                 of_object = self.path_columns.values(its.key)
                 of_object |= {BUCKET: its.bucket, KEY: its.key, VERSION_ID: its.version_id}

@@ -1,0 +1,104 @@
+"""A time without a day rejects its message: Spark itself takes the day on which it happens to look."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from typing import Any
+from uuid import uuid4
+
+import boto3
+import pytest
+
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.spark import AttributeColumns, DeltaSink, JsonSource, S3EventsSource
+from sqs_lease.spark.session import session_settings
+from tests.spark.samples import Place, message, rows
+from tests.spark.sources.s3_messages import direct, record
+
+pytestmark = pytest.mark.processes
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def test_in_json(place: Place) -> None:
+    schema = "at TIMESTAMP, stop STRUCT<at: TIMESTAMP>, more ARRAY<TIMESTAMP>, by MAP<STRING, TIMESTAMP>, note STRING"
+    good = [
+        {"at": "2026-01-31T12:00:00Z", "note": "12:30"},
+        {"at": "2026-01-31 12:00", "stop": {"at": None, "note": "T12:30"}},
+        {"at": 1769860800, "12:30": "12:30", "more": ["2026-01-31"]},
+    ]
+    bad: dict[str, list[Any]] = {
+        "at": ["12:30", "T12:30:15", " 1:2", "T12", "12:30 Europe/Berlin", "\t12:30:15.123456"],
+        "stop.at": [{"at": "12:30"}],
+        "more[]": [["2026-01-31T12:00:00Z", "12:30"]],
+        "by[]": [{"a": "12:30"}],
+    }
+    flawed = [(where, {where.partition(".")[0].removesuffix("[]"): its}) for where in bad for its in bad[where]]
+    escaped = '{"at": "\\u00312:30"}', '{"at": "\\t\\u0054\\u0031\\u0032:30"}'
+    bodies = [*map(json.dumps, good), *(json.dumps(its) for _, its in flawed), *escaped]
+    batch = [message(f"m{number:02}", body) for number, body in enumerate(bodies)]
+
+    result = place.ingest(batch, source=JsonSource(schema))
+    saved = place.ingest(batch, source=JsonSource(schema, rescued="rest"), sink=DeltaSink(place.root / "saved"))
+
+    reasons = [f"not of the type in the schema: {where}" for where in (*(where for where, _ in flawed), "at", "at")]
+    assert list(result.rejected.values()) == reasons
+    assert [row["at"].astimezone(UTC) for row in rows(place.table)] == [NOON] * 3
+    assert saved.rejected == {}
+    assert [row["rest"] for row in rows(place.root / "saved")][3:] == bodies[3:]
+
+
+def test_in_attributes_which_do_not_depend_on_the_session(place: Place) -> None:
+    def sent(number: int, **texts: str) -> Message:
+        attributes: dict[str, Any] = {name: {"DataType": "String", "StringValue": text} for name, text in texts.items()}
+        return Message(Receipt(f"m{number}", ""), f'{{"id": {number}}}', {"SentTimestamp": "1700000000123"}, attributes)
+
+    source = AttributeColumns(JsonSource("id INT"), "at TIMESTAMP, day DATE")
+    good = [sent(0, at="2026-01-31 12:00"), sent(1, at="2026-01-31T12:00:00Z"), sent(2, day="2026-01-31"), sent(3)]
+    bad = [
+        sent(4, at="12:30"),
+        sent(5, at="T12:30"),
+        sent(6, day="2026-01-31 or so"),
+        sent(7, day="2026"),
+        sent(8, at=""),
+    ]
+
+    with session_settings(place.spark, {"spark.sql.session.timeZone": "America/New_York"}):
+        result = place.ingest([*good, *bad], source=source)
+
+    assert result.rejected == {
+        f"m{number}": f"the attribute {name} is not of the type in the schema"
+        for number, name in zip(range(4, 9), ("at", "at", "day", "day", "at"), strict=True)
+    }
+    assert [(row["at"], row["day"]) for row in rows(place.table)] == [
+        (NOON, None),
+        (NOON, None),
+        (None, date(2026, 1, 31)),
+        (None, None),
+    ]
+
+
+def test_in_xml_of_which_no_value_is_lost_either(place: Place, on_s3: None) -> None:
+    bucket = f"bucket-{uuid4().hex[:12]}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    contents = {
+        "good": b"<row><id>1</id><at>2026-01-31T12:00:00</at><stop at='2026-01-31'><note>12:30</note></stop></row>",
+        "at": b"<row><id>2</id><at> 12:30</at></row>",
+        "stop": b"<row><id>3</id><stop at='12:30'/></row>",
+        "twice": b"<row><id>4</id><stop><note>a</note><note>b</note></stop></row>",
+    }
+    for key, content in contents.items():
+        boto3.client("s3").put_object(Bucket=bucket, Key=key, Body=content)
+    schema = "id INT NOT NULL, at TIMESTAMP, stop STRUCT<_at: TIMESTAMP, note: STRING>"
+
+    result = place.ingest(
+        [message(key, direct(record(bucket, key))) for key in contents],
+        source=S3EventsSource("xml", schema, read={"tasks": 1, "threads": 2}),
+    )
+
+    unfit = "a value is not of the type in the schema"
+    twice = f"s3://{bucket}/twice: a record has stop.note twice, and the column holds one value"
+    assert result.rejected == {"at": unfit, "stop": unfit, "twice": twice}
+    (stored,) = rows(place.table)
+    assert (stored["id"], stored["at"], stored["stop"]["note"]) == (1, NOON, "12:30")
