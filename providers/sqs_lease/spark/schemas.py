@@ -176,7 +176,7 @@ def require_plain(columns: StructType, cannot: str) -> None:
     for path, kind in types_in(columns):
         if not isinstance(kind, _IN_PARQUET):
             raise SchemaError(f"column {path}: {cannot} the type {kind.simpleString()}")
-        if isinstance(kind, StructType) and not kind.fields:
+        if path and isinstance(kind, StructType) and not kind.fields:
             raise SchemaError(f"column {path}: {cannot} an object without fields: name some, or make it a STRING")
 
 

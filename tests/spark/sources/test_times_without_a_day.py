@@ -29,14 +29,15 @@ def test_in_json(place: Place) -> None:
         {"at": 1769860800, "12:30": "12:30", "more": ["2026-01-31"]},
     ]
     bad: dict[str, list[Any]] = {
-        "at": ["12:30", "T12:30:15", " 1:2", "T12", "12:30 Europe/Berlin", "\t12:30:15.123456"],
+        "at": ["12:30", "T12:30:15", " 1:2", "T12", "12:30 Europe/Berlin", "\t12:30:15.123456", "\x01\x7f12:30"],
         "stop.at": [{"at": "12:30"}],
         "more[]": [["2026-01-31T12:00:00Z", "12:30"]],
         "by[]": [{"a": "12:30"}],
     }
     flawed = [(where, {where.partition(".")[0].removesuffix("[]"): its}) for where in bad for its in bad[where]]
     escaped = '{"at": "\\u00312:30"}', '{"at": "\\t\\u0054\\u0031\\u0032:30"}'
-    bodies = [*map(json.dumps, good), *(json.dumps(its) for _, its in flawed), *escaped]
+    long = json.dumps({"at": "2026-01-31T12:00:00Z", "note": "\u65e5" * 100_000}, ensure_ascii=False)
+    bodies = [long, *map(json.dumps, good), *(json.dumps(its) for _, its in flawed), *escaped]
     batch = [message(f"m{number:02}", body) for number, body in enumerate(bodies)]
 
     result = place.ingest(batch, source=JsonSource(schema))
@@ -44,9 +45,9 @@ def test_in_json(place: Place) -> None:
 
     reasons = [f"not of the type in the schema: {where}" for where in (*(where for where, _ in flawed), "at", "at")]
     assert list(result.rejected.values()) == reasons
-    assert [row["at"].astimezone(UTC) for row in rows(place.table)] == [NOON] * 3
+    assert [row["at"].astimezone(UTC) for row in rows(place.table)] == [NOON] * 4
     assert saved.rejected == {}
-    assert [row["rest"] for row in rows(place.root / "saved")][3:] == bodies[3:]
+    assert [row["rest"] for row in rows(place.root / "saved")][4:] == bodies[4:]
 
 
 def test_in_attributes_which_do_not_depend_on_the_session(place: Place) -> None:

@@ -257,11 +257,14 @@ _LIMITS: Final[Mapping[type[DataType], tuple[str, str]]] = {
     TimestampType: ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"),
 }
 
-TIME_OF_DAY: Final = r"^\s*[+-]?(T\d|\d{1,2}:)"
-"""A text that names a time and no day."""
+_HOURS: Final = r"[^\w\"]*+(T\d|\d{1,2}:)"
 
-# Within JSON, where characters may be escaped: few texts have it by chance.
-_MAY_HAVE_TIME_OF_DAY: Final = r'"([^"\w]|\\(u00\w\w|\w))*(T\d|\d{1,2}:)'
+TIME_OF_DAY: Final = r"^[\x00-\x20\x7F]*[+-]?(T\d|\d{1,2}:)"
+"""A text that names a time and no day; Spark leaves out spaces and control characters before it."""
+
+# Within JSON, where characters may be escaped: few texts have it by chance. No group may repeat: Java's stack grows
+# with each time that one does, and one long text would end the executor.
+_MAY_HAVE_TIME_OF_DAY: Final = rf'"{_HOURS}|\\\w{_HOURS}|\\u00'
 
 _Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
 

@@ -64,8 +64,8 @@ _XML_OPTIONS: Final = {
     # A timestamp without a zone means the same whichever session parses it.
     "timeZone": "UTC",
 }
-# As a text of an element, or a value of an attribute.
-_MAY_HAVE_TIME_OF_DAY: Final = r"""[>"']\s*[+-]?(T\d|\d{1,2}:)"""
+# As a text of an element, or a value of an attribute, in which characters may be escaped.
+_MAY_HAVE_TIME_OF_DAY: Final = r"""[>"'\[][\x00-\x20\x7F]*+[+-]?(T\d|\d{1,2}:)|&#"""
 _PACKAGES: Final = {"avro": "fastavro", "xml": "defusedxml"}
 _NOT_IN_TEXT: Final = (ArrayType, BinaryType, MapType, StructType)
 
