@@ -82,7 +82,7 @@ class IngestionSpec:
     def parse(cls, plain: object) -> IngestionSpec:
         """Check a spec.
 
-        Texts that hold a template (``{{``) pass, as far as only their content could be wrong.
+        Texts that hold a template (``{{``, ``{%``) pass, as far as only their content could be wrong.
 
         Args:
             plain: The spec as JSON values.
