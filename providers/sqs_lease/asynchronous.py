@@ -160,7 +160,8 @@ class _OpenLease:
         except BaseException:
             self._is_over = True
             self._dropped.detach()
-            await to_its_end(self._listened())
+            # Also when it was cancelled just after it had received.
+            await to_its_end(self._given_back())
             raise
 
     async def settle(self, work: Coroutine[Any, Any, None]) -> None:
@@ -204,6 +205,12 @@ class _OpenLease:
         finally:
             await to_its_end(self._listened())
         self.session.conclude(error)
+
+    async def _given_back(self) -> None:
+        try:
+            await self.session.give_back()
+        finally:
+            await self._listened()
 
     async def _listened(self) -> None:
         if self.session.has_listener:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, XComArg, setup, task, task_group, teardown
+from airflow.sdk import dag as define_dag
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.serialization.serialized_objects import DagSerialization
 
@@ -470,6 +471,37 @@ def test_a_templated_queue_is_looked_at_when_it_is_known(dag: DAG) -> None:
     with sqs_lease("orders", queue_url="{{ var.value.orders_queue }}") as orders:
         load(orders)
     assert "queue_url" in dag.task_dict["orders"].template_fields
+
+
+TEMPLATED = ("queue_url", "max_messages", "payload", "message_filtering_config")
+STATEMENT = "{% if params.large %}a{% else %}b{% endif %}"
+
+
+def lease_with(**arguments: Any) -> None:
+    filtering = {"message_filtering": "jsonpath"} if "message_filtering_config" in arguments else {}
+    with sqs_lease("orders", **{"queue_url": QUEUE, **filtering, **arguments}) as orders:
+        load(orders)
+
+
+@pytest.mark.parametrize("field", TEMPLATED)
+def test_a_template_of_statements_alone_is_looked_at_when_it_is_known(dag: DAG, field: str) -> None:
+    lease_with(**{field: STATEMENT})
+    assert field in dag.task_dict["orders"].template_fields
+
+
+@pytest.mark.parametrize("field", TEMPLATED)
+def test_the_result_of_another_task_is_looked_at_when_it_is_known(dag: DAG, field: str) -> None:
+    lease_with(**{field: step.override(task_id="choose")()})
+    assert dag.task_dict["orders"].upstream_task_ids == {"choose"}
+
+
+@pytest.mark.parametrize("field", TEMPLATED)
+def test_a_parameter_of_the_dag_is_looked_at_when_it_is_known(field: str) -> None:
+    @define_dag(schedule=None)
+    def shop(chosen: Any = None) -> None:
+        lease_with(**{field: chosen})
+
+    assert "orders" in shop().task_ids
 
 
 def test_a_dag_file_loads_none_of_the_libraries_for_aws() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.execution_time.comms import GetTaskStates
+from airflow.sdk.serde import serialize
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS, LONGEST_UNSIGNALLED_SECONDS
@@ -106,6 +107,21 @@ def test_messages_that_the_work_names_in_its_return_value_are_given_back(world: 
 
     world.run(scenario)
     assert (world.report()["deleted"], world.report()["released"]) == (2, 1)
+
+
+@pytest.mark.parametrize("failed", [(), (1,)], ids=["none", "one"])
+def test_messages_may_be_named_in_a_tuple(world: LeasedMessages, failed: tuple[int, ...]) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep(on_failure=dead_letter())
+        returned = {"batchItemFailures": tuple({"itemIdentifier": world.ids[position]} for position in failed)}
+        # As a worker stores it.
+        world.supervisor.xcoms[RUN_ID, "load", -1, "return_value"] = serialize(returned)
+        world.states["load"] = "success"
+        await running.ended()
+
+    world.run(scenario)
+    assert world.report()["deleted"] == len(world.ids) - len(failed)
+    assert world.report()["dead_lettered"] == len(failed)
 
 
 def test_a_message_is_dead_lettered_with_the_reason_that_the_work_returned(world: LeasedMessages) -> None:

@@ -370,3 +370,9 @@ def test_the_resumed_sensor_ends_as_the_trigger_says(status: str, error: type[Ex
 def test_mistakes_are_found_when_the_dag_is_parsed(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         sensor(**options)
+
+
+def test_a_queue_that_is_known_when_the_task_runs_is_looked_at_then() -> None:
+    made = sensor(queue_url="{% if params.large %}large{% else %}small{% endif %}", at_most=0)
+    made.render_template_fields({"params": {"large": True}})
+    assert made.queue_url == "large"

@@ -154,6 +154,59 @@ class TestCancellation:
 
         program.run(main)
 
+    def test_one_that_comes_between_the_receive_and_the_block_gives_back(self, program: Program) -> None:
+        program.orders.queue.send("a")
+
+        async def main() -> None:
+            async def work() -> None:
+                async with program.lease():
+                    pytest.fail("the block is not entered")
+
+            def cancel_when_received(
+                loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
+            ) -> asyncio.Task[Any]:
+                task = asyncio.Task(coroutine, loop=loop, **options)
+                if coroutine.__qualname__ == LeaseSession.receive.__qualname__:
+                    # Before the program is told that it has ended.
+                    task.add_done_callback(lambda _: working.cancel())
+                return task
+
+            working = asyncio.create_task(work())
+            asyncio.get_running_loop().set_task_factory(cancel_when_received)
+            with pytest.raises(asyncio.CancelledError):
+                await working
+            await asyncio.sleep(3600)
+            assert program.orders.queue.visible == ["a"]
+
+        program.run(main)
+
+    @pytest.mark.parametrize("settles", [False, True], ids=["at the end", "before"])
+    def test_a_task_that_is_cancelled_with_all_others_of_the_loop_gives_back(
+        self, program: Program, *, settles: bool
+    ) -> None:
+        program.orders.queue.send("a", "b")
+
+        async def main() -> None:
+            async def work() -> None:
+                async with program.lease() as batch:
+                    if settles:
+                        await batch.succeed(next(iter(batch)))
+                    await asyncio.sleep(3600)
+
+            working = asyncio.create_task(work())
+            await asyncio.sleep(25)
+            # As asyncio.run() does at the end of a program.
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            began_at = program.clock.now()
+            await asyncio.gather(*others, return_exceptions=True)
+            assert working.cancelled()
+            assert program.clock.now() - began_at < 5
+            assert program.orders.queue.visible == (["b"] if settles else ["a", "b"])
+
+        program.run(main)
+
     def test_a_receive_that_is_cancelled_gives_back_what_it_took(self, program: Program) -> None:
         async def main() -> None:
             async def work() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -34,6 +35,9 @@ STOCK_OPTIONS: Final[Mapping[str, str]] = {
 }
 """The options of the amazon provider's ``SqsSensor`` that are not taken here, with what to do about each."""
 
+_TEMPLATE: Final = re.compile(r"\{[{%#]")
+"""What begins an expression, a statement or a comment of Jinja."""
+
 _NOT_THE_AUTHORS: Final = (
     *(f"{Path(file).parent}{os.sep}" for file in (__file__, sdk.__file__) if file),
     contextlib.__file__,
@@ -50,6 +54,14 @@ def warn_author(text: str, category: type[Warning]) -> None:
     frame = _authors_frame()
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, registry=registry)
+
+
+def is_final(value: object) -> bool:
+    """Whether an argument is what it will be when the task runs: no template, no result of a task, no DAG parameter."""
+    if isinstance(value, str):
+        return _TEMPLATE.search(value) is None
+    # What Airflow resolves when the task runs. The class of all of these is not public.
+    return not hasattr(value, "iter_references")
 
 
 def refuse_mapping(task: Any) -> None:

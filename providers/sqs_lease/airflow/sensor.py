@@ -26,6 +26,7 @@ from sqs_lease.airflow.airflow_api.requests import triggers_are_supported, trigg
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.dag_file import (
     NEITHER_MAPPED,
+    is_final,
     refuse_late_readers,
     refuse_mapping,
     refuse_stock_options,
@@ -208,7 +209,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         self._check_payload()
         self._check_max_messages()
         self._filter()
-        if isinstance(queue_url, str) and "{{" not in queue_url:
+        if is_final(queue_url):
             queue_reference(queue_url)
         self._aws_connection()
 
@@ -393,9 +394,9 @@ class SqsLeaseSensor(BaseSensorOperator):
         """Return the most messages of a batch; while it is still a template, the most there can be."""
         limit = MAX_PUBLISHED_MESSAGES if (self.payload or default_payload()) is None else MAX_IN_FLIGHT
         given = self.max_messages
+        if not is_final(given):
+            return limit
         if isinstance(given, str):
-            if "{{" in given:
-                return limit
             # What a template gives is text.
             given = int(given) if given.isdecimal() else given
         if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_IN_FLIGHT:

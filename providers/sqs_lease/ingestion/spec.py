@@ -34,7 +34,7 @@ VERSION: Final = 1
 S3: Final = "s3://"
 """What a workspace begins with that is no directory."""
 
-_TEMPLATE: Final = "{{"
+_TEMPLATES: Final = ("{{", "{%", "{#")
 _SECRET_NAME: Final = re.compile(r"secret|password|passwd|token|access[._-]?key$|account[._-]?key$", re.IGNORECASE)
 # In an address, or in libpq's other notation: "host=... password=...".
 _PASSWORD: Final = re.compile(r"//[^/\s:@]*:[^/\s]+@|\bpassword\s*=", re.IGNORECASE)
@@ -82,7 +82,7 @@ class IngestionSpec:
     def parse(cls, plain: object) -> IngestionSpec:
         """Check a spec.
 
-        Texts that hold a template (``{{``) pass, as far as only their content could be wrong.
+        Texts that hold a template (``{{``, ``{%``) pass, as far as only their content could be wrong.
 
         Args:
             plain: The spec as JSON values.
@@ -98,7 +98,7 @@ class IngestionSpec:
             if name not in spec:
                 raise SpecError(f"the spec has no {name!r}")
         workspace = spec["workspace"]
-        if not isinstance(workspace, str) or not workspace.startswith(("/", S3, _TEMPLATE)):
+        if not isinstance(workspace, str) or not workspace.startswith(("/", S3, *_TEMPLATES)):
             raise SpecError(
                 f"workspace must be the absolute path of a directory, or s3://bucket/..., not {workspace!r}"
             )
@@ -207,10 +207,14 @@ def _settings_value(value: Any, place: str, name: str) -> None:
         raise SpecError(f'{place} has a password in it, and a spec is stored and shown: give {{"env": "NAME"}} instead')
 
 
+def _is_template(value: str) -> bool:
+    return any(beginning in value for beginning in _TEMPLATES)
+
+
 def _one_of(*choices: str) -> Check:
     def check(value: Any, place: str) -> None:
         _text(value, place)
-        if isinstance(value, str) and value not in choices and _TEMPLATE not in value:
+        if isinstance(value, str) and value not in choices and not _is_template(value):
             raise SpecError(f"{place} must be one of {', '.join(choices)}, not {value!r}{_nearest(value, choices)}")
 
     return check
@@ -223,7 +227,7 @@ def _units(value: Any, place: str) -> None:
 
 def _function(value: Any, place: str) -> None:
     _text(value, place)
-    if isinstance(value, str) and _TEMPLATE not in value and not _FUNCTION.match(value):
+    if isinstance(value, str) and not _is_template(value) and not _FUNCTION.match(value):
         raise SpecError(f"{place} must name a function as 'package.module:function', not {value!r}")
 
 

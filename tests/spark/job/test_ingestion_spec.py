@@ -128,6 +128,13 @@ def test_templates_pass_where_only_their_content_could_be_wrong() -> None:
     assert IngestionSpec.parse(with_(source=source)).source.parameters["new_fields"] == "{{ params.new_fields }}"
 
 
+def test_templates_of_statements_alone_pass_as_well() -> None:
+    chosen = "{% if params.strict %}reject{% else %}ignore{% endif %}"
+    source = {"kind": "json", "schema": "id BIGINT", "new_fields": chosen}
+    spec = IngestionSpec.parse(with_(source=source, workspace="{% if params.large %}/large{% else %}/data{% endif %}"))
+    assert spec.source.parameters["new_fields"] == chosen
+
+
 @pytest.mark.parametrize(("kind", "parameters"), [*SOURCES.items(), *SINKS.items()], ids=lambda value: str(value)[:12])
 def test_every_kind_names_parameters_that_can_be_written(kind: str, parameters: Any) -> None:
     names = {*parameters.required, *parameters.optional}

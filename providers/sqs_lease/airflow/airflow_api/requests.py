@@ -286,7 +286,15 @@ async def pull_plain_mapping(task: RunOfTask, instance: InstanceKey) -> Mapping[
     if stored is None:
         return None
     value = stored.value if XCom is BaseXCom else await _deserialised_by_backend(stored)
-    return value if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping):
+        return None
+    return {key: _items_of_tuple(each) for key, each in value.items()}
+
+
+def _items_of_tuple(stored: Any) -> Any:
+    """The items of a tuple as it is stored in an XCom, which JSON has no form for; other values as they are."""
+    is_tuple = isinstance(stored, Mapping) and stored.get("__classname__") == "builtins.tuple"
+    return stored.get("__data__") if is_tuple else stored
 
 
 def seal(text: str) -> str:

@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
+from sqs_lease.airflow.dag_file import is_final
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.runtime import DEFERRAL_SECONDS, SharedKeeper, TriggererKeepers, shielded, triggerer_keepers
 from sqs_lease.keeper.outcome import FAILED, TIMED_OUT, OutcomeError
@@ -176,8 +177,3 @@ class QueueTrigger(BaseTrigger):
             SqsError: The queue cannot be used.
             ValueError: An argument is wrong.
         """
-
-
-def is_final(text: object) -> bool:
-    """Whether an argument is what it will be when the task runs: text, and not a template."""
-    return isinstance(text, str) and "{{" not in text

@@ -22,7 +22,8 @@ from typing import Any, Final
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferralError, TaskDeferralTimeout, TaskDeferred
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, run_of, state_key, task_states, triggers_are_supported
-from sqs_lease.airflow.queues.queue_task import TRIGGERER_MARGIN, QueueTask, QueueTrigger, is_final
+from sqs_lease.airflow.dag_file import is_final
+from sqs_lease.airflow.queues.queue_task import TRIGGERER_MARGIN, QueueTask, QueueTrigger
 from sqs_lease.airflow.queues.worker_calls import WorkerCalls
 from sqs_lease.airflow.receiving.collector import takeover_seconds
 from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, shielded

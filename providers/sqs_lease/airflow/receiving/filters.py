@@ -26,6 +26,7 @@ from pkgutil import resolve_name
 from typing import Any, Final, Self, TypeAlias
 
 from sqs_lease.airflow.airflow_api.requests import DAG_FILE_MODULE
+from sqs_lease.airflow.dag_file import is_final
 from sqs_lease.core.durations import seconds_of
 from sqs_lease.core.failure_rules import DiscardRule, FailureRule, ReleaseRule
 from sqs_lease.core.messages import Message
@@ -104,12 +105,12 @@ class MessageFilter:
             raise ValueError(f"message_filtering must be one of {', '.join(KINDS)}, not {kind!r}")
         if kind == LITERAL and match_values is None:
             raise ValueError("message_filtering='literal' needs message_filtering_match_values")
-        if kind != LITERAL and (not isinstance(expression, str) or not expression):
+        if kind != LITERAL and is_final(expression) and (not isinstance(expression, str) or not expression):
             raise ValueError(f"message_filtering={kind!r} needs {_CONFIGS[kind]} as message_filtering_config")
         if kind == CALLABLE and match_values is not None:
             raise ValueError("message_filtering='callable' takes no message_filtering_match_values")
         made = cls(kind, _encoded_values(match_values), None if kind == LITERAL else expression)
-        if not checked and (expression is None or "{{" not in expression):
+        if not checked and is_final(expression):
             made.matcher()
         return made
 

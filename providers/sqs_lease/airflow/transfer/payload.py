@@ -25,6 +25,7 @@ from airflow.sdk import BaseXCom, ObjectStoragePath
 from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, NoAnswerError, RunOfTask, pull
+from sqs_lease.airflow.dag_file import is_final
 from sqs_lease.airflow.provider_info import CONFIG_SECTION, PAYLOAD_OPTION
 from sqs_lease.airflow.threads import FILES
 from sqs_lease.airflow.transfer.lease import LEASES_URI, MANIFEST_URI, HandedLease, seal_leases
@@ -78,13 +79,14 @@ def check_payload(payload: object, task_id: str) -> None:
         ValueError: It is neither a URI nor an absolute path.
         ModuleNotFoundError: What manifests are written with is not installed.
     """
-    if not isinstance(payload, str):
-        raise TypeError(f"payload of {task_id!r} must be a string, a URI or an absolute path, not {payload!r}")
-    if "{{" not in payload and not (payload.startswith("/") or "://" in payload):
-        raise ValueError(
-            f"payload of {task_id!r} must be a URI (s3://connection@bucket/prefix, file:///directory) or an absolute "
-            f"path that all workers and triggerers share, not {payload!r}"
-        )
+    if is_final(payload):
+        if not isinstance(payload, str):
+            raise TypeError(f"payload of {task_id!r} must be a string, a URI or an absolute path, not {payload!r}")
+        if not (payload.startswith("/") or "://" in payload):
+            raise ValueError(
+                f"payload of {task_id!r} must be a URI (s3://connection@bucket/prefix, file:///directory) or an "
+                f"absolute path that all workers and triggerers share, not {payload!r}"
+            )
     require_manifests(f"payload of {task_id!r}", MANIFEST_EXTRAS, "leave payload out")
 
 
