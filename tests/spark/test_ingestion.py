@@ -29,7 +29,6 @@ from sqs_lease.spark import (
     TableError,
     WorkspaceError,
 )
-from sqs_lease.spark.columns import NOTHING_TO_STORE
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
@@ -323,10 +322,6 @@ class BrokenSource(JsonSource):
         pytest.param(
             lambda rows: rows.withColumn("_message_id", F.concat("_message_id", F.lit("x"))),
             id="the right number of wrong messages",
-        ),
-        pytest.param(
-            lambda rows: rows.union(rows.where("_message_id = 'm2'").withColumn("_rejected", F.lit(NOTHING_TO_STORE))),
-            id="a message is stored and empty",
         ),
         pytest.param(
             lambda rows: rows.where("_message_id = 'm1'").union(rows.where("_message_id = 'm1'")),
