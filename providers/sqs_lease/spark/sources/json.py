@@ -38,7 +38,16 @@ from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
-from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted, relaxed, types_in, without_case
+from sqs_lease.spark.schemas import (
+    DEEPEST,
+    can_be_column,
+    json_schema,
+    notation,
+    quoted,
+    relaxed,
+    types_in,
+    without_case,
+)
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.source import KeysOf
@@ -371,7 +380,8 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
 
     What has no type yet is left out: fields that are null, empty arrays or empty objects in all bodies. So are names
     that no column should have, of names that differ in case only all but one, and of more than :data:`MOST_COLUMNS`
-    fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text.
+    fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text,
+    and so does what is nested deeper than a table takes.
 
     Raises:
         SchemaError: This version of PySpark cannot infer.
@@ -417,14 +427,17 @@ def can_be_inferred(name: str) -> bool:
     return can_be_column(name) and not is_taken(name)
 
 
-def _storable(kind: DataType) -> DataType:
+def _storable(kind: DataType, room: int = DEEPEST - 1) -> DataType:
+    """A type that tables take, in which no more types than there is room for are inside of each other."""
+    if not room and isinstance(kind, StructType | ArrayType):
+        return StringType()
     if isinstance(kind, StructType):
         names = {without_case(name) for name in kind.names if can_be_column(name)}
         if len(names) < len(kind.names):
             return StringType()
-        return StructType([StructField(field.name, _storable(field.dataType)) for field in kind.fields])
+        return StructType([StructField(field.name, _storable(field.dataType, room - 1)) for field in kind.fields])
     if isinstance(kind, ArrayType):
-        return ArrayType(_storable(kind.elementType))
+        return ArrayType(_storable(kind.elementType, room - 1))
     return kind
 
 
