@@ -25,6 +25,9 @@ from pyspark.sql.types import (
     ArrayType,
     DataType,
     DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     LongType,
     MapType,
     StringType,
@@ -270,6 +273,12 @@ _HOURS: Final = r"[^\w\"]*+(T\d|\d{1,2}:)"
 
 TIME_OF_DAY: Final = r"^[\x00-\x20\x7F]*[+-]?(T\d|\d{1,2}:)"
 """A text that names a time and no day; Spark leaves out spaces and control characters before it."""
+
+# Or no character, which whoever reads it may take for a null.
+_NUMBER: Final = r"^\s*([+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)?\s*$"
+
+FRACTIONS: Final = (DecimalType, DoubleType, FloatType)
+"""The types for which Spark takes texts that are no numbers, and takes them for others than they look like."""
 
 # Within JSON, where characters may be escaped: few texts have it by chance. No group may repeat: Java's stack grows
 # with each time that one does, and one long text would end the executor.
@@ -622,9 +631,9 @@ def _times_of_day(field: StructField, units: Mapping[str, TimestampUnit]) -> Ite
         yield from times_of_day(F.col(_TEXT), _MAY_HAVE_TIME_OF_DAY, written, field)
 
 
-def as_written(kind: DataType) -> DataType:
-    """A type in which times are texts."""
-    return relaxed(kind, lambda one: StringType() if isinstance(one, TimestampType) else one)
+def as_written(kind: DataType, written: tuple[type[DataType], ...] = (TimestampType,)) -> DataType:
+    """A type in which times are texts, or values of other types."""
+    return relaxed(kind, lambda one: StringType() if isinstance(one, written) else one)
 
 
 def times_of_day(text: Column, may_have: str, written: Column, field: StructField) -> Iterator[tuple[str, Column]]:
@@ -642,6 +651,29 @@ def times_of_day(text: Column, may_have: str, written: Column, field: StructFiel
     if any(isinstance(kind, TimestampType) for _, kind in types_in(field.dataType)):
         for path, test in _places(written, field, field.name, _is_time_of_day):
             yield path, F.when(text.rlike(may_have), test).otherwise(F.lit(False))
+
+
+def odd_numbers(written: Column, field: StructField) -> Iterator[tuple[str, Column]]:
+    """Where in a column a text for a number is none, or one that no double can hold: see :func:`odd_number`.
+
+    Args:
+        written: The column's value, with texts for :data:`FRACTIONS`.
+        field: The column.
+
+    Yields:
+        Each place by its path, and the test.
+    """
+    yield from _places(written, field, field.name, odd_number)
+
+
+def odd_number(text: Column, of: StructField) -> Column | None:
+    """Whether a text is no number; None for other types.
+
+    Spark reads "1,5" of XML as 15 and "12 or so" as 12, and has "NaN", "1d" and what is infinite everywhere.
+    """
+    if not isinstance(of.dataType, FRACTIONS):
+        return None
+    return ~text.rlike(_NUMBER) | F.coalesce(F.abs(text.try_cast("double")) == float("inf"), F.lit(False))
 
 
 def _is_time_of_day(written: Column, of: StructField) -> Column | None:
