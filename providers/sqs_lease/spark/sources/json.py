@@ -274,8 +274,8 @@ _HOURS: Final = r"[^\w\"]*+(T\d|\d{1,2}:)"
 TIME_OF_DAY: Final = r"^[\x00-\x20\x7F]*[+-]?(T\d|\d{1,2}:)"
 """A text that names a time and no day; Spark leaves out spaces and control characters before it."""
 
-# Or no character, which whoever reads it may take for a null.
-_NUMBER: Final = r"^\s*([+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)?\s*$"
+# Or no character, which whoever reads it may take for a null. Nothing is tried twice: long texts would take hours.
+_NUMBER: Final = r"^\s*+([+-]?+(\d++\.?+\d*+|\.\d++)([eE][+-]?+\d++)?+)?+\s*+$"
 
 FRACTIONS: Final = (DecimalType, DoubleType, FloatType)
 """The types for which Spark takes texts that are no numbers, and takes them for others than they look like."""
