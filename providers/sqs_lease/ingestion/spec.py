@@ -187,9 +187,16 @@ def _texts(value: Any, place: str) -> None:
         _text(one, f"{place}[{number}]")
 
 
-def _settings(value: Any, place: str) -> None:
-    for name, one in _mapping(value, place).items():
-        _settings_value(one, f"{place}[{name!r}]", name)
+def _read(value: Any, place: str) -> None:
+    checks = {"delimiter": _text, "row_tag": _text, "threads": _number, "tasks": _number}
+    _check_names(_mapping(value, place), checks, place)
+    for name, one in value.items():
+        checks[name](one, f"{place}[{name!r}]")
+
+
+def _number(value: Any, place: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise SpecError(f"{place} must be a whole number, not {_shown(value)}")
 
 
 def _options(value: Any, place: str) -> None:
@@ -261,14 +268,14 @@ SOURCES: Final[Mapping[str, Kind]] = {
         required={"format": _one_of("jsonl", "json", "xml", "csv", "parquet", "orc", "avro"), "schema": _text},
         optional={
             "path_columns": _text,
-            "read": _settings,
+            "read": _read,
             "clean_source": _clean_source,
             "region": _text,
             "endpoint_url": _url,
         },
     ),
     "extended-client": Kind(
-        required={"schema": _text}, optional={"read": _settings, "region": _text, "endpoint_url": _url}
+        required={"schema": _text}, optional={"read": _read, "region": _text, "endpoint_url": _url}
     ),
     "sns": Kind(required={"source": _source}),
     "elements": Kind(required={"source": _source}),

@@ -46,6 +46,9 @@ _IN_PARQUET: Final = (
     *(ArrayType, BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType),
     *(LongType, MapType, ShortType, StringType, StructType, TimestampNTZType, TimestampType),
 )
+DEEPEST: Final = 30
+"""So many types may be inside of each other: Arrow and Delta's log stop at 32 maps, or 42 objects."""
+
 _WITHOUT_EQUALITY: Final = (ArrayType, MapType, StructType, VariantType, FloatType, DoubleType)
 
 
@@ -71,8 +74,14 @@ def require_names(columns: StructType) -> None:
     """Refuse names that no table can have, and two in one place that Spark takes for the same one.
 
     Raises:
-        SchemaError: There are some, of columns or of fields inside of them.
+        SchemaError: There are some, of columns or of fields inside of them; or a column is deeper than any table takes.
     """
+    for column in columns.fields:
+        if levels(column.dataType) >= DEEPEST:
+            raise SchemaError(
+                f"column {column.name} is nested more than {DEEPEST} levels deep, which tables do not take: make what "
+                "is inside of it a STRING, which holds any JSON as its text"
+            )
     for path, kind in types_in(columns):
         seen: set[str] = set()
         for name in kind.names if isinstance(kind, StructType) else ():
@@ -149,6 +158,22 @@ def types_in(kind: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
     elif isinstance(kind, MapType):
         yield from types_in(kind.keyType, path)
         yield from types_in(kind.valueType, path)
+
+
+def levels(kind: DataType) -> int:
+    """How many types are inside of each other; none in a single value. It may be more than Python's stack takes."""
+    count, inside = 0, [kind]
+    while inside := [inner for one in inside for inner in _directly_in(one)]:
+        count += 1
+    return count
+
+
+def _directly_in(kind: DataType) -> list[DataType]:
+    if isinstance(kind, StructType):
+        return [field.dataType for field in kind.fields]
+    if isinstance(kind, ArrayType):
+        return [kind.elementType]
+    return [kind.keyType, kind.valueType] if isinstance(kind, MapType) else []
 
 
 def nullable(columns: StructType) -> StructType:

@@ -23,7 +23,7 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import notation, quoted, struct_type, without_case
-from sqs_lease.spark.sources.json import JSON_OPTIONS, TIME_OF_DAY, beyond
+from sqs_lease.spark.sources.json import JSON_OPTIONS, TIME_OF_DAY, beyond, odd_number
 from sqs_lease.spark.sources.source import AroundSource, CheckerT, KeyedSource, KeysOf
 
 SYSTEM_ATTRIBUTES: Final = frozenset(
@@ -56,10 +56,11 @@ class AttributeColumns(AroundSource[CheckerT]):
     """Messages of another source, whose attributes become columns as well.
 
     A column has the name of the attribute: one of those of SQS itself (``SenderId``, ``SentTimestamp``,
-    ``ApproximateReceiveCount``, ``MessageGroupId``, ``SequenceNumber``, ...), or one that the sender gave. Values
-    are texts, and are converted to the column's type, dates and times as in JSON (one without a zone is in UTC);
-    those in milliseconds to ``TIMESTAMP``, bytes to ``BINARY`` or, in base64, ``STRING``. A message is rejected if
-    a value cannot be converted, or a ``NOT NULL`` one is missing. Each record of a message has its attributes.
+    ``ApproximateReceiveCount``, ``MessageGroupId``, ``SequenceNumber``, ...), or one that the sender gave. Values are
+    texts, and are converted to the column's type: dates, times and numbers as in JSON (a time without a zone is in UTC,
+    ``NaN`` is no number), those in milliseconds to ``TIMESTAMP``, bytes to ``BINARY`` or, in base64, ``STRING``. A
+    message is rejected if a value cannot be converted, or a ``NOT NULL`` one is missing. Each record of a message has
+    its attributes.
 
     Around ``SnsEnvelope`` they are those of the SQS message, within it those that were published.
 
@@ -144,7 +145,8 @@ def _value(field: StructField, text: Column) -> Column:
             F.to_json(F.struct(text.alias(_VALUE))), StructType([StructField(_VALUE, field.dataType)]), JSON_OPTIONS
         ).getField(_VALUE)
         return F.when(~text.rlike(TIME_OF_DAY), read) if isinstance(field.dataType, TimestampType) else read
-    return text.try_cast(field.dataType)
+    read = text.try_cast(field.dataType)
+    return read if (odd := odd_number(text, field)) is None else F.when(~odd, read)
 
 
 def _flaw(field: StructField, text: Column) -> Column:

@@ -25,6 +25,9 @@ from pyspark.sql.types import (
     ArrayType,
     DataType,
     DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     LongType,
     MapType,
     StringType,
@@ -38,7 +41,16 @@ from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
-from sqs_lease.spark.schemas import can_be_column, json_schema, notation, quoted, relaxed, types_in, without_case
+from sqs_lease.spark.schemas import (
+    DEEPEST,
+    can_be_column,
+    json_schema,
+    notation,
+    quoted,
+    relaxed,
+    types_in,
+    without_case,
+)
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from sqs_lease.spark.sources.source import KeysOf
@@ -262,6 +274,12 @@ _HOURS: Final = r"[^\w\"]*+(T\d|\d{1,2}:)"
 TIME_OF_DAY: Final = r"^[\x00-\x20\x7F]*[+-]?(T\d|\d{1,2}:)"
 """A text that names a time and no day; Spark leaves out spaces and control characters before it."""
 
+# Or no character, which whoever reads it may take for a null. Nothing is tried twice: long texts would take hours.
+_NUMBER: Final = r"^\s*+([+-]?+(\d++\.?+\d*+|\.\d++)([eE][+-]?+\d++)?+)?+\s*+$"
+
+FRACTIONS: Final = (DecimalType, DoubleType, FloatType)
+"""The types for which Spark takes texts that are no numbers, and takes them for others than they look like."""
+
 # Within JSON, where characters may be escaped: few texts have it by chance. No group may repeat: Java's stack grows
 # with each time that one does, and one long text would end the executor.
 _MAY_HAVE_TIME_OF_DAY: Final = rf'"{_HOURS}|\\\w{_HOURS}|\\u00'
@@ -371,7 +389,8 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
 
     What has no type yet is left out: fields that are null, empty arrays or empty objects in all bodies. So are names
     that no column should have, of names that differ in case only all but one, and of more than :data:`MOST_COLUMNS`
-    fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text.
+    fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text,
+    and so does what is nested deeper than a table takes.
 
     Raises:
         SchemaError: This version of PySpark cannot infer.
@@ -417,14 +436,17 @@ def can_be_inferred(name: str) -> bool:
     return can_be_column(name) and not is_taken(name)
 
 
-def _storable(kind: DataType) -> DataType:
+def _storable(kind: DataType, room: int = DEEPEST - 1) -> DataType:
+    """A type that tables take, in which no more types than there is room for are inside of each other."""
+    if not room and isinstance(kind, StructType | ArrayType):
+        return StringType()
     if isinstance(kind, StructType):
         names = {without_case(name) for name in kind.names if can_be_column(name)}
         if len(names) < len(kind.names):
             return StringType()
-        return StructType([StructField(field.name, _storable(field.dataType)) for field in kind.fields])
+        return StructType([StructField(field.name, _storable(field.dataType, room - 1)) for field in kind.fields])
     if isinstance(kind, ArrayType):
-        return ArrayType(_storable(kind.elementType))
+        return ArrayType(_storable(kind.elementType, room - 1))
     return kind
 
 
@@ -609,9 +631,9 @@ def _times_of_day(field: StructField, units: Mapping[str, TimestampUnit]) -> Ite
         yield from times_of_day(F.col(_TEXT), _MAY_HAVE_TIME_OF_DAY, written, field)
 
 
-def as_written(kind: DataType) -> DataType:
-    """A type in which times are texts."""
-    return relaxed(kind, lambda one: StringType() if isinstance(one, TimestampType) else one)
+def as_written(kind: DataType, written: tuple[type[DataType], ...] = (TimestampType,)) -> DataType:
+    """A type in which times are texts, or values of other types."""
+    return relaxed(kind, lambda one: StringType() if isinstance(one, written) else one)
 
 
 def times_of_day(text: Column, may_have: str, written: Column, field: StructField) -> Iterator[tuple[str, Column]]:
@@ -629,6 +651,29 @@ def times_of_day(text: Column, may_have: str, written: Column, field: StructFiel
     if any(isinstance(kind, TimestampType) for _, kind in types_in(field.dataType)):
         for path, test in _places(written, field, field.name, _is_time_of_day):
             yield path, F.when(text.rlike(may_have), test).otherwise(F.lit(False))
+
+
+def odd_numbers(written: Column, field: StructField) -> Iterator[tuple[str, Column]]:
+    """Where in a column a text for a number is none, or one that no double can hold: see :func:`odd_number`.
+
+    Args:
+        written: The column's value, with texts for :data:`FRACTIONS`.
+        field: The column.
+
+    Yields:
+        Each place by its path, and the test.
+    """
+    yield from _places(written, field, field.name, odd_number)
+
+
+def odd_number(text: Column, of: StructField) -> Column | None:
+    """Whether a text is no number; None for other types.
+
+    Spark reads "1,5" of XML as 15 and "12 or so" as 12, and has "NaN", "1d" and what is infinite everywhere.
+    """
+    if not isinstance(of.dataType, FRACTIONS):
+        return None
+    return ~text.rlike(_NUMBER) | F.coalesce(F.abs(text.try_cast("double")) == float("inf"), F.lit(False))
 
 
 def _is_time_of_day(written: Column, of: StructField) -> Column | None:

@@ -150,7 +150,7 @@ class Csv:
 
     def _reader(self, content: IO[bytes]) -> Any:
         # Timestamps are read as text first: pyarrow takes them either all with a zone, or all without.
-        types = {field.name: pa.string() if _is_zoned(field.type) else field.type for field in self.schema}
+        types = {field.name: pa.string() if is_zoned(field.type) else field.type for field in self.schema}
         return pa_csv.open_csv(
             pa.PythonFile(content, mode="r"),
             read_options=pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
@@ -169,8 +169,8 @@ class Csv:
         columns = []
         for field in self.schema:
             values = batch.column(field.name)
-            if _is_zoned(field.type):
-                values = _in_utc(values, field.name)
+            if is_zoned(field.type):
+                values = in_utc(values, field.name)
             elif pa.types.is_floating(field.type) and not pc.all(pc.is_finite(values), min_count=0).as_py():
                 raise BadContentError(f"column {field.name} has a number that is infinite or NaN")
             columns.append(values)
@@ -360,11 +360,17 @@ def _csv_fault(said: str, header: Sequence[str]) -> str:
     return "not CSV"
 
 
-def _is_zoned(kind: pa.DataType) -> bool:
+def is_zoned(kind: pa.DataType) -> bool:
+    """Whether values of a type are moments."""
     return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
 
 
-def _in_utc(texts: pa.Array, name: str) -> pa.Array:
+def in_utc(texts: pa.Array, name: str) -> pa.Array:
+    """Read moments, of which those without a zone are in UTC.
+
+    Raises:
+        BadContentError: One is none; ``name`` is the column's.
+    """
     zoned = pc.match_substring_regex(texts, _HAS_ZONE)
     complete = pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", ""))
     try:

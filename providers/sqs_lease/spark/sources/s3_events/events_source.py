@@ -19,12 +19,22 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type, without_case
-from sqs_lease.spark.sources.json import NO_VALUE, as_written, flaw, joined, json_rows, times_of_day
+from sqs_lease.spark.sources.json import (
+    FRACTIONS,
+    NO_VALUE,
+    as_written,
+    flaw,
+    joined,
+    json_rows,
+    odd_numbers,
+    times_of_day,
+)
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
 from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines, XmlRows
@@ -96,7 +106,8 @@ class S3EventsSource(FixedSource):
         schema: The columns of a record, as a Spark DDL string or a ``StructType``. Fields that it does not name are
             ignored. CSV has no nested columns and no ``BINARY``.
         path_columns: Further columns, in the same notation, whose values are in the keys of the objects, as Hive's
-            partitions: ``"day DATE NOT NULL"`` for ``.../day=2026-01-31/...``. Empty, the default: none.
+            partitions: ``"day DATE NOT NULL"`` for ``.../day=2026-01-31/...``; a time without a zone is in UTC. Empty,
+            the default: none.
         read: How objects are read, as :class:`S3Read` or a mapping of some of its attributes.
         region: The region of S3; None, the default, for what the executors' environment says.
         endpoint_url: Another server that speaks S3; None, the default, for what the executors' environment says.
@@ -239,14 +250,17 @@ def _xml_rows(frame: DataFrame, text: str, columns: StructType, carried: Sequenc
     """
     schema = StructType([*columns.fields, StructField(_CORRUPT, StringType())])
     record = F.col(_RECORD)
-    texts = StructType([StructField(its.name, as_written(its.dataType)) for its in columns.fields])
-    written = F.from_xml(text, texts, _XML_OPTIONS)
-    of_day = [
+    texts = [StructField(its.name, as_written(its.dataType, (TimestampType, *FRACTIONS))) for its in columns.fields]
+    written = F.from_xml(text, StructType(texts), _XML_OPTIONS)
+    misread = [
         test
         for its in columns.fields
-        for _, test in times_of_day(F.col(text), _MAY_HAVE_TIME_OF_DAY, written.getField(its.name), its)
+        for _, test in (
+            *times_of_day(F.col(text), _MAY_HAVE_TIME_OF_DAY, written.getField(its.name), its),
+            *odd_numbers(written.getField(its.name), its),
+        )
     ]
-    unfit = [record.getField(_CORRUPT).isNotNull(), *(F.coalesce(test, F.lit(False)) for test in of_day)]
+    unfit = [record.getField(_CORRUPT).isNotNull(), *(F.coalesce(test, F.lit(False)) for test in misread)]
     parsed = frame.select(*carried, text, F.from_xml(text, schema, _XML_OPTIONS).alias(_RECORD)).select(
         *(record.getField(name).alias(name) for name in columns.names),
         *carried,

@@ -7,6 +7,7 @@ turn comes. So a message has either all of its rows or one reason. What is large
 from __future__ import annotations
 
 import io
+import math
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +25,7 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, NULL_DIRECTORY, REASON, SENT_AT
 from sqs_lease.spark.schemas import arrow_schema, nullable, record_batch
-from sqs_lease.spark.sources.s3_events.contents import BadContentError, Format
+from sqs_lease.spark.sources.s3_events.contents import BadContentError, Format, in_utc, is_zoned
 from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectUnavailableError
 from sqs_lease.spark.sources.source import UNREADABLE
@@ -109,10 +110,15 @@ class PathColumns:
         # Hive writes what no directory can be called as %XX.
         plain = unquote(text)
         try:
-            return pa.scalar(plain, pa.string()).cast(field.type).as_py()
+            if is_zoned(field.type):
+                return in_utc(pa.array([plain]), field.name)[0].as_py()
+            value = pa.scalar(plain, pa.string()).cast(field.type).as_py()
         except (pa.ArrowException, ValueError, OverflowError):
             # Python has no day in the year 0.
             raise BadContentError(f"the key's {field.name} is not of the type in the schema") from None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadContentError(f"the key's {field.name} is infinite or no number")
+        return value
 
 
 NO_PATH_COLUMNS: Final = PathColumns(pa.schema([]), ())
