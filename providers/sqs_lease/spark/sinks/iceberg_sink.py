@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.schemas import arrow_schema, check_keys, quoted, relaxed, require_plain, without_case
 from sqs_lease.spark.sinks.differences import misfits
-from sqs_lease.spark.sinks.row_rules import Asked, Rule, iceberg_directories, is_object_store
+from sqs_lease.spark.sinks.row_rules import Asked, Rule, iceberg_directories, is_object_store, too_long_for_iceberg
 from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
 from sqs_lease.spark.sinks.table_sql import literal, write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
@@ -48,6 +49,8 @@ _ENCRYPTION: Final = "encryption.key-id"
 # By which Parquet, and so pyarrow, has a column's number.
 _FIELD_ID: Final = "PARQUET:field_id"
 _ANY: Final = "part.parquet"
+# Of a text, the other transforms make numbers.
+_OF_TEXTS: Final = re.compile(r"identity|truncate\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +108,28 @@ class IcebergTable(SparkTable):
     def _ask(self) -> Asked:
         try:
             columns = self._columns()
-            partitions = self.spark.table(f"{self.name}.partitions").schema
             location = self._location()
             stored = _StoredTable.of(self.spark, self.name)
+            partitions = self._partitions_by_sql() if stored is None else stored.text_partitions
             schema = None if stored is None else stored.file_schema(self._as_stored(self.columns))
         except SPARK_ERRORS as error:
             raise self.unusable("cannot be read", error) from error
+        if is_object_store(location):
+            return Asked(columns, file_schema=schema)
+        plain = [one.name for one in partitions if one.name == one.column in columns.names and one.width is None]
+        tests: dict[str, str] = {}
+        for one in partitions:
+            if one.name not in plain:
+                path = [one.column] if one.column in columns.names else one.column.split(".")
+                tests |= too_long_for_iceberg(one.name, ".".join(map(quoted, path)), one.width)
+        return Asked(columns, tests, plain, schema)
+
+    def _partitions_by_sql(self) -> list[_TextPartition]:
+        """Through Spark Connect, where only the names of partitions are told: those that may be columns."""
+        partitions = self.spark.table(f"{self.name}.partitions").schema
         by = partitions["partition"].dataType if "partition" in partitions.names else StructType()
-        # The field of a transform is called otherwise than its column.
-        directories = by.names if isinstance(by, StructType) and not is_object_store(location) else ()
-        return Asked(columns, directories=directories, file_schema=schema)
+        names = by.names if isinstance(by, StructType) else []
+        return [_TextPartition(name, name) for name in names if name in self.columns.names]
 
     def _directory_rules(self, stored: StructType, names: Sequence[str]) -> Iterator[Rule]:
         return iceberg_directories(stored, names)
@@ -222,6 +237,21 @@ class IcebergTable(SparkTable):
 
 
 @dataclass(frozen=True, slots=True)
+class _TextPartition:
+    """What a table is partitioned by, of which the values are texts.
+
+    Attributes:
+        name: What directories are named by.
+        column: The column, or the field inside of one, with dots between the names.
+        width: How many characters of its texts count; all of them where it is None.
+    """
+
+    name: str
+    column: str
+    width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _StoredTable:
     """The table as Iceberg's own library for Java has it.
 
@@ -248,6 +278,17 @@ class _StoredTable:
         """Whether a file that is put beside the table's own can be added as it is."""
         is_plain = self.table.spec().isUnpartitioned() and _ENCRYPTION not in self.table.properties()
         return is_plain and self._uri(self._address(_ANY)).getScheme() in {None, "file"}
+
+    @property
+    def text_partitions(self) -> list[_TextPartition]:
+        """What it is partitioned by now, as far as those are texts."""
+        schema, found = self.table.schema(), []
+        for field in self.table.spec().fields():
+            of_texts = _OF_TEXTS.fullmatch(field.transform().toString())
+            if of_texts and schema.findType(field.sourceId()).toString() == "string":
+                width = int(of_texts[1]) if of_texts[1] else None
+                found.append(_TextPartition(field.name(), schema.findColumnName(field.sourceId()), width))
+        return found
 
     def file_schema(self, columns: StructType) -> pa.Schema:
         """The schema of a file of these columns, with the numbers that the table has given them."""

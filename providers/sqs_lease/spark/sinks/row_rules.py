@@ -26,6 +26,8 @@ Rule = tuple[str, Column]
 
 # Of a file's name, on nearly every file system.
 _NAME_BYTES: Final = 255
+# Of one character in there, at most: four bytes, each as % and two digits.
+_CHARACTER_BYTES: Final = 12
 # What Spark writes as % and two digits in the name of a partition's directory.
 _ESCAPED: Final = r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]"""
 
@@ -96,6 +98,23 @@ def iceberg_directories(columns: StructType, partition_by: Sequence[str]) -> Ite
     """That the texts by which an Iceberg table is partitioned can be names of directories."""
     for name, text, longest in _texts(columns, partition_by):
         yield _too_long(name), text.isNull() | (F.octet_length(F.url_encode(text)) <= longest)
+
+
+def too_long_for_iceberg(name: str, text: str, width: int | None) -> Mapping[str, str]:
+    """The same for a partition that is no column under its own name, as :attr:`Asked.tests` has it.
+
+    Args:
+        name: What directories are named by.
+        text: The text, as SQL has it.
+        width: How many of its characters count; all of them where it is None.
+
+    Returns:
+        The rule; nothing where no text is too long.
+    """
+    if width is not None and _CHARACTER_BYTES * width <= _longest(name):
+        return {}
+    value = text if width is None else f"substring({text}, 1, {width})"
+    return {_too_long(name): f"{text} IS NULL OR octet_length(url_encode({value})) <= {_longest(name)}"}
 
 
 def _texts(columns: StructType, partition_by: Sequence[str]) -> Iterator[tuple[str, Column, int]]:

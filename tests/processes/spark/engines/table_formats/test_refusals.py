@@ -110,6 +110,37 @@ def test_partition_values_that_can_be_no_directory_reject_messages_of_iceberg(
     assert {row["id"] for row in spark.table(table).collect()} == {0, 3, 7}
 
 
+@pytest.mark.parametrize(
+    ("partition_by", "change", "rejected"),
+    [
+        ("truncate(50, name)", "", {"m1": "name_trunc"}),
+        ("id", "ADD PARTITION FIELD name AS shard", {"m1": "shard", "m2": "shard"}),
+        ("name", "DROP PARTITION FIELD name", {}),
+    ],
+    ids=["the start of a text", "under another name", "not any more"],
+)
+def test_partitions_of_iceberg_that_are_no_columns_under_their_own_names(
+    spark: SparkSession, tmp_path: Path, partition_by: str, change: str, rejected: dict[str, str]
+) -> None:
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.tests")
+    table = f"{CATALOG}.tests.t{uuid4().hex}"
+    sink = IcebergSink(table, tmp_path / "ledger", (partition_by,))
+    sink.open(spark, table_columns(StructType.fromDDL(SCHEMA)), widen=False)
+    if change:
+        spark.sql(f"ALTER TABLE {table} {change}")
+    values = ["a", "\u3042" * 51, "x" * 300]
+
+    result = load(spark, tmp_path, sink, [message(f"m{n}", body(id=n, name=value)) for n, value in enumerate(values)])
+
+    assert result.rejected == {
+        message_id: f"refused by the table: the partition value of {name} is too long for a directory"
+        for message_id, name in rejected.items()
+    }
+    assert load(spark, tmp_path, sink, good([7])).ingested == 1
+    spark.sql(f"REFRESH TABLE {table}")
+    assert {row["id"] for row in spark.table(table).collect()} == {0, 1, 2, 7} - {int(one[1:]) for one in rejected}
+
+
 @pytest.mark.parametrize("name", ["_file", "_partition", "_row_id"])
 def test_names_that_iceberg_keeps_for_itself_are_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
     sink = IcebergSink(f"{CATALOG}.tests.t{uuid4().hex}", tmp_path / "ledger")
