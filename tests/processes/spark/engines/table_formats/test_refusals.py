@@ -13,6 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from sqs_lease.spark import JsonSource, SchemaError, ingest
 from sqs_lease.spark.columns import table_columns
+from sqs_lease.spark.schemas import struct_type
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
@@ -125,7 +126,7 @@ def test_partitions_of_iceberg_that_are_no_columns_under_their_own_names(
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.tests")
     table = f"{CATALOG}.tests.t{uuid4().hex}"
     sink = IcebergSink(table, tmp_path / "ledger", (partition_by,))
-    sink.open(spark, table_columns(StructType.fromDDL(SCHEMA)), widen=False)
+    sink.open(spark, table_columns(struct_type(SCHEMA)), widen=False)
     if change:
         spark.sql(f"ALTER TABLE {table} {change}")
     values = ["a", "\u3042" * 51, "x" * 300]
