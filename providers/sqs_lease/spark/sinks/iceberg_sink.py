@@ -49,6 +49,8 @@ _ENCRYPTION: Final = "encryption.key-id"
 # By which Parquet, and so pyarrow, has a column's number.
 _FIELD_ID: Final = "PARQUET:field_id"
 _ANY: Final = "part.parquet"
+# By which a session has Iceberg write beside the table, for somebody to look at and publish.
+_UNPUBLISHED: Final = ("spark.wap.id", "spark.wap.branch")
 # Of a text, the other transforms make numbers.
 _OF_TEXTS: Final = re.compile(r"identity|truncate\[(\d+)\]")
 
@@ -82,6 +84,11 @@ class IcebergSink:
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`.sink.Sink.open`."""
         check_keys(columns, self.upsert_by)
+        if unpublished := [setting for setting in _UNPUBLISHED if spark.conf.get(setting, None) is not None]:
+            raise TableError(
+                f"table {self.table}: the session has {' and '.join(unpublished)}, with which what is ingested is not in "
+                "the table until somebody publishes it, and its messages are deleted before: unset it"
+            )
         ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
         parts = [quoted(part) for part in self.table.split(".")]
         staged = StagedRows(spark, ledger.place)

@@ -13,7 +13,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from sqs_lease.spark import JsonSource, SchemaError, ingest
 from sqs_lease.spark.columns import table_columns
+from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.schemas import struct_type
+from sqs_lease.spark.session import session_settings
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
@@ -140,6 +142,23 @@ def test_partitions_of_iceberg_that_are_no_columns_under_their_own_names(
     assert load(spark, tmp_path, sink, good([7])).ingested == 1
     spark.sql(f"REFRESH TABLE {table}")
     assert {row["id"] for row in spark.table(table).collect()} == {0, 1, 2, 7} - {int(one[1:]) for one in rejected}
+
+
+@pytest.mark.parametrize("setting", ["spark.wap.id", "spark.wap.branch"])
+def test_a_session_that_publishes_later_is_refused(spark: SparkSession, tmp_path: Path, setting: str) -> None:
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.tests")
+    table = f"{CATALOG}.tests.t{uuid4().hex}"
+    # By values, of which Iceberg writes the rows itself.
+    sink = IcebergSink(table, tmp_path / "ledger", ("name",))
+    load(spark, tmp_path, sink, good([1]))
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.wap.enabled' = 'true')")
+
+    with session_settings(spark, {setting: "audit"}), pytest.raises(TableError, match=f"has {setting}, with which"):
+        load(spark, tmp_path, sink, good([2]))
+
+    assert load(spark, tmp_path, sink, good([2])).ingested == 1
+    spark.sql(f"REFRESH TABLE {table}")
+    assert {row["id"] for row in spark.table(table).collect()} == {1, 2}
 
 
 @pytest.mark.parametrize("name", ["_file", "_partition", "_row_id"])
