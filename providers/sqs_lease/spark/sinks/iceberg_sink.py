@@ -86,8 +86,8 @@ class IcebergSink:
         check_keys(columns, self.upsert_by)
         if unpublished := [setting for setting in _UNPUBLISHED if spark.conf.get(setting, None) is not None]:
             raise TableError(
-                f"table {self.table}: the session has {' and '.join(unpublished)}, with which what is ingested is not in "
-                "the table until somebody publishes it, and its messages are deleted before: unset it"
+                f"table {self.table}: the session has {' and '.join(unpublished)}, with which what is ingested is not "
+                "in the table until somebody publishes it, and its messages are deleted before: unset it"
             )
         ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
         parts = [quoted(part) for part in self.table.split(".")]
