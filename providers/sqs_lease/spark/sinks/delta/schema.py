@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import deltalake
 from deltalake import Field, Metadata, Schema
 from deltalake.table import ProtocolVersions
 from pyspark.sql.types import (
@@ -46,10 +47,12 @@ _RULES: Final = {
 _PLAIN_FEATURES: Final = frozenset(
     {"appendOnly", "changeDataFeed", "checkConstraints", "generatedColumns", "invariants", "timestampNtz"}
 )
-# The version of the protocol for writers that has identity columns, whether or not a table uses them.
-_WITH_NUMBERED_COLUMNS: Final = 6
-# What deltalake's commits take besides; it refuses any other, and only when it commits.
-_WRITTEN_FEATURES: Final = _PLAIN_FEATURES | {"columnMapping", "deletionVectors", "v2Checkpoint"}
+# What versions of the protocol for writers have, whether or not a table uses it.
+_OF_VERSIONS: Final = {5: frozenset({"columnMapping"}), 6: frozenset({"columnMapping", "identityColumns"})}
+# What deltalake's commits take besides; it refuses any other, and only when it commits. 1.6.0 took fewer than 1.6.6.
+_NEWLY_WRITTEN: Final = frozenset({"columnMapping", "v2Checkpoint"})
+_WRITTEN_SINCE: Final = (1, 6, 6)
+_WRITTEN_FEATURES: Final = _PLAIN_FEATURES | {"deletionVectors"}
 _PLAIN_PROPERTIES: Final = frozenset(
     {
         "delta.appendOnly",
@@ -138,9 +141,10 @@ def unsupported(metadata: Metadata, schema: Schema) -> list[str]:
 
 def unwritten(protocol: ProtocolVersions) -> list[str]:
     """Name the features of a table that deltalake does not write."""
-    features = {*(protocol.writer_features or ())} - _WRITTEN_FEATURES
-    if protocol.min_writer_version == _WITH_NUMBERED_COLUMNS:
-        features = {"identityColumns"}
+    has = _OF_VERSIONS.get(protocol.min_writer_version, frozenset(protocol.writer_features or ()))
+    features = has - _WRITTEN_FEATURES
+    if tuple(map(int, re.findall(r"\d+", deltalake.__version__)[:3])) >= _WRITTEN_SINCE:
+        features -= _NEWLY_WRITTEN
     return [f"it has features of Delta's that are not written here ({', '.join(sorted(features))})"] if features else []
 
 
