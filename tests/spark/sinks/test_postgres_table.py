@@ -522,11 +522,20 @@ def test_a_staging_table_that_is_in_use_is_left_for_later(
 def test_entries_are_forgotten_when_no_queue_can_have_their_messages_any_more(database: Database) -> None:
     table = opened(database)
     admit(table, "b", "m1")
-    for aged in (table.name.entries.as_string(None), "sqs_lease.batches"):
-        database.run(f"UPDATE {aged} SET admitted_at = admitted_at - interval '29 days 1 second'")
+
+    def pass_days(days: int) -> None:
+        for aged in (table.name.entries.as_string(None), "sqs_lease.batches"):
+            database.run(f"UPDATE {aged} SET admitted_at = admitted_at - interval '{days} days 1 second'")
+
+    pass_days(1)
     admit(table, "c", "m2")
-    assert known(table, "m1", "m2").keys() == {"m2"}
-    admit(table, "b", "m3")
+    pass_days(28)
+    admit(table, "d", "m3")
+    assert known(table, "m1", "m2", "m3").keys() == {"m1", "m2", "m3"}, "looked for once a day only"
+    pass_days(1)
+    admit(table, "e", "m4")
+    assert known(table, "m1", "m2", "m3", "m4").keys() == {"m3", "m4"}
+    admit(table, "b", "m5")
 
 
 # ---- secrets

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -93,6 +94,8 @@ logger = logging.getLogger(__name__)
 
 _LOCK_MILLISECONDS: Final = 10_000
 _WAITING: Final = "sqs_lease_waiting"
+# The table of entries is read as a whole for that: an index of their times would cost each message more.
+_REMOVED_EVERY: Final = timedelta(days=1)
 # Ways of joining that the planner has beside the one through an index.
 _OTHER_WAYS: Final = ["hashjoin", "mergejoin", "seqscan", "bitmapscan"]
 
@@ -192,7 +195,9 @@ class PostgresTable:
                 workspace,
                 batch_id,
                 staged_schema(self.columns),
-                lambda staging: staging.write_parts(spark, texts, lambda left: self._as_copied(rest(left))),
+                lambda staging: replace(staging, is_read_once=True).write_parts(
+                    spark, texts, lambda left: self._as_copied(rest(left))
+                ),
             )
         except SPARK_ERRORS as error:
             if not cannot_write(error):
@@ -457,13 +462,19 @@ class PostgresTable:
         self._drop_left_over("batch_id = %s", [admission.batch_id])
         try:
             with connect(self.parameters) as connection:
-                connection.execute(
-                    sql.SQL("DELETE FROM {} WHERE admitted_at < now() - %s").format(self.name.entries), [REMEMBERED]
-                )
-                connection.execute(
-                    sql.SQL("DELETE FROM {} WHERE target = %s AND admitted_at < now() - %s").format(BATCHES),
-                    [str(self.name), REMEMBERED],
-                )
+                (is_due,) = connection.execute(
+                    sql.SQL("SELECT min(admitted_at) < now() - %s FROM {} WHERE target = %s").format(BATCHES),
+                    [REMEMBERED + _REMOVED_EVERY, str(self.name)],
+                ).fetchone() or (None,)
+                if is_due:
+                    connection.execute(
+                        sql.SQL("DELETE FROM {} WHERE admitted_at < now() - %s").format(self.name.entries),
+                        [REMEMBERED],
+                    )
+                    connection.execute(
+                        sql.SQL("DELETE FROM {} WHERE target = %s AND admitted_at < now() - %s").format(BATCHES),
+                        [str(self.name), REMEMBERED],
+                    )
         except psycopg.Error as error:
             logger.warning("old entries of %s were not removed: %s", self._place, reason_of(error))
 
