@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -190,7 +191,13 @@ class PostgresTable:
         message_ids = messages["message_id"]
         order = pc.sort_indices(message_ids)
         with self.transaction("cannot be read") as cursor:
-            return PostgresLookUp(messages, order, self._known(cursor, message_ids.take(order)))
+            known = self._known(cursor, message_ids.take(order))
+        if known.num_rows == messages.num_rows:
+            # All are known: in the order of asking, so that who compares the two sees at once that they are the same.
+            places = np.empty(len(order), np.int64)
+            places[order.to_numpy()] = np.arange(len(order))
+            known = known.take(places)
+        return PostgresLookUp(messages, order, known)
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..sink.Table.stage`."""
