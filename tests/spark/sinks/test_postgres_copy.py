@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql.types import (
     ArrayType,
@@ -26,6 +31,7 @@ from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.errors import RowsRefusedError, SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.catalog import TableName, require_columns
 from sqs_lease.spark.sinks.postgres.connection import explained, parameters_of, place_of, reason_of
+from sqs_lease.spark.sinks.postgres.copy import copy_in
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink
 from sqs_lease.spark.sinks.postgres.types import takes
 
@@ -120,3 +126,28 @@ def test_what_is_true_of_every_row_refuses_none(kind: type[psycopg.Error]) -> No
     with pytest.raises(TableError) as raised, explained("it failed"):
         raise kind
     assert not isinstance(raised.value, RowsRefusedError)
+
+
+def test_the_next_rows_are_made_while_the_server_takes_these() -> None:
+    made = [threading.Event() for _ in range(3)]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number, event in enumerate(made):
+            event.set()
+            yield pa.RecordBatch.from_pydict({"0": pa.array([number])})
+
+    class SlowServer:
+        """Takes rows only when the ones after them were made."""
+
+        written = 0
+
+        def write(self, data: bytes | memoryview) -> None:
+            if isinstance(data, memoryview):
+                self.written += 1
+                assert made[min(self.written, len(made) - 1)].wait(60), "the rows after these were not made"
+
+    server = SlowServer()
+    cursor: Any = SimpleNamespace(copy=lambda _: nullcontext(server))
+
+    assert copy_in(cursor, "COPY copied FROM STDIN (FORMAT binary)", batches(), ["bigint"]) == len(made)
+    assert server.written == len(made)

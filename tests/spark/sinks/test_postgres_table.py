@@ -388,8 +388,10 @@ def test_of_two_commits_of_one_message_at_the_same_time_the_second_waits_and_is_
     looked_up = table.look_up(asked("m1"))
     with ThreadPoolExecutor() as pool, psycopg.connect(database.url) as other:
         other.execute(
-            f"INSERT INTO {table.name.entries.as_string(other)} (message_id, batch_id, outcome) "
-            "VALUES ('m1', 'theirs', 'empty')".encode()
+            "WITH theirs AS (INSERT INTO sqs_lease.batches (target, batch_id, messages) "
+            f"VALUES ('{table.name}', 'theirs', 1) RETURNING number) "
+            f"INSERT INTO {table.name.entries.as_string(other)} (message_id, batch, outcome) "
+            "SELECT 'm1', number, 'empty' FROM theirs".encode()
         )
         ours = pool.submit(table.commit, looked_up, Admission("ours", entries(["m0", "m1"]), None))
         while not database.read("SELECT 1 FROM pg_locks WHERE NOT granted"):
@@ -522,11 +524,20 @@ def test_a_staging_table_that_is_in_use_is_left_for_later(
 def test_entries_are_forgotten_when_no_queue_can_have_their_messages_any_more(database: Database) -> None:
     table = opened(database)
     admit(table, "b", "m1")
-    for aged in (table.name.entries.as_string(None), "sqs_lease.batches"):
-        database.run(f"UPDATE {aged} SET admitted_at = admitted_at - interval '29 days 1 second'")
+
+    def pass_days(days: int) -> None:
+        database.run(f"UPDATE sqs_lease.batches SET admitted_at = admitted_at - interval '{days} days 1 second'")
+
+    pass_days(1)
     admit(table, "c", "m2")
-    assert known(table, "m1", "m2").keys() == {"m2"}
-    admit(table, "b", "m3")
+    pass_days(28)
+    admit(table, "d", "m3")
+    assert known(table, "m1", "m2", "m3").keys() == {"m1", "m2", "m3"}, "looked for once a day only"
+    pass_days(1)
+    admit(table, "e", "m4")
+    assert known(table, "m1", "m2", "m3", "m4").keys() == {"m3", "m4"}
+    assert database.read(f"SELECT count(*)::int AS count FROM {table.name.entries.as_string(None)}") == [{"count": 2}]
+    admit(table, "b", "m5")
 
 
 # ---- secrets

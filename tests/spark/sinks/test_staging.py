@@ -52,6 +52,22 @@ def test_only_columns_whose_values_repeat_have_a_dictionary(tmp_path: Path) -> N
     assert pq.read_table(file).equals(rows.slice(1))
 
 
+def test_files_that_are_read_once_have_nothing_for_other_readers(tmp_path: Path) -> None:
+    rows = pa.table({"id": [1, 2], "town": ["Bern", None], "_message_id": ["m1", "m2"]})
+    for name, is_read_once in (("kept", False), ("once", True)):
+        writer = TaskWriter(Staging(Place(str(tmp_path)), name, rows.schema, is_read_once=is_read_once))
+        list(writer.write(rows))
+        list(writer.finish())
+
+    found = {}
+    for name in ("kept", "once"):
+        (file,) = (tmp_path / name).iterdir()
+        assert pq.read_table(file).equals(rows)
+        chunk = pq.read_metadata(file).row_group(0).column(0)
+        found[name] = (chunk.compression, chunk.is_stats_set)
+    assert found == {"kept": ("SNAPPY", True), "once": ("LZ4", False)}
+
+
 @pytest.mark.parametrize(
     ("town", "is_doubtful"),
     [

@@ -109,6 +109,8 @@ class Staging:
         partition_by: The columns by which the files are partitioned.
         statistics: Makes of a file's footer what the table keeps of it.
         is_left: Says which rows tasks leave to Spark, which says whether the table refuses them, and why.
+        is_read_once: Whether the files are for this program only, which reads them once: then tasks write what is
+            fastest to write and to read, without the statistics for other readers.
     """
 
     place: Place
@@ -117,6 +119,7 @@ class Staging:
     partition_by: Sequence[str] = ()
     statistics: Callable[[pq.FileMetaData], Mapping[str, Any]] = no_statistics
     is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left
+    is_read_once: bool = False
 
     def write(self, rows: DataFrame) -> Written:
         """Write rows that Spark makes."""
@@ -317,7 +320,7 @@ class _OpenFile:
     def __init__(self, files: Any, schema: pa.Schema, staging: Staging) -> None:
         self._path = f"{staging.directory}/part-{uuid4().hex}.parquet"
         self._schema = schema
-        self._statistics = staging.statistics
+        self._staging = staging
         self._stream = files.open_output_stream(self._path)
         self._footers: list[pq.FileMetaData] = []
         self._writer: pq.ParquetWriter | None = None
@@ -342,7 +345,7 @@ class _OpenFile:
             size=size,
             rows=metadata.num_rows,
             partition_values=partition_values,
-            statistics=self._statistics(metadata),
+            statistics=self._staging.statistics(metadata),
             modified_milliseconds=int(datetime.now(UTC).timestamp() * 1000),
         )
 
@@ -358,6 +361,8 @@ class _OpenFile:
         return pq.ParquetWriter(
             self._stream,
             self._schema,
+            compression="lz4" if self._staging.is_read_once else "snappy",
+            write_statistics=not self._staging.is_read_once,
             store_decimal_as_integer=True,
             # Trying a dictionary where values do not repeat takes as long as writing them.
             use_dictionary=_repeating(rows.slice(0, _SAMPLED_ROWS)),

@@ -7,12 +7,14 @@ that is read comes as CSV, which Arrow reads.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import psycopg
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -45,6 +47,9 @@ _CANNOT_BE_WRITTEN: Final = "cannot be written"
 _AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 _ROWS_AT_ONCE: Final = 8192
 
+Piece: TypeAlias = tuple[pa.Buffer, int]
+"""Rows as they are written, and how many they are."""
+
 
 def copy_in(
     cursor: psycopg.Cursor[Any], statement: Query, batches: Iterable[pa.RecordBatch], kinds: Sequence[str]
@@ -57,13 +62,30 @@ def copy_in(
     rows = 0
     with cursor.copy(statement) as copy:
         copy.write(SIGNATURE)
-        for batch in batches:
-            at_once = max(1, batch.num_rows * _AT_ONCE_BYTES // max(batch.nbytes, 1))
-            for start in range(0, batch.num_rows, at_once):
-                copy.write(memoryview(to_binary(batch.slice(start, at_once), kinds)))
-            rows += batch.num_rows
+        with closing(_one_ahead(_pieces(batches, kinds))) as pieces:
+            for piece, count in pieces:
+                copy.write(memoryview(piece))
+                rows += count
         copy.write(END)
     return rows
+
+
+def _pieces(batches: Iterable[pa.RecordBatch], kinds: Sequence[str]) -> Iterator[Piece]:
+    """Make them, each of few rows."""
+    for batch in batches:
+        at_once = max(1, batch.num_rows * _AT_ONCE_BYTES // max(batch.nbytes, 1))
+        for start in range(0, batch.num_rows, at_once):
+            rows = batch.slice(start, at_once)
+            yield to_binary(rows, kinds), rows.num_rows
+
+
+def _one_ahead(pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
+    """Make the next piece while this one is written, so that the server does not wait for it."""
+    with ThreadPoolExecutor(1, "sqs-lease rows") as maker:
+        coming = maker.submit(next, pieces, None)
+        while (piece := coming.result()) is not None:
+            coming = maker.submit(next, pieces, None)
+            yield piece
 
 
 def copy_out(cursor: psycopg.Cursor[Any], statement: Query, schema: pa.Schema) -> pa.Table:

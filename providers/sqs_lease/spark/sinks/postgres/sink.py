@@ -15,10 +15,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -74,9 +76,7 @@ from sqs_lease.spark.sinks.postgres.copy import (
 )
 from sqs_lease.spark.sinks.postgres.types import can_write, is_json, written
 from sqs_lease.spark.sinks.sink import (
-    ENTRIES,
     KNOWN,
-    LOOKED_UP,
     REMEMBERED,
     STAGED_KEPT,
     Admission,
@@ -93,15 +93,29 @@ logger = logging.getLogger(__name__)
 
 _LOCK_MILLISECONDS: Final = 10_000
 _WAITING: Final = "sqs_lease_waiting"
+# The table of entries is read as a whole for that: an index of their times would cost each message more.
+_REMOVED_EVERY: Final = timedelta(days=1)
 # Ways of joining that the planner has beside the one through an index.
 _OTHER_WAYS: Final = ["hashjoin", "mergejoin", "seqscan", "bitmapscan"]
 
 
+_FOUND: Final = pa.schema(
+    [("message_id", pa.string()), ("batch", pa.int64()), ("outcome", pa.string()), ("reason", pa.string())]
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresLookUp:
-    """What the table knew at one moment."""
+    """What the table knew at one moment.
+
+    Attributes:
+        messages: Those that were asked for.
+        order: Their positions, sorted by message id.
+        known: See :class:`..sink.LookUp`.
+    """
 
     messages: pa.Table
+    order: pa.Array
     known: pa.Table
 
     @property
@@ -174,8 +188,16 @@ class PostgresTable:
 
     def look_up(self, messages: pa.Table) -> PostgresLookUp:
         """See :meth:`..sink.Table.look_up`."""
+        message_ids = messages["message_id"]
+        order = pc.sort_indices(message_ids)
         with self.transaction("cannot be read") as cursor:
-            return PostgresLookUp(messages, self._known(cursor, messages))
+            known = self._known(cursor, message_ids.take(order))
+        if known.num_rows == messages.num_rows:
+            # All are known: in the order of asking, so that who compares the two sees at once that they are the same.
+            places = np.empty(len(order), np.int64)
+            places[order.to_numpy()] = np.arange(len(order))
+            known = known.take(places)
+        return PostgresLookUp(messages, order, known)
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..sink.Table.stage`."""
@@ -192,7 +214,9 @@ class PostgresTable:
                 workspace,
                 batch_id,
                 staged_schema(self.columns),
-                lambda staging: staging.write_parts(spark, texts, lambda left: self._as_copied(rest(left))),
+                lambda staging: replace(staging, is_read_once=True).write_parts(
+                    spark, texts, lambda left: self._as_copied(rest(left))
+                ),
             )
         except SPARK_ERRORS as error:
             if not cannot_write(error):
@@ -303,22 +327,28 @@ class PostgresTable:
             )
         return message_ids
 
-    def _known(self, cursor: Cursor, messages: pa.Table) -> pa.Table:
+    def _known(self, cursor: Cursor, message_ids: pa.ChunkedArray) -> pa.Table:
+        """What the table knows of messages; their ids are sorted, so that the index is read in its order."""
         cursor.execute('CREATE TEMPORARY TABLE sqs_lease_asked (message_id text COLLATE "C") ON COMMIT DROP')
-        copy_in(
-            cursor,
-            "COPY pg_temp.sqs_lease_asked FROM STDIN (FORMAT binary)",
-            messages.select([LOOKED_UP.names[0]]).to_batches(),
-            ["text"],
-        )
-        # By the index, in its order: the planner would rather read all entries, of which there may be many millions.
+        asked = pa.table([message_ids], names=["message_id"])
+        copy_in(cursor, "COPY pg_temp.sqs_lease_asked FROM STDIN (FORMAT binary)", asked.to_batches(), ["text"])
+        # By the index: the planner would rather read all entries, of which there may be many millions.
         cursor.execute("SELECT set_config('enable_' || way, 'off', true) FROM unnest(%s::text[]) way", [_OTHER_WAYS])
         query = sql.SQL(
-            "COPY (SELECT e.message_id, e.batch_id, e.outcome, e.reason "
-            "FROM (SELECT message_id FROM pg_temp.sqs_lease_asked ORDER BY message_id) asked "
-            "JOIN {} e USING (message_id)) TO STDOUT (FORMAT csv)"
+            "COPY (SELECT e.message_id, e.batch, e.outcome, e.reason "
+            "FROM pg_temp.sqs_lease_asked JOIN {} e USING (message_id)) TO STDOUT (FORMAT csv)"
         ).format(self.name.entries)
-        return copy_out(cursor, query, KNOWN)
+        found = copy_out(cursor, query, _FOUND)
+        brought = cursor.execute(
+            sql.SQL("SELECT number, batch_id FROM {} WHERE number = ANY (%s)").format(BATCHES),
+            [pc.unique(found["batch"]).to_pylist()],
+        ).fetchall()
+        numbers = pa.array([number for number, _ in brought], pa.int64())
+        batch_ids = pa.array([batch_id for _, batch_id in brought], pa.string())
+        place = pc.index_in(found["batch"], value_set=numbers)
+        known = found.set_column(1, "batch_id", batch_ids.take(place.combine_chunks())).select(KNOWN.names)
+        # Somebody else has just removed old batches, with their entries.
+        return known.filter(pc.is_valid(place)).cast(KNOWN)
 
     def _admit(self, cursor: Cursor, looked_up: PostgresLookUp, admission: Admission) -> None:
         # What is reported as committed must outlive a crash of the server, whatever the role's default is.
@@ -326,34 +356,37 @@ class PostgresTable:
             "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
         )
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", [f"{self.name} {admission.batch_id}"])
+        (number,) = cursor.execute(
+            sql.SQL("INSERT INTO {} (target, batch_id, messages) VALUES (%s, %s, %s) RETURNING number").format(BATCHES),
+            [str(self.name), admission.batch_id, admission.entries.num_rows],
+        ).fetchone() or (None,)
+        message_ids = admission.entries["message_id"]
+        is_all = message_ids.equals(looked_up.messages["message_id"])
         # In order, so that two batches wait for one another in one direction only.
-        entries = admission.entries.select(ENTRIES.names).sort_by("message_id")
-        entries = entries.append_column("batch_id", pa.repeat(admission.batch_id, entries.num_rows))
+        entries = admission.entries.take(looked_up.order if is_all else pc.sort_indices(message_ids))
+        entries = entries.append_column("batch", pa.repeat(pa.scalar(number, pa.int64()), entries.num_rows))
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(self.name.entries, names_of(ENTRY_KINDS))
         try:
             copy_in(cursor, statement, entries.select(list(ENTRY_KINDS)).to_batches(), list(ENTRY_KINDS.values()))
         except psycopg.errors.UniqueViolation:
             raise Overtaken(f"another batch with one of the messages was committed to table {self._place}") from None
-        self._require_batch(cursor, looked_up, admission)
-        cursor.execute(
-            sql.SQL("INSERT INTO {} (target, batch_id, messages) VALUES (%s, %s, %s)").format(BATCHES),
-            [str(self.name), admission.batch_id, admission.entries.num_rows],
-        )
+        self._require_batch(cursor, looked_up, admission, number)
 
-    def _require_batch(self, cursor: Cursor, looked_up: PostgresLookUp, admission: Admission) -> None:
-        """Refuse a batch id under which the table has messages that were not among those looked up."""
+    def _require_batch(
+        self, cursor: Cursor, looked_up: PostgresLookUp, admission: Admission, number: int | None
+    ) -> None:
+        """Refuse a batch id under which the table has messages that were not among those looked up, before this one."""
         (stored,) = cursor.execute(
-            sql.SQL("SELECT coalesce(sum(messages), 0)::bigint FROM {} WHERE target = %s AND batch_id = %s").format(
-                BATCHES
-            ),
-            [str(self.name), admission.batch_id],
+            sql.SQL(
+                "SELECT coalesce(sum(messages), 0)::bigint FROM {} WHERE target = %s AND batch_id = %s AND number <> %s"
+            ).format(BATCHES),
+            [str(self.name), admission.batch_id, number],
         ).fetchone() or (0,)
         brought = _brought_by(looked_up.known, admission.batch_id)
         if stored == brought:
             return
-        others = looked_up.messages.filter(
-            pc.invert(pc.is_in(looked_up.messages["message_id"], value_set=admission.entries["message_id"]))
-        )
+        message_ids = looked_up.messages["message_id"].take(looked_up.order)
+        others = message_ids.filter(pc.invert(pc.is_in(message_ids, value_set=admission.entries["message_id"])))
         if _brought_by(self._known(cursor, others), admission.batch_id) != brought:
             raise Overtaken(f"another try of the batch committed a part of it to table {self._place}")
         raise BatchIdReusedError(
@@ -457,13 +490,18 @@ class PostgresTable:
         self._drop_left_over("batch_id = %s", [admission.batch_id])
         try:
             with connect(self.parameters) as connection:
-                connection.execute(
-                    sql.SQL("DELETE FROM {} WHERE admitted_at < now() - %s").format(self.name.entries), [REMEMBERED]
-                )
-                connection.execute(
-                    sql.SQL("DELETE FROM {} WHERE target = %s AND admitted_at < now() - %s").format(BATCHES),
-                    [str(self.name), REMEMBERED],
-                )
+                (is_due,) = connection.execute(
+                    sql.SQL("SELECT min(admitted_at) < now() - %s FROM {} WHERE target = %s").format(BATCHES),
+                    [REMEMBERED + _REMOVED_EVERY, str(self.name)],
+                ).fetchone() or (None,)
+                if is_due:
+                    connection.execute(
+                        sql.SQL(
+                            "WITH old AS (DELETE FROM {} WHERE target = %s AND admitted_at < now() - %s "
+                            "RETURNING number) DELETE FROM {} WHERE batch IN (SELECT number FROM old)"
+                        ).format(BATCHES, self.name.entries),
+                        [str(self.name), REMEMBERED],
+                    )
         except psycopg.Error as error:
             logger.warning("old entries of %s were not removed: %s", self._place, reason_of(error))
 
