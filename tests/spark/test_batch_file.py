@@ -331,7 +331,8 @@ def fifo(message_id: str, number: int, *, group: str = "a", milliseconds: int = 
     said = {
         "SentTimestamp": str(1_700_000_000_000 + milliseconds),
         "MessageGroupId": group,
-        "SequenceNumber": f"188494964604676{number:05d}",
+        # A number of 128 bits, says the service: of however many digits.
+        "SequenceNumber": f"{number}",
     }
     return Message(Receipt(message_id, "handle"), "{}", said)
 
@@ -342,7 +343,7 @@ def test_of_messages_that_a_fifo_queue_took_in_one_millisecond_the_later_one_has
 ) -> None:
     monkeypatch.setattr("sqs_lease.batch_files.manifest.ROW_GROUP_MESSAGES", 2)
     messages = [
-        fifo("third", 30),
+        fifo("third", 100),
         fifo("first", 10),
         fifo("in another group", 5, group="b"),
         fifo("second", 20),

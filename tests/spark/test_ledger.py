@@ -441,6 +441,27 @@ def test_only_the_newest_batch_and_only_one_with_rows_is_given_up(book: Book, ba
     assert book.find({"a": NOON, "b": NOON}) == {"a": "first", "b": "nothing to add"}
 
 
+def test_another_batch_than_the_newest_is_not_given_up_where_the_newest_has_rows(book: Book) -> None:
+    book.admit("first", {"a": NOON})
+    book.admit("second", {"b": NOON})
+
+    with pytest.raises(TableError, match="batch first is not the newest"):
+        book.ledger.abandon("first")
+    assert book.find({"a": NOON, "b": NOON}) == {"a": "first", "b": "second"}
+
+
+def test_a_batch_that_is_given_up_in_a_compacted_ledger_leaves_the_others_known(book: Book) -> None:
+    for number in range(3):
+        book.admit(f"batch {number}", {f"m{number}": NOON}, location=f"at {number}")
+    DeltaTable(book.path).optimize.compact()
+
+    book.ledger.abandon("batch 2")
+
+    assert book.find({f"m{number}": NOON for number in range(4)}) == {"m0": "batch 0", "m1": "batch 1"}
+    assert book.open().snapshot().count_of("batch 1") == 1
+    assert book.admit("batch 3", {"m3": NOON}).number == 4
+
+
 def test_a_batch_that_is_given_up_while_another_is_admitted_stays(book: Book) -> None:
     book.admit("first", {"a": NOON})
     messages_of = LedgerSnapshot.messages_of

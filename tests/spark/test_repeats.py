@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -151,6 +151,18 @@ def test_a_message_that_is_sent_again_is_stored_once(place: Place) -> None:
     assert (later.ingested, later.duplicates) == (1, 1)
     assert (redelivered.ingested, redelivered.duplicates) == (0, 1)
     assert [row["_message_id"] for row in rows(place.table)] == ["m1", "m3", "m5"]
+
+
+@pytest.mark.processes
+def test_a_message_that_is_sent_again_days_later_is_stored_once(place: Place) -> None:
+    source = JsonSource("id BIGINT NOT NULL", dedupe_by=["id"])
+    days_later = {"SentTimestamp": str(1_700_000_000_123 + 9 * 86_400_000)}
+    place.ingest([message("m1", '{"id": 1}')], source=source)
+
+    again = place.ingest([replace(message("m2", '{"id": 1}'), attributes=days_later)], source=source)
+
+    assert (again.ingested, again.duplicates) == (0, 1)
+    assert [row["_message_id"] for row in rows(place.table)] == ["m1"]
 
 
 def listed(key: str) -> Names:

@@ -375,7 +375,16 @@ def statistics_of(admitted: Admitted, entries: pa.Table) -> dict[str, Any]:
     return {"numRecords": entries.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
 
 
-_NOT_ABANDONED: Final = pds.field("outcome") != _ABANDONED
+def _text(column: str) -> pds.Expression:
+    """A column of texts, for a filter.
+
+    It is cast, though it is of that type: a file that deltalake rewrote says that its texts are views of texts, and
+    Arrow does not compare those with texts where it looks which rows of the file may be wanted.
+    """
+    return pds.field(column).cast(pa.string())
+
+
+_NOT_ABANDONED: Final = _text("outcome") != _ABANDONED
 _BUCKET_MICROSECONDS: Final = 60_000_000
 # Row groups that a look-up holds in memory at once: some 20 MB each.
 _FILES_AT_ONCE: Final = 4
@@ -425,7 +434,7 @@ class LedgerSnapshot:
             overlapping,
             lambda scanner: scanner.to_table(),
             columns=KNOWN.names,
-            where=pds.field("message_id").isin(message_ids) & _NOT_ABANDONED,
+            where=_text("message_id").isin(message_ids) & _NOT_ABANDONED,
         )
         return found.cast(KNOWN)
 
@@ -438,7 +447,7 @@ class LedgerSnapshot:
             may_have,
             lambda scanner: int(scanner.count_rows()),
             columns=["batch_id", "outcome"],
-            where=(pds.field("batch_id") == batch_id) & _NOT_ABANDONED,
+            where=(_text("batch_id") == batch_id) & _NOT_ABANDONED,
         )
 
     def staged(self) -> Abandoned | None:

@@ -203,6 +203,16 @@ def test_a_table_with_rules_of_its_own_is_refused_before_anything_is_written(
         open_table(tmp_path, upsert_by=upsert_by)
 
 
+def test_a_rule_of_a_field_within_a_column_is_seen_too(tmp_path: Path) -> None:
+    schema = json.loads(TABLE_SCHEMA.to_json())
+    field = {"name": "first", "type": "string", "nullable": True, "metadata": {"delta.invariants": INVARIANT}}
+    schema["fields"][1]["type"] = {"type": "struct", "fields": [field]}
+    DeltaTable.create(tmp_path, Schema.from_json(json.dumps(schema)))
+
+    with pytest.raises(TableError, match=r"column name\.first has an invariant.* NativeDeltaSink"):
+        open_table(tmp_path)
+
+
 def test_a_table_that_is_not_partitioned_is_refused_when_it_should_be(tmp_path: Path) -> None:
     open_table(tmp_path)
 

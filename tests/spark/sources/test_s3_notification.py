@@ -160,6 +160,13 @@ def test_notifications_of_something_else_have_another_key(other: str) -> None:
     assert key_of(other) not in (None, key_of(direct(record("data", "a.json"))))
 
 
+def test_two_writings_of_an_object_while_versions_are_suspended_have_two_keys() -> None:
+    body = direct(record("data", "a.json", version_id="null"))
+    first, second = (key_of(changed(body, sequencer=number, eTag="")) for number in ("1", "2"))
+    assert None not in (first, second)
+    assert first != second
+
+
 @pytest.mark.parametrize(
     "body",
     ["{}", "not JSON", direct(), json.dumps(TEST_EVENT), changed(direct(record("data", "a.json")), sequencer="")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
@@ -138,6 +139,24 @@ def test_a_bucket_that_names_another_server_and_a_key_that_names_no_day_reject_t
 
     for name, body in bodies.items():
         assert place.ingest([message(name, body)], source=source).rejected.keys() == {name}
+
+
+def test_a_text_in_a_column_that_is_read_from_numbers_rejects_its_message(place: Place) -> None:
+    source = JsonSource("id INT, at TIMESTAMP", timestamp_units={"at": "ms"})
+    bodies = {"number": '{"id": 1, "at": 1357016400123}', "text": '{"id": 2, "at": "2013-01-01T05:00:00Z"}'}
+
+    result = place.ingest([message(name, body) for name, body in bodies.items()], source=source)
+
+    assert result.rejected == {"text": "not of the type in the schema: at"}
+    assert [row["at"] for row in rows(place.table)] == [datetime(2013, 1, 1, 5, 0, 0, 123_000, tzinfo=UTC)]
+
+
+def test_a_field_that_is_no_column_is_saved_also_where_tasks_could_read_the_rest(place: Place) -> None:
+    bodies = {"m1": '{"id": 1}', "m2": '{"id": 2, "more": 3}'}
+
+    place.ingest([message(*one) for one in bodies.items()], source=JsonSource("id INT", rescued="rest"))
+
+    assert [row["rest"] for row in rows(place.table)] == [None, bodies["m2"]]
 
 
 def test_a_parsers_records_rejects_and_empty_messages_add_up(place: Place) -> None:

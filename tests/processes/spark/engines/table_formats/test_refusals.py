@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from deltalake import DeltaTable, Schema
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -16,6 +17,7 @@ from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.schemas import struct_type
 from sqs_lease.spark.session import session_settings
+from sqs_lease.spark.sinks.delta.schema import delta_schema
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
@@ -63,6 +65,20 @@ def test_rules_of_a_native_delta_table_reject_messages_and_stop_no_batch(
     }
     assert (result.ingested, later.ingested) == (2, 1)
     assert sorted(row["id"] for row in spark.table(name).collect()) == [1, 4, 5]
+
+
+def test_an_invariant_of_a_native_delta_table_rejects_its_message(spark: SparkSession, tmp_path: Path) -> None:
+    schema = json.loads(delta_schema(table_columns(struct_type(SCHEMA))).to_json())
+    schema["fields"][0]["metadata"] = {"delta.invariants": json.dumps({"expression": {"expression": "id > 0"}})}
+    DeltaTable.create(tmp_path / "orders", Schema.from_json(json.dumps(schema)))
+    sink = NativeDeltaSink(tmp_path / "orders")
+
+    result = load(spark, tmp_path, sink, [*good([1]), message("m2", body(id=-5, name="a secret"))])
+
+    assert result.rejected == {"m2": "refused by the table: invariant of column id"}
+    assert load(spark, tmp_path, sink, good([7])).ingested == 1
+    stored = spark.read.format("delta").load(str(tmp_path / "orders")).collect()
+    assert sorted(row["id"] for row in stored) == [1, 7]
 
 
 @pytest.mark.parametrize("kind", ["VARCHAR", "CHAR"])
