@@ -183,3 +183,28 @@ def test_two_writings_of_one_kind_are_two_messages_although_they_share_their_oth
     assert (first.ingested, later.ingested, again.ingested) == (2, 1, 0)
     assert again.known["batch_id"].to_pylist() == ["b", "b"]
     assert load(store, "d", {"l": listed("a")}).known.num_rows == 1
+
+
+@pytest.mark.parametrize("ids", [["l", "n"], ["n", "l"]], ids=["listed first", "told first"])
+def test_of_two_names_of_one_batch_the_second_is_a_repeat_of_the_first(ids: list[str]) -> None:
+    store = MemoryStore()
+    names = {"l": listed("a"), "n": told("a", 1)}
+    batch = {**{one: names[one] for one in ids}, "n2": told("a", 2), "l2": listed("b")}
+
+    first = load(store, "b", batch)
+    again = load(store, "b", batch)
+
+    # Notifications of two writings are two, unless the listing came before them.
+    expected = {"l": ["l", "l2"], "n": ["n", "n2", "l2"]}[ids[0]]
+    assert sorted(row["_message_id"] for row in store.rows) == sorted(expected)
+    assert (first.ingested, first.ingested + first.known.num_rows) == (len(expected), 4)
+    assert again.known["batch_id"].to_pylist().count("b") == len(expected)
+
+
+def test_a_repeat_by_its_other_name_is_stored_where_the_first_message_is_rejected() -> None:
+    store = MemoryStore()
+
+    loaded = load(store, "b", {"bad": listed("a"), "n1": told("a", 1), "n2": told("a", 1)})
+
+    assert (loaded.ingested, loaded.rejected["message_id"].to_pylist()) == (1, ["bad"])
+    assert [row["_message_id"] for row in store.rows] == ["n1"]

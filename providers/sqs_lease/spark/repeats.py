@@ -85,6 +85,17 @@ class Keys:
         is_first = pc.equal(pc.index_in(keys, keys), pa.array(range(len(keys)), pa.int32()))
         return message_ids.filter(pa.chunked_array([is_first]))
 
+    def foremost(self, message_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Of the first messages of each key those that no message before them makes repeats by another name."""
+        firsts = self.firsts(message_ids)
+        repeats, also = (names.combine_chunks() for names in self.others_of(firsts))
+        if not pc.any(pc.is_valid(repeats)).as_py():
+            return firsts
+        position = pa.array(range(len(firsts)), pa.int32())
+        before = [pc.index_in(repeats, names) for names in (self.of(firsts).combine_chunks(), also)]
+        waits = [pc.and_(pc.is_valid(repeats), pc.fill_null(pc.less(its, position), False)) for its in before]
+        return firsts.filter(pa.chunked_array([pc.invert(pc.or_(*waits))]))
+
 
 @dataclass(frozen=True, slots=True)
 class KeyedTable:
