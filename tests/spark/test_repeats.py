@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
-from sqs_lease.spark import JsonSource, SnsEnvelope
+from sqs_lease.spark import JsonSource, Ledger, SnsEnvelope
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_ids import NO_IDS
 from sqs_lease.spark.parsing import Parsed
-from sqs_lease.spark.repeats import Keys, with_keys
+from sqs_lease.spark.repeats import KeyedTable, Keys, with_keys
+from sqs_lease.spark.sinks.sink import Admission
+from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.spark.sources.source import Names
-from sqs_lease.testing.sink_subject import asked, record
+from sqs_lease.testing.sink_subject import asked, entries, record
+from tests.spark.delta.tables import open_table
 from tests.spark.samples import Place, message, rows
 from tests.spark.sinks.memory_sink import MemoryStore, MemoryTable, PlainRows
 from tests.spark.sources.s3_messages import in_sns
+from tests.spark.test_ledger import DAY, HOUR, NOON, Clock
 
 
 @dataclass(frozen=True)
@@ -208,3 +214,30 @@ def test_a_repeat_by_its_other_name_is_stored_where_the_first_message_is_rejecte
 
     assert (loaded.ingested, loaded.rejected["message_id"].to_pylist()) == (1, ["bad"])
     assert [row["_message_id"] for row in store.rows] == ["n1"]
+
+
+@pytest.mark.parametrize("wrong", [40 * DAY, -40 * DAY], ids=str)
+def test_a_driver_with_a_wrong_clock_makes_nobody_forget_what_goes_by_keys(tmp_path: Path, wrong: timedelta) -> None:
+    clock = Clock()
+    table = WriteAheadTable(open_table(tmp_path / "table"), Ledger(tmp_path / "ledger", clock=clock).open())
+
+    def brings(name: str, sent_at: datetime) -> bool:
+        """Whether a message is new to the table, which has it then."""
+        messages = asked(name, sent_at=sent_at)
+        keys = Keys.of_batch(with_keys(messages, [f"the key of {name}"]))
+        assert keys is not None
+        keyed = KeyedTable(table, keys)
+        looked_up = keyed.look_up(messages)
+        if looked_up.known.num_rows:
+            return False
+        keyed.commit(looked_up, Admission(f"batch of {name}", entries([name], sent_at=sent_at), None))
+        return True
+
+    assert brings("first", NOON - 14 * DAY)
+    assert brings("second", NOON)
+    clock.now += wrong
+    assert brings("third", NOON + HOUR)
+    clock.now = NOON + 2 * HOUR
+    assert brings("fourth", clock.now)
+
+    assert [name for name in ("first", "second", "third", "fourth") if brings(name, clock.now)] == []

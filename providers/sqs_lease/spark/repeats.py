@@ -127,8 +127,8 @@ class KeyedTable:
         entries = admission.entries
         is_rejected = pc.equal(entries["outcome"], REJECTED)
         names = pc.if_else(is_rejected, entries["message_id"], self.keys.of(entries["message_id"]))
-        anytime = pa.nulls(len(entries), entries.schema.field("sent_at").type)
-        keyed = entries.set_column(0, entries.schema.field(0), names).set_column(1, entries.schema.field(1), anytime)
+        # With the times at which they were sent, by which a ledger knows that a driver's clock is wrong.
+        keyed = entries.set_column(0, entries.schema.field(0), names)
         keyed = pa.concat_tables([keyed, self._further(looked_up, keyed, entries.filter(pc.invert(is_rejected)))])
         return self.table.commit(looked_up.asked, Admission(admission.batch_id, keyed, admission.staged))
 
