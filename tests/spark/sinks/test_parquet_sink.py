@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 
@@ -130,3 +131,16 @@ def test_a_batch_is_not_admitted_into_a_directory_that_is_another_by_now(
         whole.commit(looked_up, Admission("b", entries(["m1"]), staged))
 
     assert known(whole, "m1") == {}
+
+
+def test_a_driver_whose_clock_is_days_ahead_removes_nothing_of_others(
+    table: ParquetTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_another = staged_by_hand(table, "of another")
+    own = staged_by_hand(table)
+    ahead = time.time() + 2 * STAGED_KEPT.total_seconds()
+    monkeypatch.setattr(time, "time", lambda: ahead)
+
+    table.apply(str(own), APPLICATION)
+
+    assert staged_directories(table.root) == [str(of_another)]
