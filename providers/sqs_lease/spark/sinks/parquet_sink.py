@@ -220,7 +220,9 @@ class _Columns:
     def _require_empty(self) -> None:
         if self.root.exists() and not self.root.is_dir():
             raise TableError(f"{self.root} is a file: give the path of a directory for the table")
-        if self.root.is_dir() and any(entry.name != _OURS for entry in self.root.iterdir()):
+        has_others = self.root.is_dir() and any(entry.name != _OURS for entry in self.root.iterdir())
+        # Another driver may have made the table, and brought a batch, a moment ago.
+        if has_others and self.newest()[1] is None:
             raise TableError(
                 f"{self.root} has files in it that were not ingested: give the path of a directory that is empty or "
                 "does not exist"
