@@ -103,6 +103,47 @@ def test_a_failure_that_does_not_come_again_rejects_nothing() -> None:
     assert len(taken) == 100
 
 
+FULL = PythonException(
+    message="[PYTHON_EXCEPTION] Traceback (most recent call last):\n  File ...\n"
+    "OSError: [Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device\n"
+)
+
+
+@dataclass
+class Disk:
+    """A table on a disk that has room for so many messages."""
+
+    room: int
+    taken: list[str] = field(default_factory=list)
+    tries: int = 0
+
+    def load(self, part: pa.ChunkedArray) -> bool:
+        self.tries += 1
+        if len(self.taken) + len(part) > self.room:
+            raise FULL
+        self.taken += part.to_pylist()
+        return True
+
+
+def test_a_disk_that_fills_up_rejects_no_message() -> None:
+    disk = Disk(room=600)
+    message_ids = pa.chunked_array([[str(number) for number in range(1_000)]], pa.string())
+
+    with pytest.raises(PythonException, match="No space left on device"):
+        Search(disk.load, lambda: None).run(message_ids, FULL)
+
+    assert (len(disk.taken), disk.tries < 40) == (600, True)
+
+
+def test_a_message_for_which_there_is_no_room_keeps_no_other_from_the_table() -> None:
+    store = Store({7}, error=FULL)
+
+    with pytest.raises(PythonException):
+        store.search(100)
+
+    assert len(store.taken) == 99
+
+
 IN_A_TASK = PythonException(
     message="[PYTHON_EXCEPTION] Traceback (most recent call last):\n  File ...\n"
     "sqs_lease.spark.sources.s3_events.object_store.ObjectStoreError: S3 did not give s3://a/b (SlowDown)\n"

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
-from sqs_lease.spark import JsonSource, SnsEnvelope
+from sqs_lease.spark import JsonSource, Ledger, SnsEnvelope
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_ids import NO_IDS
 from sqs_lease.spark.parsing import Parsed
-from sqs_lease.spark.repeats import Keys, with_keys
+from sqs_lease.spark.repeats import KeyedTable, Keys, with_keys
+from sqs_lease.spark.sinks.sink import Admission
+from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.spark.sources.source import Names
-from sqs_lease.testing.sink_subject import asked, record
+from sqs_lease.testing.sink_subject import asked, entries, record
+from tests.spark.delta.tables import open_table
 from tests.spark.samples import Place, message, rows
 from tests.spark.sinks.memory_sink import MemoryStore, MemoryTable, PlainRows
 from tests.spark.sources.s3_messages import in_sns
+from tests.spark.test_ledger import DAY, HOUR, NOON, Clock
 
 
 @dataclass(frozen=True)
@@ -195,3 +201,55 @@ def test_two_writings_of_one_kind_are_two_messages_although_they_share_their_oth
     assert (first.ingested, later.ingested, again.ingested) == (2, 1, 0)
     assert again.known["batch_id"].to_pylist() == ["b", "b"]
     assert load(store, "d", {"l": listed("a")}).known.num_rows == 1
+
+
+@pytest.mark.parametrize("ids", [["l", "n"], ["n", "l"]], ids=["listed first", "told first"])
+def test_of_two_names_of_one_batch_the_second_is_a_repeat_of_the_first(ids: list[str]) -> None:
+    store = MemoryStore()
+    names = {"l": listed("a"), "n": told("a", 1)}
+    batch = {**{one: names[one] for one in ids}, "n2": told("a", 2), "l2": listed("b")}
+
+    first = load(store, "b", batch)
+    again = load(store, "b", batch)
+
+    # Notifications of two writings are two, unless the listing came before them.
+    expected = {"l": ["l", "l2"], "n": ["n", "n2", "l2"]}[ids[0]]
+    assert sorted(row["_message_id"] for row in store.rows) == sorted(expected)
+    assert (first.ingested, first.ingested + first.known.num_rows) == (len(expected), 4)
+    assert again.known["batch_id"].to_pylist().count("b") == len(expected)
+
+
+def test_a_repeat_by_its_other_name_is_stored_where_the_first_message_is_rejected() -> None:
+    store = MemoryStore()
+
+    loaded = load(store, "b", {"bad": listed("a"), "n1": told("a", 1), "n2": told("a", 1)})
+
+    assert (loaded.ingested, loaded.rejected["message_id"].to_pylist()) == (1, ["bad"])
+    assert [row["_message_id"] for row in store.rows] == ["n1"]
+
+
+@pytest.mark.parametrize("wrong", [40 * DAY, -40 * DAY], ids=str)
+def test_a_driver_with_a_wrong_clock_makes_nobody_forget_what_goes_by_keys(tmp_path: Path, wrong: timedelta) -> None:
+    clock = Clock()
+    table = WriteAheadTable(open_table(tmp_path / "table"), Ledger(tmp_path / "ledger", clock=clock).open())
+
+    def brings(name: str, sent_at: datetime) -> bool:
+        """Whether a message is new to the table, which has it then."""
+        messages = asked(name, sent_at=sent_at)
+        keys = Keys.of_batch(with_keys(messages, [f"the key of {name}"]))
+        assert keys is not None
+        keyed = KeyedTable(table, keys)
+        looked_up = keyed.look_up(messages)
+        if looked_up.known.num_rows:
+            return False
+        keyed.commit(looked_up, Admission(f"batch of {name}", entries([name], sent_at=sent_at), None))
+        return True
+
+    assert brings("first", NOON - 14 * DAY)
+    assert brings("second", NOON)
+    clock.now += wrong
+    assert brings("third", NOON + HOUR)
+    clock.now = NOON + 2 * HOUR
+    assert brings("fourth", clock.now)
+
+    assert [name for name in ("first", "second", "third", "fourth") if brings(name, clock.now)] == []

@@ -87,12 +87,13 @@ class Loading:
         loaded: list[Loaded] = []
         rest = self.expected
         while True:
-            firsts = self.keys.firsts(rest)
-            loaded.append(self._load_or_divide(firsts, parse))
-            rest = without(rest, firsts)
-            # The table has the others' keys by now, but for those of rejects.
-            of_rejects = self.keys.of(loaded[-1].rejected["message_id"])
-            is_wanted = is_among(self.keys.of(rest), of_rejects)
+            now = self.keys.foremost(rest)
+            loaded.append(self._load_or_divide(now, parse))
+            rest = without(rest, now)
+            keys = self.keys.of(rest)
+            # The table has these keys by now, but for those of rejects. Of other keys it is asked once more.
+            has_come = is_among(keys, self.keys.of(now))
+            is_wanted = pc.or_(pc.invert(has_come), is_among(keys, self.keys.of(loaded[-1].rejected["message_id"])))
             loaded[-1] = replace(
                 loaded[-1], known=pa.concat_tables([loaded[-1].known, repeated(rest.filter(pc.invert(is_wanted)))])
             )

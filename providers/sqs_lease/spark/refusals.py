@@ -3,7 +3,8 @@
 A batch that cannot be staged or committed as a whole is brought into the table in parts: each half on its own, and the
 halves of a half that is refused. What remains are single messages. These are rejected, with the reason, if the table
 said that it was for their rows; or if rows of other messages were taken meanwhile, and theirs failed twice. Otherwise
-it is not for the messages, and the error is raised as it came.
+it is not for the messages, and the error is raised as it came. So it is, once the others were tried, where a disk was
+full: that some found room on it says nothing of the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pyspark.errors import AnalysisException
 from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.errors import RowsRefusedError
 from sqs_lease.spark.message_ids import only, without
-from sqs_lease.spark.spark_errors import SPARK_ERRORS, kind_of
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, kind_of, lacks_space
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Search:
     _suspected: dict[str, Exception] = field(default_factory=dict)
     _took_rows: bool = False
     _failures: int = 0
+    _without_space: int = 0
 
     def run(self, message_ids: pa.ChunkedArray, error: Exception) -> pa.Table:
         """Bring all messages into the table that it takes.
@@ -92,6 +94,8 @@ class Search:
             raise error
         for message_id in self._suspected:
             if (again := self._refusal(pa.chunked_array([[message_id]], pa.string()))) is not None:
+                if lacks_space(again):
+                    raise again
                 self._rejected[message_id] = again
         rows = [(message_id, reason_of(why)) for message_id, why in self._rejected.items()]
         return pa.Table.from_arrays([[row[0] for row in rows], [row[1] for row in rows]], schema=REASONS)
@@ -120,5 +124,8 @@ class Search:
             half = len(part) // 2
             return [part.slice(half), part.slice(0, half)]
         (message_id,) = part.to_pylist()
+        self._without_space += lacks_space(error)
+        if self._without_space > _FAILURES_MORE:
+            raise error
         (self._rejected if is_certain(error) else self._suspected)[message_id] = error
         return []

@@ -85,6 +85,17 @@ class Keys:
         is_first = pc.equal(pc.index_in(keys, keys), pa.array(range(len(keys)), pa.int32()))
         return message_ids.filter(pa.chunked_array([is_first]))
 
+    def foremost(self, message_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Of the first messages of each key those that no message before them makes repeats by another name."""
+        firsts = self.firsts(message_ids)
+        repeats, also = (names.combine_chunks() for names in self.others_of(firsts))
+        if not pc.any(pc.is_valid(repeats)).as_py():
+            return firsts
+        position = pa.array(range(len(firsts)), pa.int32())
+        before = [pc.index_in(repeats, names) for names in (self.of(firsts).combine_chunks(), also)]
+        waits = [pc.and_(pc.is_valid(repeats), pc.fill_null(pc.less(its, position), False)) for its in before]
+        return firsts.filter(pa.chunked_array([pc.invert(pc.or_(*waits))]))
+
 
 @dataclass(frozen=True, slots=True)
 class KeyedTable:
@@ -116,8 +127,8 @@ class KeyedTable:
         entries = admission.entries
         is_rejected = pc.equal(entries["outcome"], REJECTED)
         names = pc.if_else(is_rejected, entries["message_id"], self.keys.of(entries["message_id"]))
-        anytime = pa.nulls(len(entries), entries.schema.field("sent_at").type)
-        keyed = entries.set_column(0, entries.schema.field(0), names).set_column(1, entries.schema.field(1), anytime)
+        # With the times at which they were sent, by which a ledger knows that a driver's clock is wrong.
+        keyed = entries.set_column(0, entries.schema.field(0), names)
         keyed = pa.concat_tables([keyed, self._further(looked_up, keyed, entries.filter(pc.invert(is_rejected)))])
         return self.table.commit(looked_up.asked, Admission(admission.batch_id, keyed, admission.staged))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -12,6 +13,11 @@ SPARK_ERRORS: Final = (PySparkException, Py4JError)
 
 _SIGNS: Final = ("ModuleNotFoundError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
 _WITHOUT_RIGHTS: Final = ("PermissionError", "Permission denied", "Mkdirs failed")
+# As the last line of a traceback, and as Java says it; not within a line, where a value of a row may be quoted.
+_OF_SPACE: Final = re.compile(
+    r"^OSError: \[Errno (28|122)\]|\bjava\.io\.IOException: (No space left on device|Disk quota exceeded)$",
+    re.MULTILINE,
+)
 _INTRODUCTION: Final = "An error occurred while calling "
 
 
@@ -23,6 +29,11 @@ def cannot_run_this(error: Exception) -> bool:
 def cannot_write(error: Exception) -> bool:
     """Whether Spark says that its executors may not write somewhere, be it from Python or by itself."""
     return any(sign in str(error) for sign in _WITHOUT_RIGHTS)
+
+
+def lacks_space(error: Exception) -> bool:
+    """Whether Spark says that a disk is full, of whichever machine."""
+    return _OF_SPACE.search(str(error)) is not None
 
 
 def kind_of(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PythonException, SparkRuntimeException
 
 from sqs_lease.core.messages import Message, Receipt
@@ -121,6 +122,15 @@ def test_an_exception_of_which_no_code_of_the_user_is_told_has_the_last_place() 
 )
 def test_other_errors(error: Exception, said: str) -> None:
     assert one_line(error) == said
+
+
+def test_where_the_java_of_spark_has_ended_that_is_said_whatever_failed_for_it_in_the_end() -> None:
+    # As it is where the session's settings are put back.
+    last = ConnectionRefusedError(111, "Connection refused")
+    assert one_line(last) == "ConnectionRefusedError [Errno 111] Connection refused"
+
+    last.__context__ = Py4JNetworkError("Answer from Java side is empty")
+    assert one_line(last).startswith("the Java process of Spark's driver has ended")
 
 
 def test_the_trace_has_the_frames_of_driver_and_worker_and_no_text() -> None:

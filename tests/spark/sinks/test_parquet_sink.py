@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from sqs_lease.spark import Ledger
 from sqs_lease.spark.errors import SchemaError, TableError
-from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, ParquetSink, ParquetTable
+from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, ParquetSink, ParquetTable, _Columns
 from sqs_lease.spark.sinks.sink import STAGED_KEPT, Admission, Staged
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.testing.sink_contract import COLUMNS
@@ -130,3 +131,34 @@ def test_a_batch_is_not_admitted_into_a_directory_that_is_another_by_now(
         whole.commit(looked_up, Admission("b", entries(["m1"]), staged))
 
     assert known(whole, "m1") == {}
+
+
+def test_a_driver_whose_clock_is_days_ahead_removes_nothing_of_others(
+    table: ParquetTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_another = staged_by_hand(table, "of another")
+    own = staged_by_hand(table)
+    ahead = time.time() + 2 * STAGED_KEPT.total_seconds()
+    monkeypatch.setattr(time, "time", lambda: ahead)
+
+    table.apply(str(own), APPLICATION)
+
+    assert staged_directories(table.root) == [str(of_another)]
+
+
+def test_a_directory_of_which_another_driver_makes_a_table_at_this_moment_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = _Columns.newest
+
+    def overtaken(columns: _Columns) -> tuple[int, StructType | None]:
+        monkeypatch.setattr(_Columns, "newest", look)
+        found = look(columns)
+        other = ParquetTable.opened(columns.root, COLUMNS, widen=False)
+        other.apply(str(staged_by_hand(other)), APPLICATION)
+        return found
+
+    monkeypatch.setattr(_Columns, "newest", overtaken)
+    table = ParquetTable.opened(tmp_path / "table", COLUMNS, widen=False)
+
+    assert len(list(table.root.glob(f"{NUMBER_COLUMN}=*"))) == 1

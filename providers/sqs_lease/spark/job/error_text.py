@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException, PythonException
 
 from sqs_lease.batch_files.manifest import ManifestError
@@ -39,6 +40,11 @@ _SHORT_WORD: Final = 3
 _LEFT_OUT: Final = "…"
 _ESCAPED: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 _OF_JAVA: Final = re.compile(r"\b(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)\b")
+# Whatever asks for it afterwards fails, too, such as what puts the session's settings back.
+_NO_JAVA: Final = (
+    "the Java process of Spark's driver has ended, or answers no more: see its log, and whether the machine killed it "
+    "because memory was short. The batch can be started again"
+)
 _OF_THE_MACHINE: Final = ("Python worker exited unexpectedly", "No space left on device")
 
 
@@ -46,6 +52,8 @@ def one_line(error: Exception) -> str:
     """Say in one line what went wrong, for the starter of the job."""
     if isinstance(error, EXPECTED):
         text = str(error)
+    elif any(isinstance(one, Py4JNetworkError) for one in _chain(error)):
+        text = _NO_JAVA
     elif isinstance(error, PythonException) and (raised := _raised_in_worker(str(error))):
         said = "".join(f": {note}" for note in getattr(error, "__notes__", ()))
         text = f"{raised}{said} (raised in a Python worker of Spark)"
@@ -94,13 +102,19 @@ def _texts(value: Mapping[str, Any]) -> Iterator[str]:
 def trace(error: BaseException) -> str:
     """Say where an error was raised, and what it was raised for, in the lines of tracebacks without their texts."""
     lines: list[str] = []
-    told: BaseException | None = error
-    while told is not None:
+    for told in _chain(error):
         lines += [f"{type(told).__name__} at\n", *traceback.format_tb(told.__traceback__)]
         if isinstance(told, PythonException):
             lines += [f"{line}\n" for line in _frames_in_worker(str(told))]
-        told = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
     return "".join(lines).rstrip()
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it was raised for, and so on."""
+    told: BaseException | None = error
+    while told is not None:
+        yield told
+        told = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
 
 
 def _raised_in_worker(text: str) -> str | None:

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,13 +32,14 @@ from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema, require_plain, without_case
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
-from sqs_lease.spark.sinks.sink import STAGED_KEPT, Rest, Staged
-from sqs_lease.spark.sinks.staging import Staging, Written, stage_directory
+from sqs_lease.spark.sinks.sink import Rest, Staged
+from sqs_lease.spark.sinks.staging import Staging, Written, remove_old_tries, stage_directory
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadTable
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
 
 _OURS: Final = "_sqs_lease"
+_STAGED: Final = f"{_OURS}/staged"
 # Every refusal means that somebody else's columns went in; so many in a row, and something is wrong.
 _WIDENING_TRIES: Final = 100
 
@@ -152,7 +151,7 @@ class ParquetTable:
         )
 
     def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
-        root = self.root / _OURS / "staged"
+        root = self.root / _STAGED
         directory, message_ids = stage_directory(root, batch_id, arrow_schema(self.columns), write)
         try:
             for file in directory.iterdir():
@@ -174,12 +173,7 @@ class ParquetTable:
     def _tidy(self, application: Application) -> None:
         """Say that the batch is in the table, so that it may go from there, and remove what nobody will ask for."""
         self._marks.add(application)
-        # All admissions before this one were finished, so nothing old in here will be asked for.
-        oldest = time.time() - STAGED_KEPT.total_seconds()
-        for directory in (self.root / _OURS / "staged").glob("*/*"):
-            with suppress(FileNotFoundError):
-                if directory.stat().st_mtime < oldest:
-                    self.discard(str(directory))
+        remove_old_tries(self._place, _STAGED, self._marks.written_at(application))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +220,9 @@ class _Columns:
     def _require_empty(self) -> None:
         if self.root.exists() and not self.root.is_dir():
             raise TableError(f"{self.root} is a file: give the path of a directory for the table")
-        if self.root.is_dir() and any(entry.name != _OURS for entry in self.root.iterdir()):
+        has_others = self.root.is_dir() and any(entry.name != _OURS for entry in self.root.iterdir())
+        # Another driver may have made the table, and brought a batch, a moment ago.
+        if has_others and self.newest()[1] is None:
             raise TableError(
                 f"{self.root} has files in it that were not ingested: give the path of a directory that is empty or "
                 "does not exist"

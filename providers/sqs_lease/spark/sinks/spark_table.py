@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -29,11 +30,13 @@ from sqs_lease.spark.schemas import arrow_schema, nullable, quoted
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import Asked, DoubtfulDirectories, Rule, judged
 from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staging import Staging, Written, new_try, nothing_left, stage_directory
+from sqs_lease.spark.sinks.staging import Staging, Written, new_try, nothing_left, remove_old_tries, stage_directory
 from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, first_line
 from sqs_lease.spark.waits import among_others
+
+logger = logging.getLogger(__name__)
 
 _STAGED: Final = "_staged"
 _S3A: Final = re.compile("^s3://")
@@ -177,6 +180,15 @@ class StagedRows:
         except (DeltaError, OSError) as error:
             raise self.place.unusable("cannot be written", error) from error
 
+    def remove_old_tries(self, application: Application) -> None:
+        """Remove what killed tries of any batch left, now that the table has the newest application."""
+        try:
+            now = self._marks.written_at(application)
+        except (DeltaError, OSError) as error:
+            logger.warning("%s was not tidied up, which is tried again: %s", self.place, error)
+        else:
+            remove_old_tries(self.place, _STAGED, now)
+
     def remove(self, location: str) -> None:
         """Remove rows that the table has taken, or will not be told to take."""
         self._remove(location.rpartition("#")[0])
@@ -315,6 +327,7 @@ class SparkTable(ABC):
                         others.again(self._newest_commit())
                     else:
                         self.staged.mark_applied(application)
+                        self.staged.remove_old_tries(application)
                         break
         finally:
             self.own.discard(location)

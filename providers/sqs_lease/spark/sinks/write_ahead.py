@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -77,6 +78,18 @@ class AppliedMarks:
         """
         return any(name >= application.mark for name in self._names(application))
 
+    def written_at(self, application: Application) -> datetime | None:
+        """When the mark of an application was written, by the clock of whoever keeps the files.
+
+        Returns:
+            None where it is not there; a later one has taken its place, perhaps.
+
+        Raises:
+            OSError: It cannot be looked at.
+        """
+        written: datetime | None = self.place.file_system().get_file_info(self._file_of(application)).mtime
+        return written
+
     def add(self, application: Application) -> None:
         """Write down that the table has an application; the marks before it may go.
 
@@ -86,12 +99,15 @@ class AppliedMarks:
         files = self.place.file_system()
         if self.place.is_local:
             files.create_dir(self.directory, recursive=True)
-        with files.open_output_stream(f"{self.directory}/{application.mark}") as stream:
+        with files.open_output_stream(self._file_of(application)) as stream:
             stream.write(b"applied\n")
         for name in self._names(application):
             if name < application.mark:
                 with suppress(OSError):  # another process removed it at this moment; a mark too many does no harm
                     files.delete_file(f"{self.directory}/{name}")
+
+    def _file_of(self, application: Application) -> str:
+        return f"{self.directory}/{application.mark}"
 
     def _names(self, application: Application) -> list[str]:
         names = (entry.base_name for entry in self.place.entries(self.directory))
