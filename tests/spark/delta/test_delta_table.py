@@ -141,6 +141,19 @@ def test_what_was_applied_is_known_after_the_table_forgot_it(tmp_path: Path, *, 
     assert stored(table) == [(1, "m1"), (2, "m2")]
 
 
+def test_what_a_part_of_a_batch_brought_stays_for_readers_of_earlier_versions(place: Place) -> None:
+    table = open_table(place)
+    for number in (1, 2):
+        table.apply(stage(table, [row(number, f"m{number}")]), application(number))
+    before = table.storage.existing()
+    table.storage.existing().optimize.compact()
+
+    table.apply(stage(table, [row(3, "m3")]), application(3))
+
+    assert sorted(before.to_pyarrow_table(columns=["id"])["id"].to_pylist()) == [1, 2]
+    assert stored(table) == [(1, "m1"), (2, "m2"), (3, "m3")]
+
+
 def test_an_upsert_that_changes_nothing_is_remembered(tmp_path: Path) -> None:
     table = open_table(tmp_path, upsert_by=["id"])
     table.apply(stage(table, [row(1, "m1", later=1)]), application(1))

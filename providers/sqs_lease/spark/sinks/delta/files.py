@@ -24,6 +24,7 @@ FILES: Final = "batches"
 """The directory below the table for the files of all batches: ``batches/<batch>/<try>/``."""
 
 _LISTING: Final = "staged.json"
+_ADDED: Final = "added"
 # Delta's writers look at as many columns by default, and at so many characters of each.
 _COLUMNS_WITH_STATISTICS: Final = 32
 _SHOWN_CHARACTERS: Final = 32
@@ -94,6 +95,21 @@ class Listing:
 def directory_of(location: str) -> str:
     """The directory of a try, by the path of its listing."""
     return location.rpartition("/")[0]
+
+
+def mark_added(storage: Place, directory: str) -> None:
+    """Write down that a commit added the files of a try.
+
+    They stay where they are from then on, for readers of that version, also once the table has rewritten their rows.
+    """
+    with storage.file_system().open_output_stream(f"{directory}/{_ADDED}") as stream:
+        stream.write(b"added\n")
+
+
+def was_added(storage: Place, directory: str) -> bool:
+    """Whether that is written there."""
+    is_there: bool = storage.file_system().get_file_info(f"{directory}/{_ADDED}").type == pafs.FileType.File
+    return is_there
 
 
 def tries_beside(storage: Place, location: str) -> list[str]:

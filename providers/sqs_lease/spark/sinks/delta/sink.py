@@ -20,7 +20,16 @@ from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.places import OURS, Place
 from sqs_lease.spark.schemas import check_keys
-from sqs_lease.spark.sinks.delta.files import FILES, Listing, add_action, directory_of, statistics_of, tries_beside
+from sqs_lease.spark.sinks.delta.files import (
+    FILES,
+    Listing,
+    add_action,
+    directory_of,
+    mark_added,
+    statistics_of,
+    tries_beside,
+    was_added,
+)
 from sqs_lease.spark.sinks.delta.merge import merge_newest
 from sqs_lease.spark.sinks.delta.schema import (
     added_columns,
@@ -398,13 +407,23 @@ class OpenDelta:
         if listing.upsert_by:
             # The rows were written anew.
             self.discard(location)
+        else:
+            self._mark_added(location)
         if not tries:
             return
-        # One may have been added earlier: messages that were rejected then came again in the same batch.
+        # One may have been added earlier: messages that were rejected then came again in the same batch. Whoever added
+        # it may have died before it wrote that down.
         taken = {file.partition("/part-")[0] for file in self._existing().get_add_actions()["path"].to_pylist()}
         for other in tries:
-            if not any(directory == other or directory.startswith(f"{other}/") for directory in taken):
+            has_rows = any(directory == other or directory.startswith(f"{other}/") for directory in taken)
+            if not has_rows and not was_added(self.storage, other):
                 self.storage.remove(other)
+
+    def _mark_added(self, location: str) -> None:
+        try:
+            mark_added(self.storage, directory_of(location))
+        except (DeltaError, OSError) as error:
+            logger.warning("table %s: it could not be noted that %s was added: %s", self.storage.uri, location, error)
 
     def _require_fit_of(self, table: DeltaTable, listing: Listing) -> None:
         """Refuse files that the table cannot have as they are: somebody has changed it since they were admitted."""
