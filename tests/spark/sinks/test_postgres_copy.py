@@ -129,7 +129,7 @@ def test_what_is_true_of_every_row_refuses_none(kind: type[psycopg.Error]) -> No
 
 
 def test_the_next_rows_are_made_while_the_server_takes_these() -> None:
-    made = [threading.Event() for _ in range(3)]
+    made = [threading.Event() for _ in range(20)]
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number, event in enumerate(made):
@@ -137,14 +137,14 @@ def test_the_next_rows_are_made_while_the_server_takes_these() -> None:
             yield pa.RecordBatch.from_pydict({"0": pa.array([number])})
 
     class SlowServer:
-        """Takes rows only when the ones after them were made."""
+        """Takes rows only when those after them were made."""
 
         written = 0
 
         def write(self, data: bytes | memoryview) -> None:
             if isinstance(data, memoryview):
+                assert made[min(self.written + 8, len(made) - 1)].wait(60), "the rows after these were not made"
                 self.written += 1
-                assert made[min(self.written, len(made) - 1)].wait(60), "the rows after these were not made"
 
     server = SlowServer()
     cursor: Any = SimpleNamespace(copy=lambda _: nullcontext(server))

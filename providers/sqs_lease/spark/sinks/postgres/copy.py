@@ -7,6 +7,7 @@ that is read comes as CSV, which Arrow reads.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -45,6 +46,7 @@ _COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64())])
 _CANNOT_BE_WRITTEN: Final = "cannot be written"
 # What is made of them at once: a batch of Spark's may have any size.
 _AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+_PIECES_AHEAD: Final = 8
 _ROWS_AT_ONCE: Final = 8192
 
 Piece: TypeAlias = tuple[pa.Buffer, int]
@@ -62,7 +64,7 @@ def copy_in(
     rows = 0
     with cursor.copy(statement) as copy:
         copy.write(SIGNATURE)
-        with closing(_one_ahead(_pieces(batches, kinds))) as pieces:
+        with closing(_ahead(_pieces(batches, kinds))) as pieces:
             for piece, count in pieces:
                 copy.write(memoryview(piece))
                 rows += count
@@ -79,13 +81,19 @@ def _pieces(batches: Iterable[pa.RecordBatch], kinds: Sequence[str]) -> Iterator
             yield to_binary(rows, kinds), rows.num_rows
 
 
-def _one_ahead(pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
-    """Make the next piece while this one is written, so that the server does not wait for it."""
+def _ahead(pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
+    """Make the next pieces while one is written, so that the server does not wait for them.
+
+    Several: the first rows of a row group take longer, because its columns are read and decompressed with them.
+    """
     with ThreadPoolExecutor(1, "sqs-lease rows") as maker:
-        coming = maker.submit(next, pieces, None)
-        while (piece := coming.result()) is not None:
-            coming = maker.submit(next, pieces, None)
-            yield piece
+        coming = deque(maker.submit(next, pieces, None) for _ in range(_PIECES_AHEAD))
+        try:
+            while (piece := coming.popleft().result()) is not None:
+                coming.append(maker.submit(next, pieces, None))
+                yield piece
+        finally:
+            maker.shutdown(cancel_futures=True)
 
 
 def copy_out(cursor: psycopg.Cursor[Any], statement: Query, schema: pa.Schema) -> pa.Table:
