@@ -97,8 +97,7 @@ _WAITING: Final = "sqs_lease_waiting"
 _REMOVED_EVERY: Final = timedelta(days=1)
 # Ways of joining that the planner has beside the one through an index.
 _OTHER_WAYS: Final = ["hashjoin", "mergejoin", "seqscan", "bitmapscan"]
-
-
+# What is read of an entry.
 _FOUND: Final = pa.schema(
     [("message_id", pa.string()), ("batch", pa.int64()), ("outcome", pa.string()), ("reason", pa.string())]
 )
