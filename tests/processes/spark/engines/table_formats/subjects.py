@@ -20,10 +20,12 @@ from sqs_lease.testing.sink_contract import Subject, interrupted
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
 
 
-def iceberg_subject(spark: SparkSession, root: Path, upsert_by: tuple[str, ...] = ()) -> Subject:
+def iceberg_subject(
+    spark: SparkSession, root: Path, upsert_by: tuple[str, ...] = (), *, catalog: str = CATALOG
+) -> Subject:
     """A subject for an Iceberg table that does not exist yet."""
-    table = f"{CATALOG}.tests.t{uuid4().hex}"
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.tests")
+    table = f"{catalog}.tests.t{uuid4().hex}"
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.tests")
 
     def read_rows() -> list[dict[str, Any]]:
         spark.sql(f"REFRESH TABLE {table}")
