@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from demo.processes import (
     ServerProcess,
     await_stop,
     free_port,
+    listens,
     request_stop,
     start_process,
     wait_until,
@@ -197,7 +197,7 @@ class DagsterStack:
         return {pid for server in servers for pid in server.session_pids()}
 
     def _is_ready(self) -> bool:
-        if CODE_SERVER in self.processes and not _listens(self.code_server_port):
+        if CODE_SERVER in self.processes and not listens(self.code_server_port):
             return False
         if not self.api.is_up():
             return False
@@ -270,7 +270,7 @@ def dagster_stack(
             # It notices a code server that comes later; the daemon would fail runs meanwhile.
             stack.start(WEB_SERVER)
             wait_until(
-                lambda: _listens(code_server_port),
+                lambda: listens(code_server_port),
                 processes=list(stack.processes.values()),
                 what="ready",
                 deadline_seconds=READY_SECONDS,
@@ -365,11 +365,6 @@ def _environment(home: Path, sockets: Path, given: Mapping[str, str]) -> dict[st
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     return {**inherited, **own, **given}
-
-
-def _listens(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as client:
-        return client.connect_ex((LOOPBACK, port)) == 0
 
 
 def _is_loaded(location: Location) -> bool:

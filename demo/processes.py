@@ -273,6 +273,12 @@ def pause(process: ServerProcess, seconds: float = POLL_SECONDS) -> None:
         return
 
 
+def listens(port: int) -> bool:
+    """Whether something listens on a port of the loopback address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as client:
+        return client.connect_ex((LOOPBACK, port)) == 0
+
+
 def free_port() -> int:
     """A port on the loopback address that nothing listens on.
 

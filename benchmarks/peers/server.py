@@ -7,14 +7,13 @@ measure the server.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.programs import installed
-from demo.processes import LOOPBACK, free_port, start_process, wait_until
+from demo.processes import LOOPBACK, free_port, listens, start_process, wait_until
 from demo.sqs_server import READY_SECONDS, REGION, SqsServer
 
 _JARS: Final = "elasticmq/target/dependency"
@@ -69,15 +68,7 @@ def elasticmq(directory: Path) -> Iterator[SqsServer]:
         directory=directory,
     )
     try:
-        wait_until(lambda: _listens(port), processes=[process], what="ready", deadline_seconds=READY_SECONDS)
+        wait_until(lambda: listens(port), processes=[process], what="ready", deadline_seconds=READY_SECONDS)
         yield SqsServer(f"http://{LOOPBACK}:{port}", process)
     finally:
         process.stop()
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection((LOOPBACK, port), timeout=2).close()
-    except OSError:
-        return False
-    return True

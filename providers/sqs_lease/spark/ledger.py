@@ -76,7 +76,7 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A ledger in a directory of its own. It is created where there is none.
+    """A ledger in a directory of its own. It is created if it does not exist.
 
     Inside a Delta table's directory, below a name that begins with ``_``, it is invisible to the table's readers and
     to ``vacuum``.

@@ -63,7 +63,7 @@ class IcebergSink:
 
     Attributes:
         table: The table's name with its catalog and namespace: ``"lake.sales.orders"``. The namespace must exist, the
-            table is created where there is none.
+            table is created if it does not exist.
         ledger: Where the ids of the messages are kept, and where rows wait: a directory that all drivers and executors
             reach by this path, or an address on S3, see :class:`..ledger.Ledger`. It belongs to this table alone.
         partition_by: How a table that is created is partitioned: columns, or transforms of columns such as
@@ -342,7 +342,7 @@ class _StoredTable:
 
     @property
     def version(self) -> int | None:
-        """The id of the newest snapshot; None where there is none."""
+        """The id of the newest snapshot; None if the table has none."""
         snapshot = self.table.currentSnapshot()
         return None if snapshot is None else snapshot.snapshotId()
 

@@ -52,7 +52,7 @@ class NativeDeltaSink:
 
     Attributes:
         table: The name of a table in a catalog (``"main.sales.orders"``), or the path of a directory or an address
-            (``"/data/orders"``, ``"s3a://bucket/orders"``). It is created where there is none.
+            (``"/data/orders"``, ``"s3a://bucket/orders"``). It is created if it does not exist.
         partition_by: The columns by which a table that is created is partitioned; a table that is there stays as it is.
         upsert_by: The key's columns. None, the default, adds every record; with a key, a record replaces the one with
             the same key, unless that is of a message sent later; sent at the same time, the later batch wins.

@@ -198,7 +198,7 @@ class Sink(Protocol):
     """Says which table, and how it is to be written."""
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> Table[Any]:
-        """Look at the table, and create it where there is none.
+        """Look at the table, and create it if it does not exist.
 
         Args:
             spark: The session.

@@ -246,7 +246,7 @@ class SparkTable(ABC):
     """What a session needs to write such a table, for people."""
 
     def prepared(self, partition_by: Sequence[str], *, widen: bool) -> Self:
-        """Create the table where there is none, compare its columns, add those that it lacks, and see what it asks.
+        """Create the table if it does not exist, compare its columns, add those that it lacks, and see what it asks.
 
         Raises:
             SchemaError: The table has other columns, or cannot have these.

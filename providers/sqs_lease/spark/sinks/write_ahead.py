@@ -79,7 +79,7 @@ class AppliedMarks:
         return any(name >= application.mark for name in self._names(application))
 
     def written_at(self, application: Application) -> datetime | None:
-        """When the mark of an application was written, by the clock of whoever keeps the files.
+        """When the mark of an application was written, by the clock of the file system or bucket.
 
         Returns:
             None where it is not there; a later one has taken its place, perhaps.

@@ -249,7 +249,7 @@ class OpenDelta:
     upsert_by: Sequence[str] = ()
 
     def prepare(self, *, widen: bool) -> None:
-        """Create the table where there is none, and make sure that it takes these columns."""
+        """Create the table if it does not exist, and make sure that it takes these columns."""
         table = self.storage.load()
         if table is None:
             self.storage.require_empty()
@@ -411,8 +411,8 @@ class OpenDelta:
             self._mark_added(location)
         if not tries:
             return
-        # One may have been added earlier: messages that were rejected then came again in the same batch. Whoever added
-        # it may have died before it wrote that down.
+        # One may have been added earlier: messages that were rejected then came again in the same batch. The process
+        # that added it may have died before it wrote that down.
         taken = {file.partition("/part-")[0] for file in self._existing().get_add_actions()["path"].to_pylist()}
         for other in tries:
             has_rows = any(directory == other or directory.startswith(f"{other}/") for directory in taken)

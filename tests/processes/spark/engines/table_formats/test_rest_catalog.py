@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from demo.processes import LOOPBACK, ROOT, free_port, start_process, wait_until
+from demo.processes import LOOPBACK, ROOT, free_port, listens, start_process, wait_until
 from sqs_lease.testing.sink_contract import SinkContract, Subject
 from sqs_lease.testing.upsert_contract import UpsertContract
 from tests.processes.spark.engines.table_formats.subjects import iceberg_subject
@@ -38,21 +37,13 @@ def catalog(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         directory=directory,
     )
     try:
-        wait_until(lambda: _listens(port), processes=[server], what="ready", deadline_seconds=60)
+        wait_until(lambda: listens(port), processes=[server], what="ready", deadline_seconds=60)
         settings = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "rest", ".uri": f"http://{LOOPBACK}:{port}"}
         for name, value in settings.items():
             spark.conf.set(f"spark.sql.catalog.{CATALOG}{name}", value)
         yield CATALOG
     finally:
         server.stop()
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection((LOOPBACK, port), timeout=2).close()
-    except OSError:
-        return False
-    return True
 
 
 class TestIcebergBehindREST(SinkContract):
