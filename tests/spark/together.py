@@ -10,15 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import cycle
 from threading import Barrier, Event, Semaphore
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from sqs_lease.spark import Staged
 from sqs_lease.spark.batch_file import REASONS
-from sqs_lease.spark.loading import Loading
+from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_ids import NO_IDS
 from sqs_lease.spark.parsing import Parsed
 from sqs_lease.spark.sinks.sink import LOOKED_UP
@@ -32,6 +33,14 @@ BatchOf = Callable[[int, int], range]
 
 Stage = Callable[[Any, Sequence[dict[str, Any]], str], Staged]
 """Stages rows of a batch for an open table."""
+
+
+class SlowStage(Protocol):
+    """Stages rows, and lets something else happen before they are all written."""
+
+    def __call__(
+        self, table: Any, rows: Sequence[dict[str, Any]], batch_id: str, *, meanwhile: Callable[[], object]
+    ) -> Staged: ...
 
 
 def of_tries(_driver: int, batch: int) -> range:
@@ -107,11 +116,8 @@ def load_together(
             # All the time, it would leave an upsert no moment for its commit.
             wanted.release()
             numbers = batch_of(driver, batch)
-            ids = pa.chunked_array([[name_of(number) for number in numbers]])
-            sent = pa.array([SENT + timedelta(seconds=number) for number in numbers], LOOKED_UP.field("sent_at").type)
             batch_id = f"b{batch}" if batch_of is of_tries else f"b{driver}-{batch}"
-            loading = Loading(opened(), batch_id, pa.Table.from_arrays([ids, sent], schema=LOOKED_UP), ids)
-            loaded = loading.load(RowParser(numbers, stage).parse)
+            loaded = _load(opened(), stage, batch_id, numbers)
             assert loaded.known.num_rows + loaded.ingested == SIZE
             ingested += loaded.ingested
         return ingested
@@ -136,6 +142,26 @@ def load_together(
     everything = {number for driver in range(drivers) for batch in range(BATCHES) for number in batch_of(driver, batch)}
     assert ingested == len(everything)
     return everything
+
+
+def load_during_another_try(opened: Callable[[], Any], stage: SlowStage) -> None:
+    """Load a batch; another try of it is loaded while its rows are written, and tidies up."""
+    numbers = of_tries(0, 0)
+    others: list[Loaded] = []
+
+    def load_other() -> None:
+        others.append(_load(opened(), partial(stage, meanwhile=lambda: None), "b0", numbers))
+
+    ours = _load(opened(), partial(stage, meanwhile=load_other), "b0", numbers)
+    assert [other.ingested for other in others] == [SIZE]
+    assert (ours.ingested, ours.known.num_rows) == (0, SIZE)
+
+
+def _load(table: Any, stage: Stage, batch_id: str, numbers: Sequence[int]) -> Loaded:
+    ids = pa.chunked_array([[name_of(number) for number in numbers]])
+    sent = pa.array([SENT + timedelta(seconds=number) for number in numbers], LOOKED_UP.field("sent_at").type)
+    loading = Loading(table, batch_id, pa.Table.from_arrays([ids, sent], schema=LOOKED_UP), ids)
+    return loading.load(RowParser(numbers, stage).parse)
 
 
 def expected(everything: set[int], upsert_by: Sequence[str]) -> list[tuple[str, int]]:

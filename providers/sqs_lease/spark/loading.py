@@ -18,7 +18,7 @@ from sqs_lease.spark.message_ids import NO_IDS, is_among, only, said_of, togethe
 from sqs_lease.spark.parsing import Parse, Parsed
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
-from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, Overtaken, Table
+from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, LookUp, Overtaken, Table
 from sqs_lease.spark.waits import Others, among_others
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class Loading:
                 looked_up = asked.look_up(self.messages)
                 known = only(looked_up.known, part)
                 known_ids = known["message_id"]
-                ours = pc.sum(pc.equal(looked_up.known["batch_id"], self.batch_id), min_count=0).as_py()
+                ours = self._ours(looked_up)
                 if parsed is not None and (ours != ours_before or len(only(parsed.ingested, known_ids))):
                     # Another try of this batch was admitted, and what its other tries had staged may be gone; or
                     # somebody else brought some of its messages.
@@ -161,7 +161,14 @@ class Loading:
                 left_out = together(known_ids, others)
                 if parsed is None:
                     self.begin_step("parsing and writing rows")
-                    parsed = parse(self.table, left_out, self.batch_id)
+                    try:
+                        parsed = parse(self.table, left_out, self.batch_id)
+                    except Exception:
+                        if self._ours(asked.look_up(self.messages)) == ours:
+                            raise
+                        # It has tidied up, perhaps what this one was writing.
+                        writers.again(f"another try of batch {self.batch_id} was committed")
+                        continue
                     asked_of_rejects = not self.asks_of_rejects
                 rejected = without(parsed.rejected, left_out)
                 if rejected.num_rows and not asked_of_rejects:
@@ -191,6 +198,11 @@ class Loading:
         finally:
             if parsed is not None and not committed:
                 self._discard(parsed)
+
+    def _ours(self, looked_up: LookUp) -> int:
+        """How many messages of the batch the table has by this or another try of it."""
+        ours: int = pc.sum(pc.equal(looked_up.known["batch_id"], self.batch_id), min_count=0).as_py()
+        return ours
 
     def _discard(self, parsed: Parsed) -> None:
         if parsed.staged is not None:

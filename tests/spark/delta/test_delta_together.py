@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,18 @@ from deltalake.schema import PrimitiveType
 
 from sqs_lease.spark import DeltaSink, Ledger, Staged, TableError
 from sqs_lease.spark.columns import MESSAGE_ID
+from sqs_lease.spark.sinks.staging import Staging, Written
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
-from tests.spark.delta.tables import open_table, stage, stored
-from tests.spark.together import BatchOf, expected, load_together, of_queues, of_tries, overlapping
+from tests.spark.delta.tables import open_table, stage, stored, write_files
+from tests.spark.together import (
+    BatchOf,
+    expected,
+    load_during_another_try,
+    load_together,
+    of_queues,
+    of_tries,
+    overlapping,
+)
 
 
 def staged(table: WriteAheadTable, rows: Sequence[dict[str, Any]], batch_id: str) -> Staged:
@@ -70,3 +79,25 @@ def test_each_message_is_there_once(
 
     table = open_table(path, upsert_by=upsert_by, partition_by=partition_by, widen=True)
     assert sorted((message_id, key) for key, message_id in stored(table)) == expected(everything, upsert_by)
+
+
+def test_a_try_that_another_overtakes_while_it_stages_is_no_failure(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+
+    def opened() -> WriteAheadTable:
+        return WriteAheadTable(open_table(path), Ledger(f"{path}/_sqs_lease/ledger").open())
+
+    def stage_slowly(
+        table: WriteAheadTable, rows: Sequence[dict[str, Any]], batch_id: str, *, meanwhile: Callable[[], object]
+    ) -> Staged:
+        target: Any = table.target
+
+        def write(staging: Staging) -> Written:
+            files = write_files(target, staging.directory, rows)
+            meanwhile()
+            return staging._written(files)
+
+        staged: Staged = target._staged(batch_id, write)
+        return staged
+
+    load_during_another_try(opened, stage_slowly)

@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.schemas import arrow_schema
-from sqs_lease.spark.sinks.postgres.copy import staged_schema
+from sqs_lease.spark.sinks.postgres.copy import CopyRows, staged_schema
 from sqs_lease.spark.sinks.postgres.sink import PostgresTable
 from sqs_lease.spark.sinks.sink import Staged
 from sqs_lease.spark.sinks.staging import Staging, TaskWriter, Written, stage_directory
@@ -19,9 +19,20 @@ Stage = Callable[[PostgresTable, Sequence[Mapping[str, Any]], str], Staged]
 """Stages rows of a batch."""
 
 
-def in_a_table(table: PostgresTable, rows: Sequence[Mapping[str, Any]], batch_id: str) -> Staged:
+def in_a_table(
+    table: PostgresTable,
+    rows: Sequence[Mapping[str, Any]],
+    batch_id: str,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Staged:
+    """In a staging table; something else happens before the rows are copied into it."""
     given = pa.Table.from_pylist(list(rows), schema=arrow_schema(table.columns)).to_batches()
-    return table._staged(batch_id, lambda copy: pa.Table.from_batches(copy(iter(given))))
+
+    def write(copy: CopyRows) -> pa.Table:
+        meanwhile()
+        return pa.Table.from_batches(copy(iter(given)))
+
+    return table._staged(batch_id, write)
 
 
 def in_files(root: Path, table: PostgresTable, rows: Sequence[Mapping[str, Any]], batch_id: str) -> Staged:

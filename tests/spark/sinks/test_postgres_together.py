@@ -13,8 +13,16 @@ import pytest
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
 from sqs_lease.testing.sink_subject import COLUMNS
 from tests.spark.sinks.conftest import Database
-from tests.spark.sinks.postgres_staging import Stage
-from tests.spark.together import BatchOf, expected, load_together, of_queues, of_tries, overlapping
+from tests.spark.sinks.postgres_staging import Stage, in_a_table
+from tests.spark.together import (
+    BatchOf,
+    expected,
+    load_during_another_try,
+    load_together,
+    of_queues,
+    of_tries,
+    overlapping,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -43,4 +51,15 @@ def test_each_message_is_there_once(
 
     found = database.read("SELECT id, _message_id FROM orders")
     assert sorted((row["_message_id"], row["id"]) for row in found) == expected(everything, upsert_by)
+    assert database.staging_tables() == []
+
+
+def test_a_try_that_another_overtakes_while_it_stages_is_no_failure(database: Database) -> None:
+    session: Any = None
+
+    def opened() -> PostgresTable:
+        return PostgresSink(database.url, "orders").open(session, COLUMNS, widen=False)
+
+    load_during_another_try(opened, in_a_table)
+
     assert database.staging_tables() == []
