@@ -11,6 +11,7 @@ microsecond more, the third two, and so on.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
 from sqs_lease.spark.schemas import arrow_schema, nullable, struct_type
 from sqs_lease.spark.sinks.sink import LOOKED_UP
-from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
+from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, Names, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
 
 MESSAGE_ID: Final = "message_id"
@@ -260,30 +261,35 @@ def _read_batch(
     path: Path, name: object, checker: Checker, keys_of: KeysOf | None, *, is_shared: bool
 ) -> BatchFile | None:
     """Read of a manifest, which errors call by the name, what the driver is to know."""
+    wanted = [*_KEPT, _NOT_JSON, ATTRIBUTES]
+    if keys_of is not None or not isinstance(checker, SyntaxChecker):
+        wanted.append(BODY)
+    kept: list[pa.Table] = []
+    keys: list[str | Names | None] = []
+    places: list[Place | None] = []
+    has_dead_letters = False
     with opened_manifest(path, name=name) as file:
-        messages = rows_of(name, file, [*_KEPT, _NOT_JSON])
-        if not messages.num_rows:
-            return None
-        not_json = messages[_NOT_JSON]
-        if isinstance(checker, SyntaxChecker):
-            reasons = checker.reasons_by_syntax(not_json)
-        else:
-            reasons = pa.chunked_array(
-                [checker.reasons(its.to_pylist()) for its in _parts(name, file, BODY)], pa.string()
-            )
-        keys = (
-            None if keys_of is None else [key for its in _parts(name, file, BODY) for key in keys_of(its.to_pylist())]
-        )
-        places: list[Place | None] = []
-        has_dead_letters = False
-        for said in _parts(name, file, ATTRIBUTES):
+        # A row group at a time: of a large batch the bodies are not to be in memory as a whole.
+        for number in range(file.num_row_groups):
+            rows = rows_of(name, file, wanted, group=number)
+            if isinstance(checker, SyntaxChecker):
+                reasons = checker.reasons_by_syntax(rows[_NOT_JSON])
+            else:
+                reasons = pa.chunked_array([checker.reasons(rows[BODY].to_pylist())], pa.string())
+            if keys_of is not None:
+                keys += keys_of(rows[BODY].to_pylist())
+            # Of such a body, the file has something else.
+            unwritten = pc.fill_null(pc.equal(rows[_NOT_JSON], HALF_A_PAIR), False)
+            reasons = pc.coalesce(reasons, pc.if_else(unwritten, NOT_TEXT, None).cast(pa.string()))
+            kept.append(rows.select(_KEPT).append_column(_REJECTED, reasons))
+            said = rows[ATTRIBUTES]
             places += map(place_of, said.to_pylist()) if _any_has(said, _SEQUENCE_NUMBER) else [None] * len(said)
             has_dead_letters |= _any_has(said, _DEAD_LETTER_SOURCE)
-    # Of such a body, the file has something else.
-    unwritten = pc.if_else(pc.fill_null(pc.equal(not_json, HALF_A_PAIR), False), NOT_TEXT, None)
-    reasons = pc.coalesce(reasons, unwritten.cast(pa.string()))
-    path, messages = _in_order(path, messages.select(_KEPT).append_column(_REJECTED, reasons), places)
-    if keys is not None:
+    if not kept:
+        return None
+    messages = pa.concat_tables(kept)
+    path, messages = _in_order(path, messages, places)
+    if keys_of is not None:
         messages = with_keys(messages, keys)
     if has_dead_letters:
         messages = _at_any_time(messages)
@@ -298,12 +304,7 @@ def _read_batch(
 def _any_has(attributes: pa.ChunkedArray, name: str) -> bool:
     """Whether the text stands in any of them: nearly no batch has it, so all their bytes are searched at once."""
     bytes_of_all = (chunk.buffers()[-1] for chunk in attributes.chunks)
-    return any(data is not None and f'"{name}"'.encode() in data.to_pybytes() for data in bytes_of_all)
-
-
-def _parts(name: object, file: pq.ParquetFile, column: str) -> Iterator[pa.ChunkedArray]:
-    """A column, a row group at a time: of a large batch it is not to be in memory as a whole."""
-    return (rows_of(name, file, [column], group=number)[column] for number in range(file.num_row_groups))
+    return any(data is not None and re.search(f'"{name}"'.encode(), data) for data in bytes_of_all)
 
 
 def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) -> tuple[Path, pa.Table]:

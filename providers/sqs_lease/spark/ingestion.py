@@ -56,6 +56,7 @@ NOTHING_TO_INFER: Final = "no schema is pinned yet, and it has no field from whi
 """The reason for messages of a first batch that has no record at all."""
 
 _NAMED_MESSAGES: Final = 3
+_NAMED_AT_ONCE: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +245,14 @@ def default_id(source: str, message_ids: pa.ChunkedArray, receive_counts: pa.Chu
         message_ids: The messages, each once.
         receive_counts: How often each was received.
     """
-    messages = pc.binary_join_element_wise(message_ids, receive_counts.cast(pa.string()), " ")
-    as_one_list = pa.ListArray.from_arrays([0, len(messages)], messages.combine_chunks())
-    text = pc.binary_join(as_one_list, "\n")[0]
-    return hashlib.sha256(b"%s\n%s" % (source.encode(), text.as_buffer().to_pybytes())).hexdigest()[:32]
+    digest = hashlib.sha256(source.encode())
+    # Some at a time: as one text they would take more memory than all that the driver keeps of a batch.
+    for part in pa.table([message_ids, receive_counts.cast(pa.string())], names=["id", "count"]).to_batches(
+        _NAMED_AT_ONCE
+    ):
+        lines = pc.binary_join_element_wise("", pc.binary_join_element_wise(*part.columns, " "), "\n")
+        digest.update(lines.buffers()[-1])
+    return digest.hexdigest()[:32]
 
 
 def _clean_up(

@@ -180,7 +180,7 @@ class OpenLedger:
         day = self._day_of(entries).isoformat()
         file = f"{DAY}={day}/{admitted.number:012d}-{uuid4().hex}.parquet"
         try:
-            size = self._write(file, rows_of(admitted, entries))
+            size = self._write(file, admitted, entries)
             snapshot.table.create_write_transaction(
                 [
                     AddAction(
@@ -305,18 +305,18 @@ class OpenLedger:
             except (DeltaError, OSError, TableError) as error:
                 logger.warning("ledger %s was not compacted, which is tried again: %s", self.place.uri, error)
 
-    def _write(self, file: str, rows: pa.Table) -> int:
+    def _write(self, file: str, admitted: Admitted, entries: pa.Table) -> int:
         filesystem = self.place.file_system()
         if self.place.is_local:
             filesystem.create_dir(str(Path(file).parent))
-        with filesystem.open_output_stream(file) as stream:
-            pq.write_table(
-                rows,
-                stream,
-                row_group_size=_ROW_GROUP_ENTRIES,
-                compression="zstd",
-                use_dictionary=[name for name in FILE.names if name not in _MOSTLY_DIFFERENT],
-            )
+        repeating = [name for name in FILE.names if name not in _MOSTLY_DIFFERENT]
+        with (
+            filesystem.open_output_stream(file) as stream,
+            pq.ParquetWriter(stream, FILE, compression="zstd", use_dictionary=repeating) as writer,
+        ):
+            for start in range(0, entries.num_rows, _ROW_GROUP_ENTRIES):
+                # What is the same for all of them takes more memory than they do.
+                writer.write_table(rows_of(admitted, entries.slice(start, _ROW_GROUP_ENTRIES)))
         size: int = filesystem.get_file_info(file).size
         return size
 

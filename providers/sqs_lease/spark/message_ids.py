@@ -28,7 +28,9 @@ def is_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.Chunke
 
 def only(messages: Any, others: pa.ChunkedArray) -> Any:
     """Those messages that are among others; as ids, or as a table with the column ``message_id``."""
-    return messages.filter(is_among(_ids(messages), others))
+    is_wanted = is_among(_ids(messages), others)
+    # Mostly it is all of them, which need no copy.
+    return messages if pc.all(is_wanted).as_py() else messages.filter(is_wanted)
 
 
 def without(messages: Any, others: pa.ChunkedArray) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -68,16 +68,21 @@ class MessageParser:
     def parse(self, table: Table[Any], known: pa.ChunkedArray, batch_id: str) -> Parsed:
         """See :data:`Parse`. Messages that have rows and a reject are rejected: then the others are parsed again."""
         torn = REASONS.empty_table()
+        everything = self.batch.messages[batch_file.MESSAGE_ID]
         while True:
             rejected = pa.concat_tables([self.batch.rejected, torn])
             done = together(known, rejected["message_id"])
-            if pc.all(is_among(self.batch.messages[batch_file.MESSAGE_ID], done)).as_py():
+            if pc.all(is_among(everything, done)).as_py():
                 return Parsed(None, NO_IDS, NO_IDS, rejected)
             staged, reasons = self._stage(table, together(known, torn["message_id"]), batch_id)
             try:
                 nothing = pc.equal(reasons["reason"], NOTHING_TO_STORE)
                 seen = _each_once(reasons.filter(pc.invert(nothing)))
-                ingested = self._with_rows(staged)
+                if staged.message_ids.equals(everything):
+                    # One row for each message, as it mostly is: then no id is worked out, or kept, a second time.
+                    staged, ingested = replace(staged, message_ids=everything), everything
+                else:
+                    ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
                 torn_now = only(seen, ingested)
                 if not torn_now.num_rows:
                     empty = pa.chunked_array([pc.unique(reasons["message_id"].filter(nothing))], pa.string())
@@ -91,13 +96,6 @@ class MessageParser:
             logger.info("batch %s: %d messages are parsed out, they have records and rejects", batch_id, len(torn_now))
             table.discard(staged)
             torn = pa.concat_tables([torn, torn_now])
-
-    def _with_rows(self, staged: Staged) -> pa.ChunkedArray:
-        everything = self.batch.messages[batch_file.MESSAGE_ID]
-        if staged.message_ids.equals(everything):
-            # One row for each message: as it mostly is, and cheaper to see than to work out.
-            return everything
-        return pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
 
     def _stage(self, table: Table[Any], without: pa.ChunkedArray, batch_id: str) -> tuple[Staged, pa.Table]:
         """Stage the rows of all messages that the driver accepted, some left out; say which of them Spark rejects."""
