@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from sqs_lease.spark.errors import ReconciliationError
-from sqs_lease.spark.message_ids import NO_IDS, is_among, only, said_of, together, without
+from sqs_lease.spark.message_ids import NO_IDS, are_distinct, is_among, only, said_of, together, without
 from sqs_lease.spark.parsing import Parse, Parsed
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
@@ -250,7 +250,7 @@ class Fates:
         # the two are equal outright, which is seen at once.
         if accounted.equals(expected) or (
             len(accounted) == len(expected)
-            and len(pc.unique(accounted)) == len(expected)
+            and are_distinct(accounted)
             and pc.all(is_among(accounted, expected), min_count=0).as_py()
         ):
             return

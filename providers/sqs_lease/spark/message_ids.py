@@ -26,6 +26,14 @@ def is_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.Chunke
     return pc.is_in(message_ids, others.combine_chunks())
 
 
+def are_distinct(message_ids: pa.ChunkedArray) -> bool:
+    """Whether none of them stands there twice."""
+    # By their last characters, one after another: a hash table of all of them takes many times their memory.
+    last = pc.utf8_slice_codeunits(message_ids, -1)
+    parts = (message_ids.filter(pc.equal(last, character)) for character in pc.unique(last))
+    return all(len(pc.unique(part)) == len(part) for part in parts)
+
+
 def only(messages: Any, others: pa.ChunkedArray) -> Any:
     """Those messages that are among others; as ids, or as a table with the column ``message_id``."""
     is_wanted = is_among(_ids(messages), others)
