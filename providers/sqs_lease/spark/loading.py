@@ -164,7 +164,7 @@ class Loading:
                     try:
                         parsed = parse(self.table, left_out, self.batch_id)
                     except Exception:
-                        if self._ours(asked.look_up(self.messages)) == ours:
+                        if not self._is_overtaken(asked, ours):
                             raise
                         # It has tidied up, perhaps what this one was writing.
                         writers.again(f"another try of batch {self.batch_id} was committed")
@@ -198,6 +198,13 @@ class Loading:
         finally:
             if parsed is not None and not committed:
                 self._discard(parsed)
+
+    def _is_overtaken(self, asked: Table[Any] | KeyedTable, ours: int) -> bool:
+        """Whether another try of the batch was committed since the table was asked; False where it does not answer."""
+        try:
+            return self._ours(asked.look_up(self.messages)) != ours
+        except Exception:  # noqa: BLE001 - what failed before says more
+            return False
 
     def _ours(self, looked_up: LookUp) -> int:
         """How many messages of the batch the table has by this or another try of it."""
