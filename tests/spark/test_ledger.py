@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -387,6 +387,67 @@ def test_of_drivers_that_admit_at_the_same_moment_one_goes_first(book: Book) -> 
         list(threads.map(admit, range(4)))
     assert len(book.find({"all": NOON})) == 1
     assert sum(f"m{number}" in book.find({f"m{number}": NOON}) for number in range(4)) == 1
+
+
+def test_a_ledger_that_knows_messages_is_of_one_table(book: Book) -> None:
+    book.ledger.open("orders")
+    book.admit("first", {"a": NOON})
+
+    with pytest.raises(TableError, match=r"is of another table \(orders\).*\.unbind\(\)"):
+        book.ledger.open("customers")
+
+    assert book.ledger.open("orders").snapshot().bound_to() == "orders"
+    assert book.find({"a": NOON}) == {"a": "first"}
+
+
+def test_a_ledger_that_knows_nothing_is_of_the_table_that_came_last(book: Book) -> None:
+    for table in ("orders", "customers"):
+        book.ledger.open(table)
+    book.admit("first", {"a": NOON})
+    with pytest.raises(TableError, match="another table"):
+        book.ledger.open("orders")
+
+
+def test_a_ledger_that_was_of_no_table_is_of_the_next_one(book: Book) -> None:
+    book.admit("first", {"a": NOON})
+    book.ledger.open("orders")
+    with pytest.raises(TableError, match="another table"):
+        book.ledger.open("customers")
+
+    book.ledger.unbind()
+    book.ledger.open("customers")
+
+    assert book.find({"a": NOON}) == {"a": "first"}
+    with pytest.raises(TableError, match="another table"):
+        book.ledger.open("orders")
+
+
+def test_what_is_no_ledger_is_not_made_one_by_unbinding(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="there is no ledger"):
+        Ledger(tmp_path / "ledger").unbind()
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_of_tables_that_are_opened_with_one_ledger_at_the_same_moment_one_has_it(tmp_path: Path) -> None:
+    together = Barrier(4)
+
+    def admitted(path: Path, table: str) -> bool:
+        together.wait()
+        try:
+            ledger = Ledger(path).open(table)
+            while True:
+                with suppress(Overtaken):
+                    ledger.admit(ledger.snapshot(), table, entries({table: NOON}), None)
+                    return True
+        except TableError:
+            return False
+
+    with ThreadPoolExecutor(4) as threads:
+        for attempt in range(10):
+            path = tmp_path / str(attempt)
+            found = dict(zip("abcd", threads.map(admitted, [path] * 4, "abcd"), strict=True))
+            bound_to = Ledger(path).open().snapshot().bound_to()
+            assert found == {table: table == bound_to for table in "abcd"}
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:

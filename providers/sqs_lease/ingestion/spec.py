@@ -291,7 +291,7 @@ SINKS: Final[Mapping[str, Kind]] = {
         optional={"partition_by": _texts, "upsert_by": _texts, "storage_options": _options},
     ),
     "postgres": Kind(required={"url": _url, "table": _text}, optional={"upsert_by": _texts}),
-    "parquet": Kind(required={"path": _text}, optional={"ledger": _text}),
+    "parquet": Kind(required={"path": _text}),
     "native-delta": Kind(
         required={"table": _text},
         optional={"partition_by": _texts, "upsert_by": _texts, "ledger": _text},

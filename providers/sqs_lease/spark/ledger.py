@@ -38,6 +38,7 @@ from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.message_ids import said_of
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, REMEMBERED, Overtaken
+from sqs_lease.spark.waits import among_others
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ SMALL_FILES: Final = 64
 _TABLE: Final = Schema.from_arrow(FILE.append(pa.field(DAY, pa.date32(), nullable=False)))
 # The log is nobody's history: what happened is in the rows.
 _CONFIGURATION: Final[Mapping[str, str | None]] = {"delta.logRetentionDuration": "interval 2 days"}
+# A property of the ledger: the id of its table.
+_BOUND_TO: Final = "sqs_lease.table"
 # The outcome of messages whose batch was given up: they are not known.
 _ABANDONED: Final = "abandoned"
 _ROW_GROUP_ENTRIES: Final = 250_000
@@ -102,16 +105,34 @@ class Ledger:
         """Where it lies."""
         return Place.of_ledger(self.path, self.storage_options)
 
-    def open(self) -> OpenLedger:
+    def open(self, table: str | None = None) -> OpenLedger:
         """Find the ledger, or create it; several processes may do so at once.
 
+        Args:
+            table: The id of the table whose messages it is to know. From then on it is of no other one. None, the
+                default: it is not asked.
+
         Raises:
-            TableError: It can neither be found nor created there.
+            TableError: It can neither be found nor created there, or is the ledger of another table.
         """
-        ledger = OpenLedger(self.place, self.clock)
+        ledger = OpenLedger(self.place, self.clock, table or "")
         if ledger.place.load() is None:
             ledger.place.create(_TABLE, partition_by=[DAY], configuration=_CONFIGURATION)
+        if table is not None:
+            ledger.bind()
         return ledger
+
+    def unbind(self) -> None:
+        """Let the ledger forget which table it is of; the next one that is opened with it takes it.
+
+        Only where that table has the rows of the earlier one, for example because it was written anew under another id:
+        it is taken to have all messages that the ledger knows.
+
+        Raises:
+            TableError: There is no ledger, or it cannot be read or written.
+        """
+        self.place.existing()
+        OpenLedger(self.place, self.clock).bind()
 
     def newest(self) -> Abandoned | None:
         """The only batch that :meth:`abandon` can give up; None if the newest one has no rows. Nothing is written.
@@ -148,19 +169,62 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class OpenLedger:
-    """A ledger that exists."""
+    """A ledger that exists.
+
+    Attributes:
+        place: Where it is.
+        clock: Gives the time now, with a zone.
+        table: The id of the table that it is to be of; empty, the default, for any.
+    """
 
     place: Place
     clock: Callable[[], datetime] = field(default=_now, repr=False)
+    table: str = ""
 
-    def snapshot(self) -> LedgerSnapshot:
-        """The ledger as it is now.
+    def bind(self) -> None:
+        """Have it be the ledger of the table from now on, or of none.
 
         Raises:
-            TableError: It cannot be read.
+            TableError: It knows the messages of another one; or it cannot be read or written.
+        """
+        with among_others(f"ledger {self.place.uri}") as others:
+            while (now := self.snapshot(may_be_bound=True)).bound_to() != self.table:
+                if now.files.num_rows:
+                    self._require_own(now)
+                try:
+                    now.table.alter.set_table_properties(
+                        {_BOUND_TO: self.table},
+                        raise_if_not_exists=False,
+                        commit_properties=CommitProperties(max_commit_retries=0),
+                    )
+                except CommitFailedError:
+                    others.again("somebody else wrote it")
+                except (DeltaError, OSError) as error:
+                    raise self.place.unusable("cannot be written", error) from error
+
+    def snapshot(self, *, may_be_bound: bool = False) -> LedgerSnapshot:
+        """The ledger as it is now.
+
+        Args:
+            may_be_bound: Whether it may be of another table.
+
+        Raises:
+            TableError: It cannot be read, or is of another table.
         """
         table = self.place.existing(was_there=True)
-        return LedgerSnapshot(self.place, table, pa.table(table.get_add_actions(flatten=True)))
+        now = LedgerSnapshot(self.place, table, pa.table(table.get_add_actions(flatten=True)))
+        if not may_be_bound:
+            self._require_own(now)
+        return now
+
+    def _require_own(self, now: LedgerSnapshot) -> None:
+        bound_to = now.bound_to()
+        if self.table and bound_to not in {"", self.table}:
+            raise TableError(
+                f"the ledger {self.place.uri} is of another table ({bound_to}), whose messages this one ({self.table}) "
+                "may not have: give each table a ledger of its own. If this table was made anew, give it a new ledger; "
+                f"or, if it has the rows of that one, say so: Ledger({self.place.uri!r}).unbind()"
+            )
 
     def admit(self, snapshot: LedgerSnapshot, batch_id: str, entries: pa.Table, location: str | None) -> Admitted:
         """Write a batch down, if nobody was admitted since the snapshot.
@@ -410,6 +474,10 @@ class LedgerSnapshot:
     def ledger_id(self) -> str:
         """Tells this ledger from another one in the same place."""
         return str(self.table.metadata().id)
+
+    def bound_to(self) -> str:
+        """The id of the table whose ledger it is; empty where nobody has said."""
+        return str(self.table.metadata().configuration.get(_BOUND_TO, ""))
 
     def newest(self) -> Admitted | None:
         """The newest admission; None in an empty ledger."""

@@ -19,7 +19,7 @@ from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_subject import asked, entries, known
 from tests.spark.delta.conftest import Bucket
-from tests.spark.delta.tables import TABLE_SCHEMA, open_table, row, stage, stored
+from tests.spark.delta.tables import COLUMNS, TABLE_SCHEMA, open_table, row, stage, stored
 
 
 @pytest.mark.parametrize("address", ["gs://bucket/table", "hdfs://host/table", "file:///table"])
@@ -245,6 +245,36 @@ def test_drivers_that_create_a_table_at_the_same_moment_create_one(tmp_path: Pat
             path = tmp_path / str(attempt)
             assert list(threads.map(open_together, [path] * 4)) == [0, 0, 0, 0]
             assert [log.name for log in (path / "_delta_log").glob("*.json")] == ["00000000000000000000.json"]
+
+
+def opened(path: Path) -> WriteAheadTable:
+    session: Any = None
+    return DeltaSink(path).open(session, COLUMNS, widen=False)
+
+
+def store_one(path: Path) -> None:
+    table = opened(path)
+    staged = Staged(stage(open_table(path), [row(1, "m1")]), pa.chunked_array([["m1"]]))
+    table.commit(table.look_up(asked("m1")), Admission("b", entries(["m1"]), staged))
+
+
+def test_a_table_that_was_made_anew_is_not_taken_to_have_what_the_earlier_one_had(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    store_one(path)
+    DeltaTable.create(path, TABLE_SCHEMA, mode="overwrite")
+
+    with pytest.raises(TableError, match="is of another table"):
+        opened(path)
+
+    Ledger(path / "_sqs_lease" / "ledger").unbind()
+    assert known(opened(path), "m1") == {"m1": ("b", "ingested", None)}
+
+
+def test_a_table_that_was_moved_knows_its_messages(tmp_path: Path) -> None:
+    store_one(tmp_path / "table")
+    (tmp_path / "table").rename(tmp_path / "moved")
+
+    assert known(opened(tmp_path / "moved"), "m1") == {"m1": ("b", "ingested", None)}
 
 
 def test_a_batch_that_can_never_be_added_is_given_up_and_its_messages_come_again(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class IcebergSink:
         parts = [quoted(part) for part in self.table.split(".")]
         staged = StagedRows(spark, ledger.place)
         table = IcebergTable(spark, ".".join(parts), tuple(self.upsert_by), staged, columns, parts[0])
-        return WriteAheadTable(table.prepared(self.partition_by, widen=widen), ledger.open())
+        return WriteAheadTable.of(table.prepared(self.partition_by, widen=widen), ledger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,11 @@ class IcebergTable(SparkTable):
 
     format_name: ClassVar[str] = "iceberg"
     needs: ClassVar[str] = "Iceberg's jar and settings and the table's catalog"
+
+    def identity(self) -> str | None:
+        """See :class:`.write_ahead.IdentifiedTarget`. Through Spark Connect, nothing says it."""
+        stored = _StoredTable.of(self.spark, self.name)
+        return None if stored is None else str(stored.table.uuid().toString())
 
     def _as_stored(self, columns: StructType) -> StructType:
         return _as_iceberg(columns)

@@ -70,7 +70,7 @@ class NativeDeltaSink:
         ledger = self._ledger()
         check_keys(columns, self.upsert_by)
         table = NativeDeltaTable(spark, self._name, tuple(self.upsert_by), StagedRows(spark, ledger.place), columns)
-        return WriteAheadTable(table.prepared(self.partition_by, widen=widen), ledger.open())
+        return WriteAheadTable.of(table.prepared(self.partition_by, widen=widen), ledger)
 
     @property
     def _path(self) -> str | None:
@@ -106,6 +106,10 @@ class NativeDeltaTable(SparkTable):
 
     format_name: ClassVar[str] = "delta"
     needs: ClassVar[str] = "Delta's jars and settings"
+
+    def identity(self) -> str:
+        """See :class:`.write_ahead.IdentifiedTarget`."""
+        return self._log().table_id
 
     def _as_stored(self, columns: StructType) -> StructType:
         # It names the column that a Delta table cannot have.
@@ -244,6 +248,7 @@ class _Log:
 
     Attributes:
         version: The table's version.
+        table_id: Its id, which another table never has.
         location: The table's address.
         path: The same as a path of this machine; None where it is on none of its disks.
         properties: What was set, in any way.
@@ -252,6 +257,7 @@ class _Log:
     """
 
     version: int
+    table_id: str
     location: str
     path: str | None
     properties: Mapping[str, str]
@@ -272,6 +278,7 @@ class _Log:
         address = log.dataPath().toUri()
         return cls(
             snapshot.version(),
+            metadata["id"],
             location,
             address.getPath() if address.getScheme() in {None, "file"} else None,
             metadata["configuration"],
@@ -284,7 +291,15 @@ class _Log:
         """Read it through Spark Connect, where nothing says what columns are asked."""
         (detail,) = spark.sql(f"DESCRIBE DETAIL {name}").collect()
         (newest,) = spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").select("version").collect()
-        return cls(newest["version"], detail["location"], None, detail["properties"], detail["partitionColumns"], {})
+        return cls(
+            newest["version"],
+            detail["id"],
+            detail["location"],
+            None,
+            detail["properties"],
+            detail["partitionColumns"],
+            {},
+        )
 
 
 def _name(application: Application) -> str:

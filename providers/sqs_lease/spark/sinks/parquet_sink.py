@@ -55,11 +55,9 @@ class ParquetSink:
     Attributes:
         path: The directory, which the driver and all executors reach by this path; it is created where it does not
             exist. S3 and the like cannot rename.
-        ledger: A directory for the ledger; None, the default, is ``<path>/_sqs_lease/ledger``.
     """
 
     path: str | Path
-    ledger: str | Path | None = None
 
     def __post_init__(self) -> None:
         if "://" in str(self.path):
@@ -70,8 +68,8 @@ class ParquetSink:
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`.sink.Sink.open`."""
-        ledger = Path(self.path).absolute() / _OURS / "ledger" if self.ledger is None else self.ledger
-        return WriteAheadTable(ParquetTable.opened(self.path, columns, widen=widen), Ledger(ledger).open())
+        table = ParquetTable.opened(self.path, columns, widen=widen)
+        return WriteAheadTable.of(table, Ledger(table.root / _OURS / "ledger"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,18 @@ class CheckedTarget(Protocol):
         """
 
 
+@runtime_checkable
+class IdentifiedTarget(Protocol):
+    """A table that can be told from others, so that its ledger is used for no other one."""
+
+    def identity(self) -> str | None:
+        """What the table keeps when it is renamed or moved, and another one never has; None where it is not known.
+
+        Raises:
+            TableError: It cannot be read.
+        """
+
+
 class Target(Protocol):
     """Says which table, and how it is to be written."""
 
@@ -184,7 +196,7 @@ class WriteAheadSink:
 
     Attributes:
         target: The table.
-        ledger: Its ledger, which belongs to no other table.
+        ledger: Its ledger, which belongs to no other table: see :class:`IdentifiedTarget`.
     """
 
     target: Target
@@ -192,7 +204,7 @@ class WriteAheadSink:
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`.sink.Sink.open`."""
-        return WriteAheadTable(self.target.open(spark, columns, widen=widen), self.ledger.open())
+        return WriteAheadTable.of(self.target.open(spark, columns, widen=widen), self.ledger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +213,15 @@ class WriteAheadTable:
 
     target: TargetTable
     ledger: OpenLedger
+
+    @classmethod
+    def of(cls, target: TargetTable, ledger: Ledger) -> WriteAheadTable:
+        """Open the ledger of an open table.
+
+        Raises:
+            TableError: It cannot be opened, or is the ledger of another table.
+        """
+        return cls(target, ledger.open(target.identity() if isinstance(target, IdentifiedTarget) else None))
 
     def look_up(self, messages: pa.Table) -> WriteAheadLookUp:
         """See :meth:`.sink.Table.look_up`."""

@@ -274,6 +274,10 @@ class OpenDelta:
                 raise self.storage.unusable("cannot be given columns", error) from error
             table = self._existing()
 
+    def identity(self) -> str:
+        """See :class:`..write_ahead.IdentifiedTarget`."""
+        return str(self._existing().metadata().id)
+
     def require_fit(self) -> None:
         """See :class:`..write_ahead.CheckedTarget`."""
         if not self.columns.fields:

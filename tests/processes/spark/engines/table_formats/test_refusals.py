@@ -35,6 +35,40 @@ def body(**fields: Any) -> str:
     return json.dumps(fields)
 
 
+def native_delta(name: str, ledger: Path) -> NativeDeltaSink:
+    return NativeDeltaSink(f"default.{name}", ledger=ledger)
+
+
+def iceberg(name: str, ledger: Path) -> IcebergSink:
+    return IcebergSink(f"{CATALOG}.tests.{name}", ledger)
+
+
+@pytest.mark.parametrize("sink_of", [native_delta, iceberg])
+def test_a_ledger_is_of_one_table(spark: SparkSession, tmp_path: Path, sink_of: Any) -> None:
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.tests")
+    name, ledger = f"t{uuid4().hex}", tmp_path / "ledger"
+    sink = sink_of(name, ledger)
+    load(spark, tmp_path, sink, good([1]))
+
+    with pytest.raises(TableError, match="is of another table"):
+        load(spark, tmp_path, sink_of(f"{name}_other", ledger), good([1, 2]))
+    with pytest.raises(TableError, match="is of another table"):
+        ingest(
+            spark,
+            [message("m3", "no JSON")],
+            source=JsonSource(SCHEMA),
+            sink=sink,
+            rejects=sink_of(f"{name}_rejects", ledger),
+            workspace=tmp_path / "batches",
+        )
+    assert load(spark, tmp_path, sink, good([1, 2])).ingested == 1
+
+    spark.sql(f"DROP TABLE {sink.table}")
+    with pytest.raises(TableError, match="is of another table"):
+        load(spark, tmp_path, sink, good([1, 2]))
+    assert load(spark, tmp_path, sink_of(name, tmp_path / "new-ledger"), good([1, 2])).ingested == 2
+
+
 @pytest.mark.parametrize("upsert_by", [(), ("id",)], ids=["append", "upsert"])
 def test_rules_of_a_native_delta_table_reject_messages_and_stop_no_batch(
     spark: SparkSession, tmp_path: Path, upsert_by: tuple[str, ...]
