@@ -188,7 +188,7 @@ class OpenLedger:
             TableError: It knows the messages of another one; or it cannot be read or written.
         """
         with among_others(f"ledger {self.place.uri}") as others:
-            while (now := self.snapshot(may_be_bound=True)).bound_to() != self.table:
+            while (now := self._read()).bound_to() != self.table:
                 if now.files.num_rows:
                     self._require_own(now)
                 try:
@@ -202,20 +202,19 @@ class OpenLedger:
                 except (DeltaError, OSError) as error:
                     raise self.place.unusable("cannot be written", error) from error
 
-    def snapshot(self, *, may_be_bound: bool = False) -> LedgerSnapshot:
+    def snapshot(self) -> LedgerSnapshot:
         """The ledger as it is now.
-
-        Args:
-            may_be_bound: Whether it may be of another table.
 
         Raises:
             TableError: It cannot be read, or is of another table.
         """
-        table = self.place.existing(was_there=True)
-        now = LedgerSnapshot(self.place, table, pa.table(table.get_add_actions(flatten=True)))
-        if not may_be_bound:
-            self._require_own(now)
+        now = self._read()
+        self._require_own(now)
         return now
+
+    def _read(self) -> LedgerSnapshot:
+        table = self.place.existing(was_there=True)
+        return LedgerSnapshot(self.place, table, pa.table(table.get_add_actions(flatten=True)))
 
     def _require_own(self, now: LedgerSnapshot) -> None:
         bound_to = now.bound_to()
