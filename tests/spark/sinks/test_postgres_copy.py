@@ -6,7 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -151,3 +151,19 @@ def test_the_next_rows_are_made_while_the_server_takes_these() -> None:
 
     assert copy_in(cursor, "COPY copied FROM STDIN (FORMAT binary)", batches(), ["bigint"]) == len(made)
     assert server.written == len(made)
+
+
+@pytest.mark.parametrize(("closed", "error"), [(True, psycopg.OperationalError), (False, ValueError)])
+def test_a_pooler_that_lost_its_server_while_rows_are_copied_is_an_error_of_the_connection(
+    closed: bool, error: type[Exception]
+) -> None:
+    @contextmanager
+    def copy(_: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(write=len)
+        # As psycopg has it where PgBouncer answers twice.
+        raise ValueError("too many values to unpack (expected 1)")
+
+    cursor: Any = SimpleNamespace(copy=copy, connection=SimpleNamespace(closed=closed))
+
+    with pytest.raises(error):
+        copy_in(cursor, "COPY copied FROM STDIN (FORMAT binary)", [], ["bigint"])

@@ -62,13 +62,19 @@ def copy_in(
         How many rows there were.
     """
     rows = 0
-    with cursor.copy(statement) as copy:
-        copy.write(SIGNATURE)
-        with closing(_ahead(_pieces(batches, kinds))) as pieces:
-            for piece, count in pieces:
-                copy.write(memoryview(piece))
-                rows += count
-        copy.write(END)
+    try:
+        with cursor.copy(statement) as copy:
+            copy.write(SIGNATURE)
+            with closing(_ahead(_pieces(batches, kinds))) as pieces:
+                for piece, count in pieces:
+                    copy.write(memoryview(piece))
+                    rows += count
+            copy.write(END)
+    except ValueError as error:
+        if not cursor.connection.closed:
+            raise
+        # PgBouncer gives two answers when its connection to the server ends, and psycopg expects one.
+        raise psycopg.OperationalError("the connection was lost while rows were copied") from error
     return rows
 
 
