@@ -48,7 +48,6 @@ from sqs_lease.spark.schemas import (
     notation,
     quoted,
     relaxed,
-    types_in,
     without_case,
 )
 from sqs_lease.spark.sources.arrow_json import ArrowJson
@@ -173,7 +172,7 @@ class JsonSource:
             if pinned is not None:
                 json_schema(pinned)
             if self.new_fields == "add":
-                return OpenChecker(pinned.names if pinned else (), can_be_inferred)
+                return OpenChecker(pinned.names if pinned else ())
             return PlainChecker()
         columns = json_schema(self.schema)
         return ClosedChecker(columns.names) if self.new_fields == "reject" else PlainChecker()
@@ -256,6 +255,7 @@ NO_VALUE: Final = "none of the schema's fields has a value"
 """The reason for an object that is another kind of message, such as an envelope, where no column is required."""
 
 
+_MISSING: Final = "required, but missing or null: "
 _UNFIT: Final = "not of the type in the schema"
 
 # Mostly these are milliseconds in a TIMESTAMP column, which Spark takes for a year such as 55840.
@@ -284,7 +284,8 @@ FRACTIONS: Final = (DecimalType, DoubleType, FloatType)
 # with each time that one does, and one long text would end the executor.
 _MAY_HAVE_TIME_OF_DAY: Final = rf'"{_HOURS}|\\\w{_HOURS}|\\u00'
 
-_Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
+Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
+"""Tests a value of a field; None where values of its type cannot have the flaw."""
 
 
 class ObjectChecker:
@@ -330,10 +331,9 @@ class ClosedChecker(ObjectChecker):
 class OpenChecker(ObjectChecker):
     """Collects fields that are no columns yet, and refuses those that cannot become one."""
 
-    def __init__(self, columns: Collection[str], can_be_column: Callable[[str], bool]) -> None:
+    def __init__(self, columns: Collection[str]) -> None:
         self._known = {without_case(name): name for name in columns}
         self._names = set(columns)
-        self._can_be_column = can_be_column
         self.new_fields: set[str] = set()
 
     def judge(self, record: Mapping[str, Any]) -> str | None:
@@ -343,7 +343,7 @@ class OpenChecker(ObjectChecker):
         new = [name for name, value in record.items() if name not in self._names and _has_value(value)]
         taken = dict(self._known)
         for name in new:
-            if not self._can_be_column(name):
+            if not can_be_inferred(name):
                 return "a field that is not in the schema has a name that no column can have"
             if (other := taken.setdefault(without_case(name), name)) != name:
                 return f"the field {name} differs from the column {other} in upper and lower case only"
@@ -475,36 +475,34 @@ def json_rows(
     Returns:
         ``columns``, ``carried``, and ``REASON``.
     """
-    in_units = units or {}
+    units = units or {}
     fields = columns.fields if rescued is None else columns.fields[:-1]
-    read = [StructField(one.name, LongType(), one.nullable) if one.name in in_units else one for one in fields]
+    read = [StructField(one.name, LongType(), one.nullable) if one.name in units else one for one in fields]
     schema = StructType([*read, StructField(_CORRUPT, StringType())])
-    record = F.col(_RECORD)
-    saved = [] if rescued is None else [_saved(record, StructType(fields), in_units).alias(rescued)]
-    reason = _reason(record, StructType(fields), in_units, closed=closed, saves=rescued is not None)
+    saved = [] if rescued is None else [_saved(StructType(fields), units).alias(rescued)]
+    reason = _reason(StructType(fields), units, closed=closed, saves=rescued is not None)
     if REASON in carried:
-        reason = F.when(F.col(REASON).isNotNull(), F.col(REASON)).otherwise(reason)
+        reason = F.coalesce(F.col(REASON), reason)
     return frame.select(
         *carried,
         F.col(text).alias(_TEXT),
         F.from_json(text, schema, JSON_OPTIONS).alias(_RECORD),
     ).select(
-        *(_readable(record, field, in_units).alias(field.name) for field in fields),
+        *(_readable(field, units).alias(field.name) for field in fields),
         *saved,
         *(name for name in carried if name != REASON),
         reason.alias(REASON),
     )
 
 
-def _saved(record: Column, columns: StructType, units: Mapping[str, TimestampUnit]) -> Column:
+def _of_record(name: str) -> Column:
+    return F.col(_RECORD).getField(name)
+
+
+def _saved(columns: StructType, units: Mapping[str, TimestampUnit]) -> Column:
     """The text of an object that does not fit its columns; null for one that does."""
-    strange = [test for field in columns.fields for _, test in _strange_times(record, field, units)]
-    strange += [test for field in columns.fields for _, test in _times_of_day(field, units)]
-    unfit = [
-        record.getField(_CORRUPT).isNotNull(),
-        F.size(_unknown_fields(columns)) > 0,
-        *(F.coalesce(test, F.lit(False)) for test in strange),
-    ]
+    misread = [test for field in columns.fields for test in _misread_times(field, units)]
+    unfit = [_of_record(_CORRUPT).isNotNull(), F.size(_unknown_fields(columns)) > 0, *misread]
     return F.when(joined(or_, unfit), F.col(_TEXT))
 
 
@@ -512,13 +510,13 @@ def _unknown_fields(columns: StructType) -> Column:
     return F.array_except(F.json_object_keys(_TEXT), F.array(*map(F.lit, columns.names)))
 
 
-def _readable(record: Column, field: StructField, units: Mapping[str, TimestampUnit]) -> Column:
+def _readable(field: StructField, units: Mapping[str, TimestampUnit]) -> Column:
     """A column's value; null where Python could not read it, which rejects its row."""
-    value = record.getField(field.name)
+    value = _of_record(field.name)
     if field.name in units:
         value = F.timestamp_micros(value * _UNITS[units[field.name]])
-    strange = [test for _, test in (*_strange_times(record, field, units), *_times_of_day(field, units))]
-    return F.when(~F.coalesce(joined(or_, strange), F.lit(False)), value) if strange else value
+    misread = _misread_times(field, units)
+    return F.when(~F.coalesce(joined(or_, misread), F.lit(False)), value) if misread else value
 
 
 def joined(operator: Callable[[Column, Column], Column], tests: Sequence[Column]) -> Column:
@@ -538,9 +536,9 @@ def flaw(columns: StructType) -> Column:
     Spark itself treats every field as nullable when it parses.
     """
     fields = [(F.col(quoted(field.name)), field) for field in columns.fields]
-    gaps = [gap for value, field in fields for gap in _gaps(value, field, field.name)]
-    times = [time for value, field in fields for time in _places(value, field, field.name, beyond)]
-    return F.coalesce(_missing(gaps), _named(f"{STRANGE_TIME}: ", times))
+    gaps = [gap for value, field in fields for gap in places(value, field, _is_gap)]
+    times = [time for value, field in fields for time in places(value, field, beyond)]
+    return F.coalesce(_named(_MISSING, gaps), _named(f"{STRANGE_TIME}: ", times))
 
 
 def beyond(value: Column, of: StructField) -> Column | None:
@@ -549,23 +547,27 @@ def beyond(value: Column, of: StructField) -> Column | None:
     return None if limits is None else ~value.between(*(F.lit(limit).cast(of.dataType) for limit in limits))
 
 
-def _reason(
-    record: Column, columns: StructType, units: Mapping[str, TimestampUnit], *, closed: bool, saves: bool
-) -> Column:
-    gaps = [gap for field in columns.fields for gap in _gaps(record.getField(field.name), field, field.name)]
+def _is_gap(value: Column, of: StructField) -> Column | None:
+    return None if of.nullable else value.isNull()
+
+
+def _reason(columns: StructType, units: Mapping[str, TimestampUnit], *, closed: bool, saves: bool) -> Column:
+    # Spark gives no record for a null text, and then no corrupt one either.
+    reason = F.when(F.col(_RECORD).isNull(), F.lit("no record could be parsed"))
+    gaps = [gap for field in columns.fields for gap in places(_of_record(field.name), field, _is_gap)]
+    missing = _named(_MISSING, gaps)
     if saves:
         # What is missing where the rest is saved: an object with nothing in it that is a record, too.
-        return F.when(record.isNull(), F.lit("no record could be parsed")).otherwise(_missing(gaps))
-    times = [time for field in columns.fields for time in _strange_times(record, field, units)]
+        return reason.otherwise(missing)
+    reason = reason.when(_of_record(_CORRUPT).isNotNull(), _type_reason(columns))
+    if all(field.nullable for field in columns.fields):
+        # Where a column is required, that is said of an object without values.
+        has_none = joined(and_, [_of_record(name).isNull() for name in columns.names])
+        reason = reason.when(has_none, F.lit(NO_VALUE))
+    times = [time for field in columns.fields for time in _strange_times(field, units)]
     of_day = [time for field in columns.fields for time in _times_of_day(field, units)]
-    reason = (
-        # Spark gives no record for a null text, and then no corrupt one either.
-        F.when(record.isNull(), F.lit("no record could be parsed"))
-        .when(record.getField(_CORRUPT).isNotNull(), _type_reason(record, columns))
-        .when(_is_without_value(record, columns), F.lit(NO_VALUE))
-        .otherwise(
-            F.coalesce(_missing(gaps), _named(f"{STRANGE_TIME}{_OF_JSON}: ", times), _named(f"{_UNFIT}: ", of_day))
-        )
+    reason = reason.otherwise(
+        F.coalesce(missing, _named(f"{STRANGE_TIME}{_OF_JSON}: ", times), _named(f"{_UNFIT}: ", of_day))
     )
     if not closed:
         return reason
@@ -574,28 +576,17 @@ def _reason(
     return F.coalesce(reason, F.when(F.size(unknown) > 0, F.concat(F.lit(UNKNOWN_FIELD), F.array_join(named, ", "))))
 
 
-def _is_without_value(record: Column, columns: StructType) -> Column:
-    """Whether an object has a value for no column. Where a column is required, that is said of it."""
-    if not all(field.nullable for field in columns.fields):
-        return F.lit(False)
-    return joined(and_, [record.getField(name).isNull() for name in columns.names])
-
-
-def _missing(gaps: Sequence[tuple[str, Column]]) -> Column:
-    return _named("required, but missing or null: ", gaps)
-
-
-def _named(reason: str, places: Sequence[tuple[str, Column]]) -> Column:
-    if not places:
+def _named(reason: str, found: Sequence[tuple[str, Column]]) -> Column:
+    if not found:
         return F.lit(None).cast("string")
-    named = F.concat_ws(", ", *(F.when(test, F.lit(path)) for path, test in places))
+    named = F.concat_ws(", ", *(F.when(test, F.lit(path)) for path, test in found))
     # Nearly every row has none: seeing that must cost next to nothing.
-    return F.when(joined(or_, [test for _, test in places]), F.concat(F.lit(reason), named))
+    return F.when(joined(or_, [test for _, test in found]), F.concat(F.lit(reason), named))
 
 
-def _type_reason(record: Column, columns: StructType) -> Column:
+def _type_reason(columns: StructType) -> Column:
     """Name the fields that the text has and the record has not: their values did not fit the type."""
-    absent = F.array_compact(F.array(*(F.when(record.getField(name).isNull(), F.lit(name)) for name in columns.names)))
+    absent = F.array_compact(F.array(*(F.when(_of_record(name).isNull(), F.lit(name)) for name in columns.names)))
     given = F.map_filter(F.from_json(_TEXT, "MAP<STRING, STRING>"), lambda _, value: value.isNotNull())
     unfit = F.array_intersect(absent, F.map_keys(given))
     return (
@@ -606,21 +597,18 @@ def _type_reason(record: Column, columns: StructType) -> Column:
     )
 
 
-def _gaps(value: Column, field: StructField, path: str) -> Iterator[tuple[str, Column]]:
-    """Where required values may be missing: each place by its path, and the test for it."""
-    yield from _places(value, field, path, lambda found, of: None if of.nullable else found.isNull())
+def _misread_times(field: StructField, units: Mapping[str, TimestampUnit]) -> list[Column]:
+    return [test for _, test in (*_strange_times(field, units), *_times_of_day(field, units))]
 
 
-def _strange_times(
-    record: Column, field: StructField, units: Mapping[str, TimestampUnit]
-) -> Iterator[tuple[str, Column]]:
-    """Where in a column a time may lie beyond the years that others read: each place by its path, and the test."""
+def _strange_times(field: StructField, units: Mapping[str, TimestampUnit]) -> Iterator[tuple[str, Column]]:
+    """Where in a column a time may lie beyond the years that others read: see :func:`places`."""
+    value = _of_record(field.name)
     if field.name in units:
         microseconds = _UNITS[units[field.name]]
-        within = record.getField(field.name).between(-(-_YEAR_1 // microseconds), _YEAR_9999 // microseconds)
-        yield field.name, ~within
-        return
-    yield from _places(record.getField(field.name), field, field.name, beyond)
+        yield field.name, ~value.between(-(-_YEAR_1 // microseconds), _YEAR_9999 // microseconds)
+    else:
+        yield from places(value, field, beyond)
 
 
 def _times_of_day(field: StructField, units: Mapping[str, TimestampUnit]) -> Iterator[tuple[str, Column]]:
@@ -646,28 +634,18 @@ def times_of_day(text: Column, may_have: str, written: Column, field: StructFiel
         field: The column.
 
     Yields:
-        Each place by its path, and the test.
+        See :func:`places`.
     """
-    if any(isinstance(kind, TimestampType) for _, kind in types_in(field.dataType)):
-        for path, test in _places(written, field, field.name, _is_time_of_day):
-            yield path, F.when(text.rlike(may_have), test).otherwise(F.lit(False))
+    for path, test in places(written, field, _is_time_of_day):
+        yield path, F.when(text.rlike(may_have), test).otherwise(F.lit(False))
 
 
-def odd_numbers(written: Column, field: StructField) -> Iterator[tuple[str, Column]]:
-    """Where in a column a text for a number is none, or one that no double can hold: see :func:`odd_number`.
-
-    Args:
-        written: The column's value, with texts for :data:`FRACTIONS`.
-        field: The column.
-
-    Yields:
-        Each place by its path, and the test.
-    """
-    yield from _places(written, field, field.name, odd_number)
+def _is_time_of_day(written: Column, of: StructField) -> Column | None:
+    return written.rlike(TIME_OF_DAY) if isinstance(of.dataType, TimestampType) else None
 
 
 def odd_number(text: Column, of: StructField) -> Column | None:
-    """Whether a text is no number; None for other types.
+    """Whether a text for one of :data:`FRACTIONS` is no number, or one that no double can hold; None for other types.
 
     Spark reads "1,5" of XML as 15 and "12 or so" as 12, and has "NaN", "1d" and what is infinite everywhere.
     """
@@ -676,31 +654,31 @@ def odd_number(text: Column, of: StructField) -> Column | None:
     return ~text.rlike(_NUMBER) | F.coalesce(F.abs(text.try_cast("double")) == float("inf"), F.lit(False))
 
 
-def _is_time_of_day(written: Column, of: StructField) -> Column | None:
-    return written.rlike(TIME_OF_DAY) if isinstance(of.dataType, TimestampType) else None
+def places(value: Column, field: StructField, flaw: Flaw, path: str | None = None) -> Iterator[tuple[str, Column]]:
+    """Where in a column there may be a flaw.
 
+    Args:
+        value: The column's value.
+        field: The column.
+        flaw: Tests one value of a type; None where that type has no such flaw.
+        path: What the place is called; None, the default, for the column's name.
 
-def _places(value: Column, field: StructField, path: str, flaw: _Flaw) -> Iterator[tuple[str, Column]]:
+    Yields:
+        Each place by its path, with dots between names, and the test.
+    """
+    path, kind = path or field.name, field.dataType
     if (test := flaw(value, field)) is not None:
         yield path, test
-    if isinstance(field.dataType, StructType):
-        for inner in field.dataType.fields:
-            for below, test in _places(value.getField(inner.name), inner, f"{path}.{inner.name}", flaw):
+    if isinstance(kind, StructType):
+        for inner in kind.fields:
+            for below, test in places(value.getField(inner.name), inner, flaw, f"{path}.{inner.name}"):
                 yield below, value.isNotNull() & test
-    elif isinstance(field.dataType, ArrayType):
-        yield from _in_elements(value, field.dataType.elementType, field.dataType.containsNull, path, flaw)
-    elif isinstance(field.dataType, MapType):
-        values = F.map_values(value)
-        yield from _in_elements(values, field.dataType.valueType, field.dataType.valueContainsNull, path, flaw)
-
-
-def _in_elements(
-    elements: Column, kind: DataType, nullable: bool, path: str, flaw: _Flaw
-) -> Iterator[tuple[str, Column]]:
-    field = StructField("element", kind, nullable)
-    if any(_places(elements, field, path, flaw)):
-
-        def is_flawed(element: Column) -> Column:
-            return joined(or_, [test for _, test in _places(element, field, path, flaw)])
-
-        yield f"{path}[]", F.exists(elements, is_flawed)
+        return
+    if isinstance(kind, ArrayType):
+        element = StructField("element", kind.elementType, kind.containsNull)
+    elif isinstance(kind, MapType):
+        value, element = F.map_values(value), StructField("element", kind.valueType, kind.valueContainsNull)
+    else:
+        return
+    if any(places(value, element, flaw)):
+        yield f"{path}[]", F.exists(value, lambda one: joined(or_, [test for _, test in places(one, element, flaw)]))

@@ -32,7 +32,8 @@ from sqs_lease.spark.sources.json import (
     flaw,
     joined,
     json_rows,
-    odd_numbers,
+    odd_number,
+    places,
     times_of_day,
 )
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
@@ -257,7 +258,7 @@ def _xml_rows(frame: DataFrame, text: str, columns: StructType, carried: Sequenc
         for its in columns.fields
         for _, test in (
             *times_of_day(F.col(text), _MAY_HAVE_TIME_OF_DAY, written.getField(its.name), its),
-            *odd_numbers(written.getField(its.name), its),
+            *places(written.getField(its.name), its, odd_number),
         )
     ]
     unfit = [record.getField(_CORRUPT).isNotNull(), *(F.coalesce(test, F.lit(False)) for test in misread)]
