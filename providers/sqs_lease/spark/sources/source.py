@@ -73,6 +73,35 @@ class BodyChecker:
         return None
 
 
+class PartsChecker(Generic[CheckerT]):
+    """Has what is inside of bodies looked at.
+
+    Attributes:
+        inner: Looks at it.
+    """
+
+    def __init__(self, inner: CheckerT, parts_of: Callable[[str], Sequence[tuple[str, str]]]) -> None:
+        """Give what takes a body apart: what the reasons of a part begin with, and the part, for each.
+
+        It raises one of :data:`UNREADABLE`.
+        """
+        self.inner = inner
+        self._parts_of = parts_of
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        """See :class:`Checker`."""
+        return [self._reason(body) for body in bodies]
+
+    def _reason(self, body: str) -> str | None:
+        try:
+            parts = self._parts_of(body)
+        except UNREADABLE as error:
+            return str(error)
+        reasons = self.inner.reasons([part for _, part in parts])
+        named = zip(parts, reasons, strict=True)
+        return next((f"{where}{reason}" for (where, _), reason in named if reason is not None), None)
+
+
 class FixedSource:
     """What sources have in common of which the columns never change."""
 
