@@ -77,27 +77,28 @@ class MessageParser:
             try:
                 nothing = pc.equal(reasons["reason"], NOTHING_TO_STORE)
                 seen = _each_once(reasons.filter(pc.invert(nothing)))
-                ingested = self._with_rows(staged)
+                everything = self.batch.messages[batch_file.MESSAGE_ID]
+                if staged.message_ids.equals(everything):
+                    # One row for each message: as it mostly is, and cheaper to see than to work out.
+                    ingested = everything
+                else:
+                    ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
                 torn_now = only(seen, ingested)
                 if not torn_now.num_rows:
                     empty = pa.chunked_array([pc.unique(reasons["message_id"].filter(nothing))], pa.string())
                     # Of several parts of a message, one may give nothing and another one rows.
                     empty = without(empty, together(seen["message_id"], ingested))
-                    parsed = Parsed(staged, ingested, empty, pa.concat_tables([rejected, seen]))
-                    return parsed if parsed.rows else _without_rows(parsed, table)
+                    rejected = pa.concat_tables([rejected, seen])
+                    if len(ingested):
+                        return Parsed(staged, ingested, empty, rejected)
+                    table.discard(staged)
+                    return Parsed(None, NO_IDS, empty, rejected)
             except BaseException:
                 table.discard(staged)
                 raise
             logger.info("batch %s: %d messages are parsed out, they have records and rejects", batch_id, len(torn_now))
             table.discard(staged)
             torn = pa.concat_tables([torn, torn_now])
-
-    def _with_rows(self, staged: Staged) -> pa.ChunkedArray:
-        everything = self.batch.messages[batch_file.MESSAGE_ID]
-        if staged.message_ids.equals(everything):
-            # One row for each message: as it mostly is, and cheaper to see than to work out.
-            return everything
-        return pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
 
     def _stage(self, table: Table[Any], without: pa.ChunkedArray, batch_id: str) -> tuple[Staged, pa.Table]:
         """Stage the rows of all messages that the driver accepted, some left out; say which of them Spark rejects."""
@@ -175,9 +176,3 @@ def _each_once(reasons: pa.Table) -> pa.Table:
     """One reason a message; of several the one that is the first in the alphabet."""
     first = reasons.group_by("message_id", use_threads=False).aggregate([("reason", "min")])
     return first.select(["message_id", "reason_min"]).rename_columns(REASONS.names).cast(REASONS)
-
-
-def _without_rows(parsed: Parsed, table: Table[Any]) -> Parsed:
-    if parsed.staged is not None:
-        table.discard(parsed.staged)
-    return Parsed(None, parsed.ingested, parsed.empty, parsed.rejected)
