@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import Event
 from typing import Any, Final
 
@@ -79,17 +79,9 @@ class ObjectCleaner:
         with ThreadPoolExecutor(self.threads) as pool:
             outcomes = list(pool.map(lambda its: self._outcome(its, no_answer), objects))
         errors = [outcome for outcome in outcomes if outcome not in (_CLEANED, _LEFT)]
-        yield pa.RecordBatch.from_pylist(
-            [
-                {
-                    "cleaned": outcomes.count(_CLEANED),
-                    "left": outcomes.count(_LEFT),
-                    "failed": len(errors),
-                    "error": next((error for error in errors if error != _NOT_TRIED), None),
-                }
-            ],
-            schema=_SUMMARY,
-        )
+        error = next((error for error in errors if error != _NOT_TRIED), None)
+        done = CleanUp(outcomes.count(_CLEANED), outcomes.count(_LEFT), len(errors), error)
+        yield pa.RecordBatch.from_pylist([asdict(done)], schema=_SUMMARY)
 
     def _outcome(self, its: S3Object, no_answer: Event) -> str:
         """Clean up one object: what became of it, or the error."""
@@ -99,7 +91,7 @@ class ObjectCleaner:
             return _LEFT
         try:
             if self.tags is None:
-                self._delete(its)
+                self.store.client.delete_object(**_named(its), **({} if version_of(its) else _unchanged(its)))
             else:
                 self._tag(its, self.tags)
         except ClientError as error:
@@ -115,9 +107,6 @@ class ObjectCleaner:
             no_answer.set()
             return f"{its}: {type(error).__name__}"
         return _CLEANED
-
-    def _delete(self, its: S3Object) -> None:
-        self.store.client.delete_object(**_named(its), **({} if version_of(its) else _unchanged(its)))
 
     def _tag(self, its: S3Object, tags: Mapping[str, str]) -> None:
         client, named = self.store.client, _named(its)

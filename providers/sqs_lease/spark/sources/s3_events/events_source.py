@@ -253,15 +253,11 @@ def _xml_rows(frame: DataFrame, text: str, columns: StructType, carried: Sequenc
     record = F.col(_RECORD)
     texts = [StructField(its.name, as_written(its.dataType, (TimestampType, *FRACTIONS))) for its in columns.fields]
     written = F.from_xml(text, StructType(texts), _XML_OPTIONS)
-    misread = [
-        test
-        for its in columns.fields
-        for _, test in (
-            *times_of_day(F.col(text), _MAY_HAVE_TIME_OF_DAY, written.getField(its.name), its),
-            *places(written.getField(its.name), its, odd_number),
-        )
-    ]
-    unfit = [record.getField(_CORRUPT).isNotNull(), *(F.coalesce(test, F.lit(False)) for test in misread)]
+    unfit = [record.getField(_CORRUPT).isNotNull()]
+    for its in columns.fields:
+        value = written.getField(its.name)
+        unfit += [test for _, test in times_of_day(F.col(text), _MAY_HAVE_TIME_OF_DAY, value, its)]
+        unfit += [test for _, test in places(value, its, odd_number)]
     parsed = frame.select(*carried, text, F.from_xml(text, schema, _XML_OPTIONS).alias(_RECORD)).select(
         *(record.getField(name).alias(name) for name in columns.names),
         *carried,
