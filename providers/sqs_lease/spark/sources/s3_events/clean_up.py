@@ -58,13 +58,11 @@ class ObjectCleaner:
     """What ``mapInArrow`` calls with objects: it deletes or tags them, and says in one row how many.
 
     Attributes:
-        store: Where they are.
-        threads: How many at the same time.
+        store: Where they are. As many are worked on at the same time as it has connections.
         tags: What they get, besides the tags that they have; None to delete them.
     """
 
     store: ObjectStore
-    threads: int
     tags: Mapping[str, str] | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -76,7 +74,7 @@ class ObjectCleaner:
         _ = self.store.client
         # Once S3 does not answer, the others would wait as long for it, and the messages would be held meanwhile.
         no_answer = Event()
-        with ThreadPoolExecutor(self.threads) as pool:
+        with ThreadPoolExecutor(self.store.connections) as pool:
             outcomes = list(pool.map(lambda its: self._outcome(its, no_answer), objects))
         errors = [outcome for outcome in outcomes if outcome not in (_CLEANED, _LEFT)]
         error = next((error for error in errors if error != _NOT_TRIED), None)

@@ -155,8 +155,7 @@ class S3EventsSource(FixedSource):
         if self.clean_source == "off":
             return None
         tags = self.clean_source if isinstance(self.clean_source, Mapping) else None
-        read = self._reading
-        return partial(clean_up, cleaner=ObjectCleaner(self._store(), read.threads, tags), tasks=read.tasks)
+        return partial(clean_up, cleaner=ObjectCleaner(self._store(), tags), tasks=self._reading.tasks)
 
     def checker(self) -> BodyChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
@@ -188,10 +187,9 @@ class S3EventsSource(FixedSource):
         """See :class:`.source.Source`."""
         path = self._path()
         record = StructType(columns.fields[: -len(_OBJECT_COLUMNS) - len(path.fields)])
-        read = self._reading
-        reader = ObjectRows(self._store(), self._format(record), read.threads, PathColumns.of(path))
+        reader = ObjectRows(self._store(), self._format(record), PathColumns.of(path))
         content = [StructField(LINE, StringType())] if self.format in _AS_TEXT else record.fields
-        rows = reader.plan(messages, StructType([*content, *path.fields]), read.tasks)
+        rows = reader.plan(messages, StructType([*content, *path.fields]), self._reading.tasks)
         carried = [*(quoted(name) for name in path.names), *OF_ROWS]
         if self.format == "xml":
             return _xml_rows(rows, LINE, record, carried)

@@ -89,10 +89,7 @@ class PathColumns:
         return cls(arrow_schema(columns), tuple(its.name for its in columns.fields if not its.nullable))
 
     def values(self, key: str) -> dict[str, Any]:
-        """Read a key. A name that it has twice counts where it stands last; all but the file's own name is looked at.
-
-        Returns:
-            The value of each column.
+        """The value of each column. A name that the key has twice counts where it stands last.
 
         Raises:
             BadContentError: A column is missing, or not of its type.
@@ -130,9 +127,8 @@ class ObjectRows:
     """What ``mapInArrow`` calls with the messages of a partition.
 
     Attributes:
-        store: Where the objects are.
+        store: Where the objects are. As many messages are worked on at the same time as it has connections.
         format: What they are.
-        threads: How many messages are worked on at the same time.
         path_columns: What their keys say; nothing, by default.
         locate: Says what a body tells of, as :func:`.notification.created_objects`: objects, or their contents.
         has_marks: Whether an object without any byte is a mark, such as the one that stands for a folder.
@@ -140,7 +136,6 @@ class ObjectRows:
 
     store: ObjectStore
     format: Format
-    threads: int
     path_columns: PathColumns = NO_PATH_COLUMNS
     locate: Callable[[str], Iterable[S3Object | Content]] = created_objects
     has_marks: bool = True
@@ -184,11 +179,11 @@ class ObjectRows:
         # Made once, before threads share it.
         _ = self.store.client
         under_way: deque[tuple[dict[str, Any], Future[Rows | str | None]]] = deque()
-        pool = ThreadPoolExecutor(self.threads)
+        pool = ThreadPoolExecutor(self.store.connections)
         try:
             for of_message, body in _messages(batches):
                 under_way.append((of_message, pool.submit(self.read, body)))
-                if len(under_way) >= self.threads:
+                if len(under_way) >= self.store.connections:
                     yield from self._answer(*under_way.popleft())
             while under_way:
                 yield from self._answer(*under_way.popleft())
@@ -196,14 +191,7 @@ class ObjectRows:
             pool.shutdown(cancel_futures=True)
 
     def read(self, body: str) -> Rows | str | None:
-        """Read all objects of one message.
-
-        Returns:
-            Their rows; or the reason why the message is rejected; or None where there is nothing to store.
-
-        Raises:
-            ObjectStoreError: S3 did not answer.
-        """
+        """The rows of all objects of one message; or why it is rejected; or None where there is nothing to store."""
         with ExitStack() as stack:
             rows = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES))
             count = 0
