@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.batch_files.json_syntax import decode
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
+from sqs_lease.spark.schemas import record_batch
 from sqs_lease.spark.sources.source import AroundSource, CheckerT, PartsChecker
 
 _NUMBER: Final = "^[0-9]+#"
@@ -79,21 +80,16 @@ def checked_elements(body: str) -> list[tuple[str, str]]:
 
 def _one_row_each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        bodies = batch.column(batch_file.BODY).to_pylist()
-        parts = [elements(body) if body.lstrip(" \t\r\n").startswith("[") else [body] for body in bodies]
-        positions = pa.array([at for at, its in enumerate(parts) for _ in its], pa.int64())
-        message_ids = batch.column(batch_file.MESSAGE_ID).to_pylist()
-        changed = {
-            batch_file.BODY: [text for its in parts for text in its],
-            # The other source may tell its messages apart by their ids.
-            batch_file.MESSAGE_ID: [
-                f"{number}#{message_id}"
-                for message_id, its in zip(message_ids, parts, strict=True)
-                for number in range(1, len(its) + 1)
-            ],
-        }
-        rows = batch.take(positions)
-        for name, values in changed.items():
-            at = rows.schema.get_field_index(name)
-            rows = rows.set_column(at, rows.schema.field(at), pa.array(values, rows.schema.field(at).type))
-        yield rows
+        bodies, message_ids = (batch.column(name).to_pylist() for name in (batch_file.BODY, batch_file.MESSAGE_ID))
+        parts = [
+            (at, number, text)
+            for at, body in enumerate(bodies)
+            for number, text in enumerate(elements(body) if body.lstrip(" \t\r\n").startswith("[") else [body], 1)
+        ]
+        rows = batch.take(pa.array([at for at, _, _ in parts], pa.int64()))
+        given = dict(zip(rows.schema.names, rows.columns, strict=True))
+        given[batch_file.BODY] = pa.array([text for _, _, text in parts], pa.string())
+        # The other source may tell its messages apart by their ids.
+        ids = [f"{number}#{message_ids[at]}" for at, number, _ in parts]
+        given[batch_file.MESSAGE_ID] = pa.array(ids, pa.string())
+        yield record_batch(batch.schema, len(parts), given)
