@@ -85,11 +85,7 @@ class Watch:
         return not self.lost
 
     def require_held(self) -> None:
-        """Ask once more; to be called right before a commit.
-
-        Raises:
-            LeaseLostError: The messages are held no longer.
-        """
+        """Ask once more, and raise :meth:`error` if so; to be called right before a commit."""
         if not self.look():
             raise self.error()
 

@@ -188,11 +188,7 @@ def relaxed(kind: DataType, single: Callable[[DataType], DataType] = lambda kind
 
 
 def require_plain(columns: StructType, cannot: str) -> None:
-    """Refuse columns of types that Parquet files do not have, or only Spark reads from them; ``cannot`` says for whom.
-
-    Raises:
-        SchemaError: There is one.
-    """
+    """Refuse columns of types that Parquet does not have, or only Spark reads from it; ``cannot`` says for whom."""
     for path, kind in types_in(columns):
         if not isinstance(kind, _IN_PARQUET):
             raise SchemaError(f"column {path}: {cannot} the type {kind.simpleString()}")

@@ -66,14 +66,7 @@ SINK_CLASSES: Final[Mapping[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job.
-
-    Args:
-        arguments: The command line without the program; None takes this process's.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job, with this process's arguments unless others are given; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
     pipes = _pipes_parameters(options)
@@ -188,12 +181,7 @@ def make_source(part: Part, environment: Mapping[str, str]) -> Source[Any]:
 
 
 def make_sink(part: Part, environment: Mapping[str, str]) -> Sink:
-    """Make a sink of a spec; see :func:`make_source`.
-
-    Raises:
-        SpecError: A variable is not set.
-        TableError: It cannot be used.
-    """
+    """Make a sink of a spec; see :func:`make_source`."""
     parameters = with_environment(part.parameters, environment)
     for name in ("partition_by", "upsert_by"):
         if name in parameters:
@@ -239,11 +227,7 @@ def local_copy(uri: str, directory: Path) -> Path:
 
 
 def write_text(uri: str, text: str) -> None:
-    """Write a file that appears whole or not at all, in place of what was there.
-
-    Raises:
-        WorkspaceError: It cannot be written.
-    """
+    """Write a file that appears whole or not at all, in place of what was there."""
     path = _local_path(uri)
     try:
         if path is None:

@@ -130,11 +130,7 @@ class ArrowJson:
                 start += left
 
     def read(self, texts: pa.Array) -> tuple[pa.Table, pa.Array]:
-        """The records of some texts, and which texts have one.
-
-        Raises:
-            _Refused: Arrow refuses any of them, or Spark might.
-        """
+        """The records of some texts, and which texts have one; raises where Arrow refuses any, or Spark might."""
         joined = _joined(texts)
         if _may_have_long_number(texts, joined):
             raise _Refused(None)
@@ -229,11 +225,7 @@ def _fits(values: pa.Array, kind: DataType, nullable: bool) -> pa.Array:
 
 
 def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Values as the column has them.
-
-    Raises:
-        pa.ArrowException: One cannot be converted.
-    """
+    """Values as the column has them; raises what Arrow does where one cannot be converted."""
     if values.type == kind:
         return values
     if pa.types.is_timestamp(kind):

@@ -232,11 +232,7 @@ class SparkSource(_FunctionSource):
     kind: ClassVar[str] = "spark"
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
-        """See :class:`.source.Source`.
-
-        Raises:
-            SchemaError: What the function gives is not of the schema.
-        """
+        """See :class:`.source.Source`. What the function gives is a :class:`SchemaError` if it is not of the schema."""
         rows = self.function(messages.select(*GIVEN))
         self._check(rows, columns)
         unknown = F.raise_error(

@@ -241,15 +241,10 @@ class JsonSource:
 MOST_COLUMNS: Final = 1000
 """Wider than this no table grows by itself: objects with names such as ids would add columns without end."""
 
-SHOWN_FIELDS: Final = 3
-"""How many unknown fields a reason names."""
-
-SHOWN_CHARACTERS: Final = 63
-"""How much of each name."""
-
-UNKNOWN_FIELD: Final = "not in the schema: "
-"""How the reason starts when a message has fields that are no columns; their names follow."""
-
+# How many unknown fields a reason names, and how much of each name.
+_SHOWN_FIELDS: Final = 3
+_SHOWN_CHARACTERS: Final = 63
+_UNKNOWN_FIELD: Final = "not in the schema: "
 
 NO_VALUE: Final = "none of the schema's fields has a value"
 """The reason for an object that is another kind of message, such as an envelope, where no column is required."""
@@ -324,8 +319,8 @@ class ClosedChecker(ObjectChecker):
         """See :class:`ObjectChecker`."""
         if record.keys() <= self._columns:
             return None
-        unknown = [name[:SHOWN_CHARACTERS] for name in record if name not in self._columns]
-        return f"{UNKNOWN_FIELD}{', '.join(unknown[:SHOWN_FIELDS])}"
+        unknown = [name[:_SHOWN_CHARACTERS] for name in record if name not in self._columns]
+        return f"{_UNKNOWN_FIELD}{', '.join(unknown[:_SHOWN_FIELDS])}"
 
 
 class OpenChecker(ObjectChecker):
@@ -391,9 +386,6 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
     that no column should have, of names that differ in case only all but one, and of more than :data:`MOST_COLUMNS`
     fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text,
     and so does what is nested deeper than a table takes.
-
-    Raises:
-        SchemaError: This version of PySpark cannot infer.
     """
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
         raise SchemaError(
@@ -572,8 +564,8 @@ def _reason(columns: StructType, units: Mapping[str, TimestampUnit], *, closed: 
     if not closed:
         return reason
     unknown = _unknown_fields(columns)
-    named = F.transform(F.slice(unknown, 1, SHOWN_FIELDS), lambda name: F.substring(name, 1, SHOWN_CHARACTERS))
-    return F.coalesce(reason, F.when(F.size(unknown) > 0, F.concat(F.lit(UNKNOWN_FIELD), F.array_join(named, ", "))))
+    named = F.transform(F.slice(unknown, 1, _SHOWN_FIELDS), lambda name: F.substring(name, 1, _SHOWN_CHARACTERS))
+    return F.coalesce(reason, F.when(F.size(unknown) > 0, F.concat(F.lit(_UNKNOWN_FIELD), F.array_join(named, ", "))))
 
 
 def _named(reason: str, found: Sequence[tuple[str, Column]]) -> Column:
@@ -625,16 +617,10 @@ def as_written(kind: DataType, written: tuple[type[DataType], ...] = (TimestampT
 
 
 def times_of_day(text: Column, may_have: str, written: Column, field: StructField) -> Iterator[tuple[str, Column]]:
-    """Where in a column a text for a ``TIMESTAMP`` names a time and no day, for which Spark takes the day it looks on.
+    """The places where a text for a ``TIMESTAMP`` names a time and no day, for which Spark takes the day it looks on.
 
-    Args:
-        text: The text of the record.
-        may_have: A pattern that it has if there is one; what was written is only looked at then.
-        written: The column's value as :func:`as_written` has it.
-        field: The column.
-
-    Yields:
-        See :func:`places`.
+    The text of a record ``may_have`` such a place if it matches that; only then what was ``written``, which is the
+    column as :func:`as_written` has it, is looked at.
     """
     for path, test in places(written, field, _is_time_of_day):
         yield path, F.when(text.rlike(may_have), test).otherwise(F.lit(False))
@@ -655,17 +641,7 @@ def odd_number(text: Column, of: StructField) -> Column | None:
 
 
 def places(value: Column, field: StructField, flaw: Flaw, path: str | None = None) -> Iterator[tuple[str, Column]]:
-    """Where in a column there may be a flaw.
-
-    Args:
-        value: The column's value.
-        field: The column.
-        flaw: Tests one value of a type; None where that type has no such flaw.
-        path: What the place is called; None, the default, for the column's name.
-
-    Yields:
-        Each place by its path, with dots between names, and the test.
-    """
+    """Where in a column, or inside of its value, there may be a flaw: each place by its path, and the test."""
     path, kind = path or field.name, field.dataType
     if (test := flaw(value, field)) is not None:
         yield path, test

@@ -102,11 +102,7 @@ class InferredSchema:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other drivers out; the system ends the lock of a process that dies.
-
-        Raises:
-            SchemaError: The file cannot be locked or written, or another driver holds it for too long.
-        """
+        """Keep other drivers out; the system ends the lock of a process that dies."""
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.with_name(f"{self.file.name}.lock").open("a+", encoding="utf-8") as lock:

@@ -53,11 +53,7 @@ UNREADABLE: Final = (NotJsonError, NotANotificationError)
 
 @dataclass(frozen=True, slots=True)
 class BodyChecker:
-    """Takes the bodies that can be read.
-
-    Attributes:
-        read: Reads one; raises one of :data:`UNREADABLE`.
-    """
+    """Takes the bodies that can be read; ``read`` raises one of :data:`UNREADABLE` where one cannot."""
 
     read: Callable[[str], object]
 
@@ -74,17 +70,13 @@ class BodyChecker:
 
 
 class PartsChecker(Generic[CheckerT]):
-    """Has what is inside of bodies looked at.
+    """Has what is inside of bodies looked at by ``inner``.
 
-    Attributes:
-        inner: Looks at it.
+    ``parts_of`` takes a body apart: it gives what the reasons of a part begin with, and the part; or raises one of
+    :data:`UNREADABLE`.
     """
 
     def __init__(self, inner: CheckerT, parts_of: Callable[[str], Sequence[tuple[str, str]]]) -> None:
-        """Give what takes a body apart: what the reasons of a part begin with, and the part, for each.
-
-        It raises one of :data:`UNREADABLE`.
-        """
         self.inner = inner
         self._parts_of = parts_of
 
@@ -230,11 +222,7 @@ class ArrowSource(Protocol):
 
 @dataclass(frozen=True)
 class AroundSource(Generic[CheckerT]):
-    """What sources have in common that prepare messages for another one.
-
-    Attributes:
-        source: The other one.
-    """
+    """What sources have in common that prepare messages for another one."""
 
     source: Source[CheckerT]
 
