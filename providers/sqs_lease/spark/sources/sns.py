@@ -118,11 +118,7 @@ def unwrap(body: str) -> str:
 
 
 def published(value: Mapping[str, Any]) -> str:
-    """Take the published text out of a decoded body.
-
-    Raises:
-        NotANotificationError: There is none.
-    """
+    """Take the published text out of a decoded body; see :func:`unwrap`."""
     if not is_envelope(value):
         raise NotANotificationError(
             "not an SNS notification: where raw message delivery is on, the body is the message itself, and needs no "
@@ -141,10 +137,8 @@ def published(value: Mapping[str, Any]) -> str:
 
 def _is_plain(envelope: Mapping[str, Any]) -> bool:
     """Whether an envelope holds nothing but texts, so that Spark's parser too takes it apart without exception."""
-    attributes = envelope.get(_ATTRIBUTES)
-    if attributes is None:
-        return _are_texts(envelope)
     others = {name: value for name, value in envelope.items() if name != _ATTRIBUTES}
+    attributes = {} if envelope.get(_ATTRIBUTES) is None else envelope[_ATTRIBUTES]
     return (
         _are_texts(others)
         and isinstance(attributes, dict)
