@@ -110,7 +110,8 @@ class MessageParser:
 
         staged = self._stage_parts(table, plan, without, batch_id)
         if staged is None:
-            staged = table.stage(plan(self._messages(without)), batch_id)
+            messages = self.batch.accepted(self.spark)
+            staged = table.stage(plan(self.batch.without(messages, without) if len(without) else messages), batch_id)
         try:
             # Empty where Spark did not observe anything; the reconciliation then finds what is missing.
             reasons = [row for observation in observed for row in observation.get.get("reasons", [])]
@@ -144,10 +145,6 @@ class MessageParser:
                 batch_id,
             )
             return None
-
-    def _messages(self, without: pa.ChunkedArray) -> DataFrame:
-        messages = self.batch.accepted(self.spark)
-        return self.batch.without(messages, without) if len(without) else messages
 
     def _rows(self, table: Table[Any], messages: DataFrame, observation: Observation, batch_id: str) -> DataFrame:
         reason = F.when(F.col(REASON).isNotNull(), F.struct(MESSAGE_ID, REASON))

@@ -52,7 +52,7 @@ from sqs_lease.spark.schemas import (
 )
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
-from sqs_lease.spark.sources.source import KeysOf
+from sqs_lease.spark.sources.source import BodyChecker, KeysOf
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class JsonSource:
         """Whether new fields become columns."""
         return self.new_fields == "add"
 
-    def checker(self) -> ObjectChecker:
+    def checker(self) -> BodyChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
         if isinstance(self.schema, InferredSchema):
             pinned = self.schema.load()
@@ -177,7 +177,7 @@ class JsonSource:
         columns = json_schema(self.schema)
         return ClosedChecker(columns.names) if self.new_fields == "reject" else PlainChecker()
 
-    def columns(self, messages: DataFrame, checker: ObjectChecker) -> StructType:
+    def columns(self, messages: DataFrame, checker: BodyChecker) -> StructType:
         """The schema as it is given or pinned; inferred and pinned where it is not yet, and widened by new fields.
 
         Raises:
@@ -194,7 +194,7 @@ class JsonSource:
             raise SchemaError(f"rescued: the schema has a column {self.rescued} already: choose another name")
         return StructType([*found.fields, StructField(self.rescued, StringType())])
 
-    def _fields(self, messages: DataFrame, checker: ObjectChecker) -> StructType:
+    def _fields(self, messages: DataFrame, checker: BodyChecker) -> StructType:
         if not isinstance(self.schema, InferredSchema):
             return json_schema(self.schema)
         pinned = self.schema.load()
@@ -283,56 +283,41 @@ Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
 """Tests a value of a field; None where values of its type cannot have the flaw."""
 
 
-class ObjectChecker:
-    """Takes JSON objects, whatever is in them."""
-
-    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
-        """See :class:`.source.Checker`."""
-        return [self._reason(body) for body in bodies]
-
-    def _reason(self, body: str) -> str | None:
-        try:
-            return self.judge(decode_object(body))
-        except NotJsonError as error:
-            return str(error)
-
-    def judge(self, _record: Mapping[str, Any]) -> str | None:
-        """Say why an object cannot be a record."""
-        return None
-
-
-class PlainChecker(ObjectChecker):
+class PlainChecker(BodyChecker):
     """Takes JSON objects, and knows that a manifest has named all other bodies."""
+
+    def __init__(self) -> None:
+        super().__init__(decode_object)
 
     def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
         """See :class:`.source.SyntaxChecker`."""
         return not_json
 
 
-class ClosedChecker(ObjectChecker):
+class ClosedChecker(BodyChecker):
     """Refuses fields that are no columns."""
 
     def __init__(self, columns: Collection[str]) -> None:
+        super().__init__(decode_object, self._reason_of)
         self._columns = frozenset(columns)
 
-    def judge(self, record: Mapping[str, Any]) -> str | None:
-        """See :class:`ObjectChecker`."""
+    def _reason_of(self, record: Mapping[str, Any]) -> str | None:
         if record.keys() <= self._columns:
             return None
         unknown = [name[:_SHOWN_CHARACTERS] for name in record if name not in self._columns]
         return f"{_UNKNOWN_FIELD}{', '.join(unknown[:_SHOWN_FIELDS])}"
 
 
-class OpenChecker(ObjectChecker):
+class OpenChecker(BodyChecker):
     """Collects fields that are no columns yet, and refuses those that cannot become one."""
 
     def __init__(self, columns: Collection[str]) -> None:
+        super().__init__(decode_object, self._reason_of)
         self._known = {without_case(name): name for name in columns}
         self._names = set(columns)
         self.new_fields: set[str] = set()
 
-    def judge(self, record: Mapping[str, Any]) -> str | None:
-        """See :class:`ObjectChecker`."""
+    def _reason_of(self, record: Mapping[str, Any]) -> str | None:
         if record.keys() <= self._names:
             return None
         new = [name for name, value in record.items() if name not in self._names and _has_value(value)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
@@ -51,11 +51,15 @@ UNREADABLE: Final = (NotJsonError, NotANotificationError)
 """Why a body is no message of a source: errors whose texts are reasons."""
 
 
-@dataclass(frozen=True, slots=True)
 class BodyChecker:
-    """Takes the bodies that can be read; ``read`` raises one of :data:`UNREADABLE` where one cannot."""
+    """Takes the bodies that can be read, unless what was read is judged to be no record.
 
-    read: Callable[[str], object]
+    ``read`` raises one of :data:`UNREADABLE` where a body cannot be read; ``judge`` gives the reason.
+    """
+
+    def __init__(self, read: Callable[[str], Any], judge: Callable[[Any], str | None] = lambda _: None) -> None:
+        self._read = read
+        self._judge = judge
 
     def reasons(self, bodies: Sequence[str]) -> list[str | None]:
         """See :class:`Checker`."""
@@ -63,10 +67,9 @@ class BodyChecker:
 
     def _reason(self, body: str) -> str | None:
         try:
-            self.read(body)
+            return self._judge(self._read(body))
         except UNREADABLE as error:
             return str(error)
-        return None
 
 
 class PartsChecker(Generic[CheckerT]):
