@@ -88,8 +88,11 @@ class MessageParser:
                     empty = pa.chunked_array([pc.unique(reasons["message_id"].filter(nothing))], pa.string())
                     # Of several parts of a message, one may give nothing and another one rows.
                     empty = without(empty, together(seen["message_id"], ingested))
-                    parsed = Parsed(staged, ingested, empty, pa.concat_tables([rejected, seen]))
-                    return parsed if parsed.rows else _without_rows(parsed, table)
+                    rejected = pa.concat_tables([rejected, seen])
+                    if len(ingested):
+                        return Parsed(staged, ingested, empty, rejected)
+                    table.discard(staged)
+                    return Parsed(None, NO_IDS, empty, rejected)
             except BaseException:
                 table.discard(staged)
                 raise
@@ -107,7 +110,8 @@ class MessageParser:
 
         staged = self._stage_parts(table, plan, without, batch_id)
         if staged is None:
-            staged = table.stage(plan(self._messages(without)), batch_id)
+            messages = self.batch.accepted(self.spark)
+            staged = table.stage(plan(self.batch.without(messages, without) if len(without) else messages), batch_id)
         try:
             # Empty where Spark did not observe anything; the reconciliation then finds what is missing.
             reasons = [row for observation in observed for row in observation.get.get("reasons", [])]
@@ -142,10 +146,6 @@ class MessageParser:
             )
             return None
 
-    def _messages(self, without: pa.ChunkedArray) -> DataFrame:
-        messages = self.batch.accepted(self.spark)
-        return self.batch.without(messages, without) if len(without) else messages
-
     def _rows(self, table: Table[Any], messages: DataFrame, observation: Observation, batch_id: str) -> DataFrame:
         reason = F.when(F.col(REASON).isNotNull(), F.struct(MESSAGE_ID, REASON))
         rows = self.plan(messages).withColumn(BATCH_ID, F.lit(batch_id))
@@ -173,9 +173,3 @@ def _each_once(reasons: pa.Table) -> pa.Table:
     """One reason a message; of several the one that is the first in the alphabet."""
     first = reasons.group_by("message_id", use_threads=False).aggregate([("reason", "min")])
     return first.select(["message_id", "reason_min"]).rename_columns(REASONS.names).cast(REASONS)
-
-
-def _without_rows(parsed: Parsed, table: Table[Any]) -> Parsed:
-    if parsed.staged is not None:
-        table.discard(parsed.staged)
-    return Parsed(None, parsed.ingested, parsed.empty, parsed.rejected)

@@ -85,11 +85,7 @@ class Watch:
         return not self.lost
 
     def require_held(self) -> None:
-        """Ask once more; to be called right before a commit.
-
-        Raises:
-            LeaseLostError: The messages are held no longer.
-        """
+        """Ask once more, and raise :meth:`error` if so; to be called right before a commit."""
         if not self.look():
             raise self.error()
 
@@ -200,16 +196,14 @@ class ProgressBar:
             self._write("")
 
     def _write(self, text: str) -> None:
+        columns = _NOTEBOOK_COLUMNS if _is_notebook(self._stream) else shutil.get_terminal_size().columns
         # A line that is wrapped could not be written over.
-        text = text[: self._columns() - 1]
+        text = text[: columns - 1]
         with suppress(OSError, ValueError):
             # The terminal may be gone, or the stream be closed; the ingestion goes on.
             self._stream.write(f"\r{text:<{self._shown}}" + ("" if text else "\r"))
             self._stream.flush()
         self._shown = len(text)
-
-    def _columns(self) -> int:
-        return _NOTEBOOK_COLUMNS if _is_notebook(self._stream) else shutil.get_terminal_size().columns
 
 
 def progress_bar(name: str) -> ProgressBar | None:
@@ -338,9 +332,8 @@ class _Connect:
     def cancel(self) -> None:
         self._spark.interruptAll()
 
-    def cancel_and_wait(self) -> None:
-        """Cancel; the server does not say when the last task has ended."""
-        self.cancel()
+    # The server does not say when the last task has ended.
+    cancel_and_wait = cancel
 
     def interrupted(self) -> None:
         """Each request is a call of its own, so an interrupted one leaves nothing behind."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -24,7 +24,6 @@ from sqs_lease.spark.sinks.sink import REMEMBERED
 logger = logging.getLogger(__name__)
 
 _BODY: Final = REJECT.names[0]
-_COLUMNS: Final = (_BODY, MESSAGE_ID, SENT_AT)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _AGAIN: Final = re.compile(r"(?s)(.+)#([0-9]{1,9})")
 
@@ -97,22 +96,20 @@ def rejected_messages(
         )
 
 
-def _rows(rejects: Rejects) -> Iterable[Mapping[str, Any]]:
+def _rows(rejects: Rejects) -> Iterator[Mapping[str, Any]]:
     if isinstance(rejects, DataFrame):
         # As a number: PySpark gives times without their zone.
-        microseconds = F.unix_micros(F.col(SENT_AT)).alias(SENT_AT)
-        return (_row(*row) for row in rejects.select(_BODY, MESSAGE_ID, microseconds).toLocalIterator())
-    if isinstance(rejects, ReadableSink):
-        return rejects.stored_rows(_COLUMNS)
-    raise TypeError(
-        f"rejects must be a DeltaSink, a PostgresSink or a DataFrame, not {type(rejects).__name__}: read the table "
-        "with Spark, and give its rows"
-    )
-
-
-def _row(body: str, message_id: str, microseconds: int | None) -> dict[str, Any]:
-    sent_at = None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
-    return {_BODY: body, MESSAGE_ID: message_id, SENT_AT: sent_at}
+        sent_at = F.unix_micros(F.col(SENT_AT)).alias(SENT_AT)
+        for body, message_id, microseconds in rejects.select(_BODY, MESSAGE_ID, sent_at).toLocalIterator():
+            at = None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
+            yield {_BODY: body, MESSAGE_ID: message_id, SENT_AT: at}
+    elif isinstance(rejects, ReadableSink):
+        yield from rejects.stored_rows((_BODY, MESSAGE_ID, SENT_AT))
+    else:
+        raise TypeError(
+            f"rejects must be a DeltaSink, a PostgresSink or a DataFrame, not {type(rejects).__name__}: read the table "
+            "with Spark, and give its rows"
+        )
 
 
 def _again(message_id: str) -> str:

@@ -141,20 +141,11 @@ class KeyedTable:
 
 
 def with_keys(messages: pa.Table, keys: Sequence[str | Names | None]) -> pa.Table:
-    """Say of a batch's messages what names them, in :data:`KEY`, :data:`REPEATS` and :data:`ALSO`.
-
-    Args:
-        messages: The messages.
-        keys: Of each what a source says: see :data:`.sources.source.KeysOf`.
-    """
+    """Say in :data:`KEY`, :data:`REPEATS` and :data:`ALSO` what names messages: see :data:`.sources.source.KeysOf`."""
     names = [Names(key) if isinstance(key, str) else key for key in keys]
-    columns = {
-        KEY: [None if its is None else its.name for its in names],
-        REPEATS: [None if its is None else its.repeats for its in names],
-        ALSO: [None if its is None else its.also for its in names],
-    }
-    for column, values in columns.items():
-        messages = messages.append_column(pa.field(column, pa.string()), pa.array(values, pa.string()))
+    for column, attribute in {KEY: "name", REPEATS: "repeats", ALSO: "also"}.items():
+        values = [getattr(its, attribute, None) for its in names]
+        messages = messages.append_column(column, pa.array(values, pa.string()))
     return messages
 
 

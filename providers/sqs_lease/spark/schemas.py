@@ -107,11 +107,11 @@ def json_schema(schema: str | StructType) -> StructType:
         SchemaError: As for :func:`struct_type`, or Spark would misread one of the types.
     """
     columns = struct_type(schema)
-    if any(isinstance(kind, ByteType) for _, kind in types_in(columns)):
-        raise SchemaError(
-            "the schema has a TINYINT, in which Spark makes the JSON numbers 128 to 255 negative: use SMALLINT"
-        )
     for path, kind in types_in(columns):
+        if isinstance(kind, ByteType):
+            raise SchemaError(
+                "the schema has a TINYINT, in which Spark makes the JSON numbers 128 to 255 negative: use SMALLINT"
+            )
         if isinstance(kind, MapType) and not isinstance(kind.keyType, StringType):
             raise SchemaError(
                 f"column {path} is {kind.simpleString()}, and in JSON names are texts: make it a MAP<STRING, ...>"
@@ -150,30 +150,25 @@ def can_be_column(name: str) -> bool:
 def types_in(kind: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
     """A type and all types inside of it, each with the names on the way to it, with dots between them."""
     yield path, kind
-    if isinstance(kind, StructType):
-        for field in kind.fields:
-            yield from types_in(field.dataType, f"{path}.{field.name}" if path else field.name)
-    elif isinstance(kind, ArrayType):
-        yield from types_in(kind.elementType, path)
-    elif isinstance(kind, MapType):
-        yield from types_in(kind.keyType, path)
-        yield from types_in(kind.valueType, path)
+    for name, inner in _directly_in(kind):
+        yield from types_in(inner, f"{path}.{name}" if path and name else path or name)
 
 
 def levels(kind: DataType) -> int:
     """How many types are inside of each other; none in a single value. It may be more than Python's stack takes."""
     count, inside = 0, [kind]
-    while inside := [inner for one in inside for inner in _directly_in(one)]:
+    while inside := [inner for one in inside for _, inner in _directly_in(one)]:
         count += 1
     return count
 
 
-def _directly_in(kind: DataType) -> list[DataType]:
+def _directly_in(kind: DataType) -> list[tuple[str, DataType]]:
+    """The types of the fields, elements, keys and values of a type, with the names of fields."""
     if isinstance(kind, StructType):
-        return [field.dataType for field in kind.fields]
+        return [(field.name, field.dataType) for field in kind.fields]
     if isinstance(kind, ArrayType):
-        return [kind.elementType]
-    return [kind.keyType, kind.valueType] if isinstance(kind, MapType) else []
+        return [("", kind.elementType)]
+    return [("", kind.keyType), ("", kind.valueType)] if isinstance(kind, MapType) else []
 
 
 def nullable(columns: StructType) -> StructType:
@@ -193,11 +188,7 @@ def relaxed(kind: DataType, single: Callable[[DataType], DataType] = lambda kind
 
 
 def require_plain(columns: StructType, cannot: str) -> None:
-    """Refuse columns of types that Parquet files do not have, or only Spark reads from them; ``cannot`` says for whom.
-
-    Raises:
-        SchemaError: There is one.
-    """
+    """Refuse columns of types that Parquet does not have, or only Spark reads from it; ``cannot`` says for whom."""
     for path, kind in types_in(columns):
         if not isinstance(kind, _IN_PARQUET):
             raise SchemaError(f"column {path}: {cannot} the type {kind.simpleString()}")

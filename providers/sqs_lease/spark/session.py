@@ -76,10 +76,8 @@ def driver_session(*, master: str | None, remote: str | None, conf: Mapping[str,
             settings["spark.ui.enabled"] = "false"
             if is_local:
                 settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    for name, value in {**settings, **conf}.items():
-        builder = builder.config(name, value)
     with java_for_spark() if is_local else nullcontext():
-        spark = builder.getOrCreate()
+        spark = builder.config(map={**settings, **conf}).getOrCreate()
         try:
             yield spark
         finally:

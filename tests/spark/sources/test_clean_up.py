@@ -365,7 +365,7 @@ def tried(answers: Answers) -> CleanUp:
     # Where the property keeps the client that it makes.
     store.__dict__["client"] = answers
     given = [{"bucket": "data", "key": key, "version_id": "v1", "tag": None} for key in "abc"]
-    (batch,) = ObjectCleaner(store, 1, None)(iter([pa.RecordBatch.from_pylist(given)]))
+    (batch,) = ObjectCleaner(store, None)(iter([pa.RecordBatch.from_pylist(given)]))
     return CleanUp(**batch.to_pylist()[0])
 
 

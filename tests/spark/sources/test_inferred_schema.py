@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.json import MOST_COLUMNS, JsonSource, OpenChecker, can_be_inferred
+from sqs_lease.spark.sources.json import MOST_COLUMNS, JsonSource, OpenChecker
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
 from tests.spark.inferring import CAN_INFER, infers
 from tests.spark.sources.parsing import messages_of, parsed
@@ -237,7 +237,7 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_field_that_can_be_no_column_has_its_message_rejected(bodies: list[str], says: str) -> None:
-    checker = OpenChecker(["id"], can_be_inferred)
+    checker = OpenChecker(["id"])
 
     *taken, reason = checker.reasons(bodies)
 
@@ -247,14 +247,14 @@ def test_a_field_that_can_be_no_column_has_its_message_rejected(bodies: list[str
 
 
 def test_a_field_without_a_value_may_have_any_name() -> None:
-    checker = OpenChecker(["id"], can_be_inferred)
+    checker = OpenChecker(["id"])
 
     assert checker.reasons(['{"id": 1, "two words": null, "ID": [], "x": {"y": [null]}}']) == [None]
     assert checker.new_fields == set()
 
 
 def test_a_pinned_column_keeps_its_name_whatever_it_is() -> None:
-    assert OpenChecker(["two words"], can_be_inferred).reasons(['{"two words": 1}']) == [None]
+    assert OpenChecker(["two words"]).reasons(['{"two words": 1}']) == [None]
 
 
 def test_a_pinned_type_that_spark_misreads_is_refused(pin: InferredSchema) -> None:

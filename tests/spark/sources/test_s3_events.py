@@ -77,7 +77,7 @@ def read(
         }
     )
     found: dict[str, list[dict[str, Any]]] = {}
-    for batch in ObjectRows(store or ObjectStore(threads), JsonLines(), threads)(iter([messages])):
+    for batch in ObjectRows(store or ObjectStore(threads), JsonLines())(iter([messages])):
         for row in batch.to_pylist():
             assert row.pop(SENT_AT) == SENT
             found.setdefault(row.pop(MESSAGE_ID), []).append(row)
@@ -445,6 +445,6 @@ def test_a_format_is_pickled_for_the_executors_without_its_client(client: Any) -
     import pickle
 
     store = ObjectStore(2, endpoint_url="http://127.0.0.1:1")
-    rows = ObjectRows(store, Csv(pa.schema([("id", pa.int64())]), ["id"]), 2)
+    rows = ObjectRows(store, Csv(pa.schema([("id", pa.int64())]), ["id"]))
 
     assert pickle.loads(pickle.dumps(rows)) == rows

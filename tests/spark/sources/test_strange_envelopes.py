@@ -22,12 +22,12 @@ from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.batch_files.manifest import message_table
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark.batch_file import messages_of, place_of
-from sqs_lease.spark.sources.array_elements import ElementsChecker, elements
+from sqs_lease.spark.sources.array_elements import checked_elements, elements
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.s3_events.extended_client import pointed_at
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
 from sqs_lease.spark.sources.sns import unwrap
-from sqs_lease.spark.sources.source import BodyChecker, NotANotificationError
+from sqs_lease.spark.sources.source import BodyChecker, NotANotificationError, PartsChecker
 from tests.fuzz.strange import CONTENT, damaged, examples, json_near, near, said_by
 from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record
 
@@ -67,13 +67,13 @@ def test_an_envelope_is_opened_or_refused(body: str) -> None:
 @examples(150)
 @given(st.lists(bodies, min_size=1, max_size=3))
 def test_a_checker_has_a_reason_or_none_for_each_body(some: list[str]) -> None:
-    for checker in (BodyChecker(pointed_at), ElementsChecker(BodyChecker(pointed_at))):
+    for checker in (BodyChecker(pointed_at), PartsChecker(BodyChecker(pointed_at), checked_elements)):
         reasons = said_by(lambda checker=checker: checker.reasons(some))  # type: ignore[misc]
         assert isinstance(reasons, list)
         assert len(reasons) == len(some)
         for body, reason in zip(some, reasons, strict=True):
             assert reason is None or CONTENT not in reason
-            if isinstance(checker, ElementsChecker) and reason is None and body.lstrip()[:1] == "[":
+            if isinstance(checker, PartsChecker) and reason is None and body.lstrip()[:1] == "[":
                 assert all(isinstance(element, str) for element in elements(body))
 
 

@@ -123,9 +123,12 @@ def _raised_in_worker(text: str) -> str | None:
     if line is None or _TEXT_IS_TOLD.match(line):
         return line
     lines = text.rpartition(_TRACEBACK)[2].splitlines()
-    before = map(_FRAME.match, lines[: lines.index(line)])
-    frames = [(match[1], match[2], match[3]) for match in before if match]
-    return f"{_kind(line)}{_place(frames)}"
+    frames = [match.groups() for match in map(_FRAME.match, lines[: lines.index(line)]) if match]
+    if not frames:
+        return _kind(line)
+    of_the_user = [frame for frame in frames if not _NOT_THE_USERS.search(frame[0])]
+    file, number, function = (of_the_user or frames)[-1]
+    return f"{_kind(line)} at {PurePosixPath(file).name}:{number}, in {function}"
 
 
 def _last_line(text: str) -> str | None:
@@ -138,14 +141,6 @@ def _last_line(text: str) -> str | None:
 def _kind(line: str) -> str:
     kind = _KIND.match(line)
     return kind[0] if kind else "an exception"
-
-
-def _place(frames: list[tuple[str, str, str]]) -> str:
-    of_the_user = [frame for frame in frames if not _NOT_THE_USERS.search(frame[0])]
-    if not frames:
-        return ""
-    file, line, function = (of_the_user or frames)[-1]
-    return f" at {PurePosixPath(file).name}:{line}, in {function}"
 
 
 def _frames_in_worker(text: str) -> Iterator[str]:

@@ -66,14 +66,7 @@ SINK_CLASSES: Final[Mapping[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job.
-
-    Args:
-        arguments: The command line without the program; None takes this process's.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job, with this process's arguments unless others are given; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
     pipes = _pipes_parameters(options)
@@ -130,7 +123,9 @@ def _pipes_parameters(options: argparse.Namespace) -> dict[str, str]:
 def _run(options: argparse.Namespace, termination: Termination, report: Report) -> None:
     with tempfile.TemporaryDirectory(prefix="sqs-lease-") as temporary:
         directory = Path(temporary)
-        spec = _spec(options.spec, directory)
+        given = options.spec
+        text = given if given.lstrip().startswith("{") else local_copy(given, directory).read_text(encoding="utf-8")
+        spec = IngestionSpec.parse_json(text)
         manifests = [local_copy(uri, directory) for uri in options.manifest]
         # Before Spark is started, which takes seconds: what is wrong with the spec is known by then.
         source = make_source(spec.source, os.environ)
@@ -161,11 +156,6 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
             report(stored)
 
 
-def _spec(given: str, directory: Path) -> IngestionSpec:
-    text = given if given.lstrip().startswith("{") else local_copy(given, directory).read_text(encoding="utf-8")
-    return IngestionSpec.parse_json(text)
-
-
 def _messages(manifests: Sequence[Path]) -> Iterator[Message]:
     for manifest in manifests:
         yield from read_manifest(manifest).messages
@@ -185,19 +175,13 @@ def make_source(part: Part, environment: Mapping[str, str]) -> Source[Any]:
     if "function" in parameters:
         parameters["function"] = _function(parameters["function"])
     if "inferred_schema" in parameters:
-        path = parameters.pop("inferred_schema")
-        parameters["schema"] = spark.InferredSchema(path)
+        parameters["schema"] = spark.InferredSchema(parameters.pop("inferred_schema"))
     source: Source[Any] = getattr(spark, SOURCE_CLASSES[part.kind])(**parameters)
     return source
 
 
 def make_sink(part: Part, environment: Mapping[str, str]) -> Sink:
-    """Make a sink of a spec; see :func:`make_source`.
-
-    Raises:
-        SpecError: A variable is not set.
-        TableError: It cannot be used.
-    """
+    """Make a sink of a spec; see :func:`make_source`."""
     parameters = with_environment(part.parameters, environment)
     for name in ("partition_by", "upsert_by"):
         if name in parameters:
@@ -236,23 +220,20 @@ def local_copy(uri: str, directory: Path) -> Path:
     copy = directory / uuid4().hex
     bucket, key = _place_on_s3(uri)
     try:
-        _client().download_file(bucket, key, str(copy))
+        boto3.client("s3").download_file(bucket, key, str(copy))
     except (BotoCoreError, ClientError) as error:
         raise WorkspaceError(f"{uri} cannot be read: {error}") from None
     return copy
 
 
 def write_text(uri: str, text: str) -> None:
-    """Write a file that appears whole or not at all, in place of what was there.
-
-    Raises:
-        WorkspaceError: It cannot be written.
-    """
+    """Write a file that appears whole or not at all, in place of what was there."""
     path = _local_path(uri)
     try:
         if path is None:
             bucket, key = _place_on_s3(uri)
-            _client().put_object(Bucket=bucket, Key=key, Body=text.encode(), ContentType="application/json")
+            s3 = boto3.client("s3")
+            s3.put_object(Bucket=bucket, Key=key, Body=text.encode(), ContentType="application/json")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)
@@ -276,7 +257,3 @@ def _place_on_s3(uri: str) -> tuple[str, str]:
     if not bucket or not key:
         raise WorkspaceError(f"{uri} is no object on S3: it must be s3://bucket/key")
     return bucket, key
-
-
-def _client() -> Any:
-    return boto3.client("s3")

@@ -59,11 +59,10 @@ def reporting(parameters: Mapping[str, str], describe: Callable[[Exception], str
             "this job was started through Dagster Pipes, and dagster-pipes is not installed where it runs: "
             "pip install dagster-pipes there, or start it without Pipes and with --result"
         ) from None
-    context, context_loader = _context_loader(dagster_pipes.decode_param(parameters[CONTEXT]))
-    messages, message_writer = _message_writer(dagster_pipes.decode_param(parameters[MESSAGES]))
+    context, messages = (_mounted(dagster_pipes.decode_param(parameters[name])) for name in (CONTEXT, MESSAGES))
     pipes = dagster_pipes.open_dagster_pipes(
-        context_loader=context_loader,
-        message_writer=message_writer,
+        context_loader=_context_loader(context),
+        message_writer=_message_writer(messages),
         params_loader=dagster_pipes.PipesMappingParamsLoader(
             {CONTEXT: dagster_pipes.encode_param(context), MESSAGES: dagster_pipes.encode_param(messages)}
         ),
@@ -91,34 +90,30 @@ class _Handler(logging.Handler):
         self._log.log(record.levelno, "%s", record.getMessage())
 
 
-def _context_loader(place: Mapping[str, Any]) -> tuple[Mapping[str, Any], PipesContextLoader]:
-    """Where the context is, as this process sees it, and what reads it there."""
-    import dagster_pipes
-
-    if "bucket" in place:
-        return place, dagster_pipes.PipesS3ContextLoader(_s3())
-    return _mounted(place), dagster_pipes.PipesDefaultContextLoader()
-
-
-def _message_writer(place: Mapping[str, Any]) -> tuple[Mapping[str, Any], PipesMessageWriter[Any]]:
-    """Where messages go, as this process sees it, and what writes them there."""
-    import dagster_pipes
-
-    if "bucket" in place:
-        return place, dagster_pipes.PipesS3MessageWriter(_s3())
-    mounted = _mounted(place)
-    if "path" in mounted and Path(mounted["path"]).is_dir():
-        # One file after the other, each written once: such places take no appending.
-        return mounted, dagster_pipes.PipesUnityCatalogVolumesMessageWriter()
-    return mounted, dagster_pipes.PipesDefaultMessageWriter()
-
-
 def _mounted(place: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A place as this process sees it."""
     path = place.get("path")
     if not isinstance(path, str) or Path(path).exists():
         return place
     mounted = MOUNT / path.lstrip("/")
     return {**place, "path": str(mounted)} if mounted.exists() else place
+
+
+def _context_loader(place: Mapping[str, Any]) -> PipesContextLoader:
+    import dagster_pipes
+
+    return dagster_pipes.PipesS3ContextLoader(_s3()) if "bucket" in place else dagster_pipes.PipesDefaultContextLoader()
+
+
+def _message_writer(place: Mapping[str, Any]) -> PipesMessageWriter[Any]:
+    import dagster_pipes
+
+    if "bucket" in place:
+        return dagster_pipes.PipesS3MessageWriter(_s3())
+    if "path" in place and Path(place["path"]).is_dir():
+        # One file after the other, each written once: such places take no appending.
+        return dagster_pipes.PipesUnityCatalogVolumesMessageWriter()
+    return dagster_pipes.PipesDefaultMessageWriter()
 
 
 def _s3() -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Generic
+from typing import Final
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -12,34 +12,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, decode
+from sqs_lease.batch_files.json_syntax import decode
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
-from sqs_lease.spark.sources.source import AroundSource, CheckerT
+from sqs_lease.spark.schemas import record_batch
+from sqs_lease.spark.sources.source import AroundSource, CheckerT, PartsChecker
 
 _NUMBER: Final = "^[0-9]+#"
 """What stands before the id of a message in those of its elements."""
-
-
-class ElementsChecker(Generic[CheckerT]):
-    """Has each element looked at."""
-
-    def __init__(self, element: CheckerT) -> None:
-        self.element = element
-
-    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
-        """See :class:`.source.Checker`."""
-        return [self._reason(body) for body in bodies]
-
-    def _reason(self, body: str) -> str | None:
-        try:
-            if not isinstance(decode(body), list):
-                (reason,) = self.element.reasons([body])
-                return reason
-        except NotJsonError as error:
-            return str(error)
-        flawed = enumerate(self.element.reasons(elements(body)), 1)
-        return next((f"element {number}: {reason}" for number, reason in flawed if reason is not None), None)
 
 
 @dataclass(frozen=True)
@@ -65,13 +45,13 @@ class ArrayElements(AroundSource[CheckerT]):
         """See :class:`.source.AroundSource`: a row for each element, with an id of its own."""
         return messages.mapInArrow(_one_row_each, messages.schema)
 
-    def checker(self) -> ElementsChecker[CheckerT]:
+    def checker(self) -> PartsChecker[CheckerT]:
         """See :class:`.source.Source`."""
-        return ElementsChecker(self.source.checker())
+        return PartsChecker(self.source.checker(), checked_elements)
 
-    def columns(self, messages: DataFrame, checker: ElementsChecker[CheckerT]) -> StructType:
+    def columns(self, messages: DataFrame, checker: PartsChecker[CheckerT]) -> StructType:
         """See :class:`.source.Source`."""
-        return self.source.columns(self.prepared(messages), checker.element)
+        return self.source.columns(self.prepared(messages), checker.inner)
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
@@ -91,23 +71,25 @@ def elements(text: str) -> list[str]:
     return [bytes(element).decode() for element in msgspec.json.decode(text, type=list[msgspec.Raw])]
 
 
+def checked_elements(body: str) -> list[tuple[str, str]]:
+    """The elements of a body that is strict JSON, each behind what it is called; the body itself if it is no array."""
+    if not isinstance(decode(body), list):
+        return [("", body)]
+    return [(f"element {number}: ", element) for number, element in enumerate(elements(body), 1)]
+
+
 def _one_row_each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        bodies = batch.column(batch_file.BODY).to_pylist()
-        parts = [elements(body) if body.lstrip(" \t\r\n").startswith("[") else [body] for body in bodies]
-        positions = pa.array([at for at, its in enumerate(parts) for _ in its], pa.int64())
-        message_ids = batch.column(batch_file.MESSAGE_ID).to_pylist()
-        changed = {
-            batch_file.BODY: [text for its in parts for text in its],
-            # The other source may tell its messages apart by their ids.
-            batch_file.MESSAGE_ID: [
-                f"{number}#{message_id}"
-                for message_id, its in zip(message_ids, parts, strict=True)
-                for number in range(1, len(its) + 1)
-            ],
-        }
-        rows = batch.take(positions)
-        for name, values in changed.items():
-            at = rows.schema.get_field_index(name)
-            rows = rows.set_column(at, rows.schema.field(at), pa.array(values, rows.schema.field(at).type))
-        yield rows
+        bodies, message_ids = (batch.column(name).to_pylist() for name in (batch_file.BODY, batch_file.MESSAGE_ID))
+        parts = [
+            (at, number, text)
+            for at, body in enumerate(bodies)
+            for number, text in enumerate(elements(body) if body.lstrip(" \t\r\n").startswith("[") else [body], 1)
+        ]
+        rows = batch.take(pa.array([at for at, _, _ in parts], pa.int64()))
+        given = dict(zip(rows.schema.names, rows.columns, strict=True))
+        given[batch_file.BODY] = pa.array([text for _, _, text in parts], pa.string())
+        # The other source may tell its messages apart by their ids.
+        ids = [f"{number}#{message_ids[at]}" for at, number, _ in parts]
+        given[batch_file.MESSAGE_ID] = pa.array(ids, pa.string())
+        yield record_batch(batch.schema, len(parts), given)

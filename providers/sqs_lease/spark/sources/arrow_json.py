@@ -84,27 +84,53 @@ class ArrowJson:
     def of(cls, columns: StructType) -> ArrowJson | None:
         """The reader for these columns; None where Arrow does not read one of their types as Spark does."""
         # Not the subclasses of StringType, nor its collations.
-        is_same = all(isinstance(kind, _SAME) or kind == StringType() for _, kind in types_in(columns))
-        if not is_same:
+        if not all(isinstance(kind, _SAME) or kind == StringType() for _, kind in types_in(columns)):
             return None
-        read_as = pa.schema([pa.field(field.name, _read_as(field.dataType)) for field in columns.fields])
-        return cls(columns, arrow_schema(columns), read_as)
+        schema = arrow_schema(columns)
+        return cls(columns, schema, pa.schema([pa.field(field.name, _read_as(field.type)) for field in schema]))
 
     def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
         """See :class:`.source.ArrowParser`."""
         tables, taken = [self.schema.empty_table()], [pa.array([], pa.bool_())]
-        for part in _parts(bodies):
-            for table, fits in _in_runs(self, part):
+        # Few enough texts at once that what is made of them is small.
+        rows = max(1, len(bodies) * _READ_BYTES // max(bodies.nbytes, _READ_BYTES))
+        for start in range(0, len(bodies), rows):
+            for table, fits in self._in_runs(bodies.slice(start, rows)):
                 tables.append(table)
                 taken.append(fits)
         return pa.concat_tables(tables), pa.concat_arrays(taken)
 
-    def read(self, texts: pa.Array) -> tuple[pa.Table, pa.Array]:
-        """The records of some texts, and which texts have one.
+    def _in_runs(self, texts: pa.Array) -> Iterator[tuple[pa.Table, pa.Array]]:
+        """Read as many texts at once as Arrow does not refuse; what it does is left, alone where it says which."""
+        start, length, refused = 0, len(texts), 0
+        refused_at: int | None = None
+        while start < len(texts):
+            run = texts.slice(start, length)
+            left = 0
+            if start == refused_at:
+                left = 1
+            elif (refused - _REFUSED_AT_FIRST) * _TEXTS_A_REFUSAL > start:
+                left = len(texts) - start
+            else:
+                try:
+                    yield self.read(run)
+                    start += len(run)
+                    length = 2 * len(run)
+                except _Refused as refusal:
+                    refused += 1
+                    if refusal.row is not None and refusal.row < len(run):
+                        refused_at = start + refusal.row
+                        length = refusal.row or _LEFT_AT_ONCE
+                    elif len(run) > _LEFT_AT_ONCE:
+                        length = len(run) // 2
+                    else:
+                        left = len(run)
+            if left:
+                yield self.schema.empty_table(), pa.repeat(False, left)
+                start += left
 
-        Raises:
-            _Refused: Arrow refuses any of them, or Spark might.
-        """
+    def read(self, texts: pa.Array) -> tuple[pa.Table, pa.Array]:
+        """The records of some texts, and which texts have one; raises where Arrow refuses any, or Spark might."""
         joined = _joined(texts)
         if _may_have_long_number(texts, joined):
             raise _Refused(None)
@@ -116,52 +142,25 @@ class ArrowJson:
                     explicit_schema=self.read_as, newlines_in_values=True, unexpected_field_behavior="ignore"
                 ),
             )
-            if read.num_rows != len(texts):
+            # In one block, so a column has one chunk; combine_chunks() would copy it.
+            if read.num_rows != len(texts) or any(column.num_chunks != 1 for column in read.columns):
                 raise _Refused(None)
+            arrays = [column.chunk(0) for column in read.columns]
+            fields = self.columns.fields
             fits = reduce(
-                pc.and_,
-                (_fits(_whole(read[field.name]), field.dataType, field.nullable) for field in self.columns.fields),
+                pc.and_, (_fits(its, of.dataType, of.nullable) for its, of in zip(arrays, fields, strict=True))
             )
-            if all(field.nullable for field in self.columns.fields):
+            if all(field.nullable for field in fields):
                 # With a value for no column it is another kind of message, which Spark rejects.
-                fits = pc.and_(fits, reduce(pc.or_, (pc.is_valid(_whole(read[name])) for name in self.schema.names)))
+                fits = pc.and_(fits, reduce(pc.or_, map(pc.is_valid, arrays)))
             if not pc.all(fits).as_py():
-                read = read.filter(fits)
-            arrays = [_converted(_whole(read[field.name]), field.dataType) for field in self.columns.fields]
+                arrays = [array.filter(fits) for array in arrays]
+            arrays = [_converted(its, kind) for its, kind in zip(arrays, self.schema.types, strict=True)]
             return pa.Table.from_arrays(arrays, schema=self.schema), fits
         except pa.ArrowException as error:
             found = _ROW.search(str(error))
             # Its text may quote a value.
             raise _Refused(int(found[1]) if found else None) from None
-
-
-def _in_runs(reader: ArrowJson, texts: pa.Array) -> Iterator[tuple[pa.Table, pa.Array]]:
-    """Read as many texts at once as Arrow does not refuse; those that it does are left, alone where it says which."""
-    start, length, refused = 0, len(texts), 0
-    nothing = reader.schema.empty_table()
-    refused_at: int | None = None
-    while start < len(texts):
-        if start == refused_at or (refused - _REFUSED_AT_FIRST) * _TEXTS_A_REFUSAL > start:
-            stop = start + 1 if start == refused_at else len(texts)
-            yield nothing, pa.repeat(False, stop - start)
-            start = stop
-            continue
-        run = texts.slice(start, length)
-        try:
-            yield reader.read(run)
-        except _Refused as refusal:
-            refused += 1
-            if refusal.row is not None and refusal.row < len(run):
-                refused_at = start + refusal.row
-                length = refusal.row or _LEFT_AT_ONCE
-            elif len(run) > _LEFT_AT_ONCE:
-                length = len(run) // 2
-            else:
-                yield nothing, pa.repeat(False, len(run))
-                start += len(run)
-            continue
-        start += len(run)
-        length = 2 * len(run)
 
 
 class _Refused(Exception):  # noqa: N818 - an answer
@@ -170,13 +169,6 @@ class _Refused(Exception):  # noqa: N818 - an answer
     def __init__(self, row: int | None) -> None:
         super().__init__(row)
         self.row = row
-
-
-def _parts(bodies: pa.Array) -> Iterator[pa.Array]:
-    """Few enough texts at once that what is made of them is small."""
-    rows = max(1, len(bodies) * _READ_BYTES // max(bodies.nbytes, _READ_BYTES))
-    for start in range(0, len(bodies), rows):
-        yield bodies.slice(start, rows)
 
 
 def _joined(texts: pa.Array) -> pa.Buffer:
@@ -204,18 +196,16 @@ def _may_have_long_number(texts: pa.Array, joined: pa.Buffer) -> bool:
     return False
 
 
-def _read_as(kind: DataType) -> pa.DataType:
+def _read_as(kind: pa.DataType) -> pa.DataType:
     """The type that Arrow is to read; what it reads too freely it gets as text, or as a wider type, to be converted."""
-    if isinstance(kind, DateType | TimestampType):
+    if pa.types.is_temporal(kind):
         return pa.string()
-    if isinstance(kind, DecimalType):
+    if pa.types.is_decimal(kind):
         # It would keep more digits than the type has.
         return pa.decimal256(76, kind.scale)
-    if isinstance(kind, StructType):
-        return pa.struct([pa.field(field.name, _read_as(field.dataType)) for field in kind.fields])
-    if isinstance(kind, ArrayType):
-        return pa.list_(_read_as(kind.elementType))
-    return arrow_schema(StructType().add("value", kind)).field(0).type
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _read_as(field.type)) for field in kind])
+    return pa.list_(_read_as(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def _fits(values: pa.Array, kind: DataType, nullable: bool) -> pa.Array:
@@ -234,32 +224,17 @@ def _fits(values: pa.Array, kind: DataType, nullable: bool) -> pa.Array:
     return pc.if_else(pc.is_valid(values), fits, nullable)
 
 
-def _converted(values: pa.Array, kind: DataType) -> pa.Array:
-    """Values as the column has them.
-
-    Raises:
-        pa.ArrowException: One cannot be converted.
-    """
-    if isinstance(kind, DateType):
-        return values.cast(pa.date32())
-    if isinstance(kind, TimestampType):
+def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values as the column has them; raises what Arrow does where one cannot be converted."""
+    if values.type == kind:
+        return values
+    if pa.types.is_timestamp(kind):
         zoned = pc.match_substring_regex(values, _ZONED)
-        in_utc = pc.if_else(zoned, values, pc.binary_join_element_wise(values, "Z", ""))
-        return in_utc.cast(pa.timestamp("us", tz="UTC"))
-    if isinstance(kind, DecimalType):
-        return values.cast(pa.decimal128(kind.precision, kind.scale))
-    if isinstance(kind, StructType) and _needs_conversion(kind):
-        fields = [_converted(values.field(number), field.dataType) for number, field in enumerate(kind.fields)]
-        return pa.StructArray.from_arrays(fields, kind.names, mask=pc.is_null(values))
-    if isinstance(kind, ArrayType) and _needs_conversion(kind):
-        elements = _converted(values.values, kind.elementType)
+        values = pc.if_else(zoned, values, pc.binary_join_element_wise(values, "Z", ""))
+    if pa.types.is_struct(kind):
+        fields = [_converted(values.field(number), field.type) for number, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=pc.is_null(values))
+    if pa.types.is_list(kind):
+        elements = _converted(values.values, kind.value_type)
         return pa.ListArray.from_arrays(values.offsets, elements, mask=pc.is_null(values))
-    return values
-
-
-def _needs_conversion(kind: DataType) -> bool:
-    return any(isinstance(inner, DateType | DecimalType | TimestampType) for _, inner in types_in(kind))
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    return values.cast(kind)

@@ -92,11 +92,7 @@ class AttributeColumns(AroundSource[CheckerT]):
         return self.source.checker()
 
     def columns(self, messages: DataFrame, checker: CheckerT) -> StructType:
-        """The other source's, then the attributes'.
-
-        Raises:
-            SchemaError: One name is in both.
-        """
+        """The other source's, then the attributes'; a name in both is a :class:`SchemaError`."""
         record = self.source.columns(messages, checker)
         own = struct_type(self.attributes)
         if twice := set(map(without_case, own.names)) & set(map(without_case, record.names)):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
@@ -55,7 +55,7 @@ class _FunctionSource(FixedSource):
     def identity(self) -> str:
         """The function's name and the schema."""
         module = getattr(self.function, "__module__", "")
-        return f"{self.kind}; {module}.{self._name}; {notation(self.schema)}"
+        return f"{self.kind}; {module}.{_name(self.function)}; {notation(self.schema)}"
 
     def checker(self) -> TextChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
@@ -69,10 +69,6 @@ class _FunctionSource(FixedSource):
     def columns(self, messages: DataFrame, checker: TextChecker) -> StructType:
         """The schema."""
         return struct_type(self.schema)
-
-    @property
-    def _name(self) -> str:
-        return _name(self.function)
 
 
 @dataclass(frozen=True)
@@ -159,47 +155,40 @@ class Answers:
 
     def _positions(self, part: pa.RecordBatch, ids: pa.Array) -> pa.Array:
         if ANSWERED_ID not in part.schema.names:
-            raise ParserError(f"the parser {self._name} gave rows without a column {ANSWERED_ID}")
+            raise self._error(f"gave rows without a column {ANSWERED_ID}")
         named = part.column(ANSWERED_ID).cast(pa.string())
         positions = pc.index_in(named, ids.cast(pa.string()))
         if positions.null_count:
             unknown = named.filter(pc.is_null(positions)).to_pylist()[:_NAMED_MESSAGES]
-            raise ParserError(
-                f"the parser {self._name} gave rows of messages that it did not get, for example "
-                f"{', '.join(map(str, unknown))}: it must copy the {ANSWERED_ID} of the messages"
+            raise self._error(
+                f"gave rows of messages that it did not get, for example {', '.join(map(str, unknown))}: it must copy "
+                f"the {ANSWERED_ID} of the messages"
             )
         return positions
 
     def _converted(self, part: pa.RecordBatch, ids: pa.Array, sent_at: pa.Array) -> pa.RecordBatch:
-        own: dict[str, Any] = {MESSAGE_ID: ids, SENT_AT: sent_at, REASON: None}
-        if ANSWERED_REASON in part.schema.names:
-            own[REASON] = part.column(ANSWERED_REASON)
+        names = part.schema.names
+        reasons = part.column(ANSWERED_REASON) if ANSWERED_REASON in names else pa.nulls(part.num_rows)
+        own = {MESSAGE_ID: ids, SENT_AT: sent_at, REASON: reasons}
         arrays = []
         for field in self.rows:
-            values = own[field.name] if field.name in own else self._column(part, field.name)
-            if values is None:
-                values = pa.nulls(part.num_rows, field.type)
+            if field.name not in own and field.name not in names:
+                raise self._error(
+                    f"gave rows without the column {field.name} of the schema; it gave {', '.join(names)}"
+                )
+            values = own[field.name] if field.name in own else part.column(field.name)
             try:
                 arrays.append(values.cast(field.type))
             except pa.ArrowException:
                 # Its text quotes the value.
-                raise ParserError(
-                    f"the parser {self._name} gave a column {field.name} of type {values.type} with values that the "
-                    f"schema's {field.type} cannot hold: convert them there, or reject their messages"
+                raise self._error(
+                    f"gave a column {field.name} of type {values.type} with values that the schema's {field.type} "
+                    "cannot hold: convert them there, or reject their messages"
                 ) from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.rows)
 
-    def _column(self, part: pa.RecordBatch, name: str) -> pa.Array:
-        if name not in part.schema.names:
-            raise ParserError(
-                f"the parser {self._name} gave rows without the column {name} of the schema; it gave "
-                f"{', '.join(part.schema.names)}"
-            )
-        return part.column(name)
-
-    @property
-    def _name(self) -> str:
-        return _name(self.function)
+    def _error(self, what: str) -> ParserError:
+        return ParserError(f"the parser {_name(self.function)} {what}")
 
 
 def _name(function: Any) -> str:
@@ -243,13 +232,13 @@ class SparkSource(_FunctionSource):
     kind: ClassVar[str] = "spark"
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
-        """See :class:`.source.Source`.
-
-        Raises:
-            SchemaError: What the function gives is not of the schema.
-        """
+        """See :class:`.source.Source`. What the function gives is a :class:`SchemaError` if it is not of the schema."""
         rows = self.function(messages.select(*GIVEN))
         self._check(rows, columns)
+        unknown = F.raise_error(
+            f"the function {_name(self.function)} gave rows of messages that it did not get: it must keep their "
+            f"{ANSWERED_ID}"
+        ).cast("string")
         reason = F.col(ANSWERED_REASON) if _names(rows, ANSWERED_REASON) else F.lit(None)
         answered = rows.select(
             *(F.col(quoted(name)).alias(name) for name in columns.names),
@@ -261,29 +250,28 @@ class SparkSource(_FunctionSource):
         together = given.join(answered, F.col(_GIVEN_ID) == F.col(MESSAGE_ID), "full_outer")
         return together.select(
             *(quoted(name) for name in columns.names),
-            F.coalesce(F.col(_GIVEN_ID), self._unknown()).alias(MESSAGE_ID),
+            F.coalesce(F.col(_GIVEN_ID), unknown).alias(MESSAGE_ID),
             F.col(batch_file.SENT_AT).alias(SENT_AT),
             F.coalesce(F.when(F.col(_ANSWERED).isNull(), F.lit(NO_ANSWER)), F.col(REASON), flaw(columns)).alias(REASON),
         )
 
-    def _unknown(self) -> Column:
-        return F.raise_error(
-            f"the function {self._name} gave rows of messages that it did not get: it must keep their {ANSWERED_ID}"
-        ).cast("string")
-
     def _check(self, rows: DataFrame, columns: StructType) -> None:
         if not isinstance(rows, DataFrame):
-            raise SchemaError(f"the function {self._name} gave a {type(rows).__name__}: it must give a DataFrame")
+            raise SchemaError(
+                f"the function {_name(self.function)} gave a {type(rows).__name__}: it must give a DataFrame"
+            )
         for name in [ANSWERED_ID, *columns.names]:
             if not _names(rows, name):
-                raise SchemaError(f"the function {self._name} gave no column {name}; it gave {', '.join(rows.columns)}")
+                raise SchemaError(
+                    f"the function {_name(self.function)} gave no column {name}; it gave {', '.join(rows.columns)}"
+                )
         for field in columns.fields:
             found = rows.select(quoted(field.name)).schema[0].dataType
             # The same but for what may be null, which is looked at in each row.
             if found.simpleString() != field.dataType.simpleString():
                 raise SchemaError(
-                    f"the function {self._name} gave the column {field.name} as {found.simpleString()}, and the schema "
-                    f"says {field.dataType.simpleString()}: cast it there"
+                    f"the function {_name(self.function)} gave the column {field.name} as {found.simpleString()}, and "
+                    f"the schema says {field.dataType.simpleString()}: cast it there"
                 )
 
 

@@ -48,12 +48,11 @@ from sqs_lease.spark.schemas import (
     notation,
     quoted,
     relaxed,
-    types_in,
     without_case,
 )
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
-from sqs_lease.spark.sources.source import KeysOf
+from sqs_lease.spark.sources.source import BodyChecker, KeysOf
 
 logger = logging.getLogger(__name__)
 
@@ -166,19 +165,19 @@ class JsonSource:
         """Whether new fields become columns."""
         return self.new_fields == "add"
 
-    def checker(self) -> ObjectChecker:
+    def checker(self) -> BodyChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
         if isinstance(self.schema, InferredSchema):
             pinned = self.schema.load()
             if pinned is not None:
                 json_schema(pinned)
             if self.new_fields == "add":
-                return OpenChecker(pinned.names if pinned else (), can_be_inferred)
+                return OpenChecker(pinned.names if pinned else ())
             return PlainChecker()
         columns = json_schema(self.schema)
         return ClosedChecker(columns.names) if self.new_fields == "reject" else PlainChecker()
 
-    def columns(self, messages: DataFrame, checker: ObjectChecker) -> StructType:
+    def columns(self, messages: DataFrame, checker: BodyChecker) -> StructType:
         """The schema as it is given or pinned; inferred and pinned where it is not yet, and widened by new fields.
 
         Raises:
@@ -195,7 +194,7 @@ class JsonSource:
             raise SchemaError(f"rescued: the schema has a column {self.rescued} already: choose another name")
         return StructType([*found.fields, StructField(self.rescued, StringType())])
 
-    def _fields(self, messages: DataFrame, checker: ObjectChecker) -> StructType:
+    def _fields(self, messages: DataFrame, checker: BodyChecker) -> StructType:
         if not isinstance(self.schema, InferredSchema):
             return json_schema(self.schema)
         pinned = self.schema.load()
@@ -242,20 +241,16 @@ class JsonSource:
 MOST_COLUMNS: Final = 1000
 """Wider than this no table grows by itself: objects with names such as ids would add columns without end."""
 
-SHOWN_FIELDS: Final = 3
-"""How many unknown fields a reason names."""
-
-SHOWN_CHARACTERS: Final = 63
-"""How much of each name."""
-
-UNKNOWN_FIELD: Final = "not in the schema: "
-"""How the reason starts when a message has fields that are no columns; their names follow."""
-
+# How many unknown fields a reason names, and how much of each name.
+_SHOWN_FIELDS: Final = 3
+_SHOWN_CHARACTERS: Final = 63
+_UNKNOWN_FIELD: Final = "not in the schema: "
 
 NO_VALUE: Final = "none of the schema's fields has a value"
 """The reason for an object that is another kind of message, such as an envelope, where no column is required."""
 
 
+_MISSING: Final = "required, but missing or null: "
 _UNFIT: Final = "not of the type in the schema"
 
 # Mostly these are milliseconds in a TIMESTAMP column, which Spark takes for a year such as 55840.
@@ -284,66 +279,51 @@ FRACTIONS: Final = (DecimalType, DoubleType, FloatType)
 # with each time that one does, and one long text would end the executor.
 _MAY_HAVE_TIME_OF_DAY: Final = rf'"{_HOURS}|\\\w{_HOURS}|\\u00'
 
-_Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
+Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
+"""Tests a value of a field; None where values of its type cannot have the flaw."""
 
 
-class ObjectChecker:
-    """Takes JSON objects, whatever is in them."""
-
-    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
-        """See :class:`.source.Checker`."""
-        return [self._reason(body) for body in bodies]
-
-    def _reason(self, body: str) -> str | None:
-        try:
-            return self.judge(decode_object(body))
-        except NotJsonError as error:
-            return str(error)
-
-    def judge(self, _record: Mapping[str, Any]) -> str | None:
-        """Say why an object cannot be a record."""
-        return None
-
-
-class PlainChecker(ObjectChecker):
+class PlainChecker(BodyChecker):
     """Takes JSON objects, and knows that a manifest has named all other bodies."""
+
+    def __init__(self) -> None:
+        super().__init__(decode_object)
 
     def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
         """See :class:`.source.SyntaxChecker`."""
         return not_json
 
 
-class ClosedChecker(ObjectChecker):
+class ClosedChecker(BodyChecker):
     """Refuses fields that are no columns."""
 
     def __init__(self, columns: Collection[str]) -> None:
+        super().__init__(decode_object, self._reason_of)
         self._columns = frozenset(columns)
 
-    def judge(self, record: Mapping[str, Any]) -> str | None:
-        """See :class:`ObjectChecker`."""
+    def _reason_of(self, record: Mapping[str, Any]) -> str | None:
         if record.keys() <= self._columns:
             return None
-        unknown = [name[:SHOWN_CHARACTERS] for name in record if name not in self._columns]
-        return f"{UNKNOWN_FIELD}{', '.join(unknown[:SHOWN_FIELDS])}"
+        unknown = [name[:_SHOWN_CHARACTERS] for name in record if name not in self._columns]
+        return f"{_UNKNOWN_FIELD}{', '.join(unknown[:_SHOWN_FIELDS])}"
 
 
-class OpenChecker(ObjectChecker):
+class OpenChecker(BodyChecker):
     """Collects fields that are no columns yet, and refuses those that cannot become one."""
 
-    def __init__(self, columns: Collection[str], can_be_column: Callable[[str], bool]) -> None:
+    def __init__(self, columns: Collection[str]) -> None:
+        super().__init__(decode_object, self._reason_of)
         self._known = {without_case(name): name for name in columns}
         self._names = set(columns)
-        self._can_be_column = can_be_column
         self.new_fields: set[str] = set()
 
-    def judge(self, record: Mapping[str, Any]) -> str | None:
-        """See :class:`ObjectChecker`."""
+    def _reason_of(self, record: Mapping[str, Any]) -> str | None:
         if record.keys() <= self._names:
             return None
         new = [name for name, value in record.items() if name not in self._names and _has_value(value)]
         taken = dict(self._known)
         for name in new:
-            if not self._can_be_column(name):
+            if not can_be_inferred(name):
                 return "a field that is not in the schema has a name that no column can have"
             if (other := taken.setdefault(without_case(name), name)) != name:
                 return f"the field {name} differs from the column {other} in upper and lower case only"
@@ -391,9 +371,6 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
     that no column should have, of names that differ in case only all but one, and of more than :data:`MOST_COLUMNS`
     fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text,
     and so does what is nested deeper than a table takes.
-
-    Raises:
-        SchemaError: This version of PySpark cannot infer.
     """
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
         raise SchemaError(
@@ -475,36 +452,34 @@ def json_rows(
     Returns:
         ``columns``, ``carried``, and ``REASON``.
     """
-    in_units = units or {}
+    units = units or {}
     fields = columns.fields if rescued is None else columns.fields[:-1]
-    read = [StructField(one.name, LongType(), one.nullable) if one.name in in_units else one for one in fields]
+    read = [StructField(one.name, LongType(), one.nullable) if one.name in units else one for one in fields]
     schema = StructType([*read, StructField(_CORRUPT, StringType())])
-    record = F.col(_RECORD)
-    saved = [] if rescued is None else [_saved(record, StructType(fields), in_units).alias(rescued)]
-    reason = _reason(record, StructType(fields), in_units, closed=closed, saves=rescued is not None)
+    saved = [] if rescued is None else [_saved(StructType(fields), units).alias(rescued)]
+    reason = _reason(StructType(fields), units, closed=closed, saves=rescued is not None)
     if REASON in carried:
-        reason = F.when(F.col(REASON).isNotNull(), F.col(REASON)).otherwise(reason)
+        reason = F.coalesce(F.col(REASON), reason)
     return frame.select(
         *carried,
         F.col(text).alias(_TEXT),
         F.from_json(text, schema, JSON_OPTIONS).alias(_RECORD),
     ).select(
-        *(_readable(record, field, in_units).alias(field.name) for field in fields),
+        *(_readable(field, units).alias(field.name) for field in fields),
         *saved,
         *(name for name in carried if name != REASON),
         reason.alias(REASON),
     )
 
 
-def _saved(record: Column, columns: StructType, units: Mapping[str, TimestampUnit]) -> Column:
+def _of_record(name: str) -> Column:
+    return F.col(_RECORD).getField(name)
+
+
+def _saved(columns: StructType, units: Mapping[str, TimestampUnit]) -> Column:
     """The text of an object that does not fit its columns; null for one that does."""
-    strange = [test for field in columns.fields for _, test in _strange_times(record, field, units)]
-    strange += [test for field in columns.fields for _, test in _times_of_day(field, units)]
-    unfit = [
-        record.getField(_CORRUPT).isNotNull(),
-        F.size(_unknown_fields(columns)) > 0,
-        *(F.coalesce(test, F.lit(False)) for test in strange),
-    ]
+    misread = [test for field in columns.fields for test in _misread_times(field, units)]
+    unfit = [_of_record(_CORRUPT).isNotNull(), F.size(_unknown_fields(columns)) > 0, *misread]
     return F.when(joined(or_, unfit), F.col(_TEXT))
 
 
@@ -512,13 +487,13 @@ def _unknown_fields(columns: StructType) -> Column:
     return F.array_except(F.json_object_keys(_TEXT), F.array(*map(F.lit, columns.names)))
 
 
-def _readable(record: Column, field: StructField, units: Mapping[str, TimestampUnit]) -> Column:
+def _readable(field: StructField, units: Mapping[str, TimestampUnit]) -> Column:
     """A column's value; null where Python could not read it, which rejects its row."""
-    value = record.getField(field.name)
+    value = _of_record(field.name)
     if field.name in units:
         value = F.timestamp_micros(value * _UNITS[units[field.name]])
-    strange = [test for _, test in (*_strange_times(record, field, units), *_times_of_day(field, units))]
-    return F.when(~F.coalesce(joined(or_, strange), F.lit(False)), value) if strange else value
+    misread = _misread_times(field, units)
+    return F.when(~F.coalesce(joined(or_, misread), F.lit(False)), value) if misread else value
 
 
 def joined(operator: Callable[[Column, Column], Column], tests: Sequence[Column]) -> Column:
@@ -538,9 +513,9 @@ def flaw(columns: StructType) -> Column:
     Spark itself treats every field as nullable when it parses.
     """
     fields = [(F.col(quoted(field.name)), field) for field in columns.fields]
-    gaps = [gap for value, field in fields for gap in _gaps(value, field, field.name)]
-    times = [time for value, field in fields for time in _places(value, field, field.name, beyond)]
-    return F.coalesce(_missing(gaps), _named(f"{STRANGE_TIME}: ", times))
+    gaps = [gap for value, field in fields for gap in places(value, field, _is_gap)]
+    times = [time for value, field in fields for time in places(value, field, beyond)]
+    return F.coalesce(_named(_MISSING, gaps), _named(f"{STRANGE_TIME}: ", times))
 
 
 def beyond(value: Column, of: StructField) -> Column | None:
@@ -549,53 +524,46 @@ def beyond(value: Column, of: StructField) -> Column | None:
     return None if limits is None else ~value.between(*(F.lit(limit).cast(of.dataType) for limit in limits))
 
 
-def _reason(
-    record: Column, columns: StructType, units: Mapping[str, TimestampUnit], *, closed: bool, saves: bool
-) -> Column:
-    gaps = [gap for field in columns.fields for gap in _gaps(record.getField(field.name), field, field.name)]
+def _is_gap(value: Column, of: StructField) -> Column | None:
+    return None if of.nullable else value.isNull()
+
+
+def _reason(columns: StructType, units: Mapping[str, TimestampUnit], *, closed: bool, saves: bool) -> Column:
+    # Spark gives no record for a null text, and then no corrupt one either.
+    reason = F.when(F.col(_RECORD).isNull(), F.lit("no record could be parsed"))
+    gaps = [gap for field in columns.fields for gap in places(_of_record(field.name), field, _is_gap)]
+    missing = _named(_MISSING, gaps)
     if saves:
         # What is missing where the rest is saved: an object with nothing in it that is a record, too.
-        return F.when(record.isNull(), F.lit("no record could be parsed")).otherwise(_missing(gaps))
-    times = [time for field in columns.fields for time in _strange_times(record, field, units)]
+        return reason.otherwise(missing)
+    reason = reason.when(_of_record(_CORRUPT).isNotNull(), _type_reason(columns))
+    if all(field.nullable for field in columns.fields):
+        # Where a column is required, that is said of an object without values.
+        has_none = joined(and_, [_of_record(name).isNull() for name in columns.names])
+        reason = reason.when(has_none, F.lit(NO_VALUE))
+    times = [time for field in columns.fields for time in _strange_times(field, units)]
     of_day = [time for field in columns.fields for time in _times_of_day(field, units)]
-    reason = (
-        # Spark gives no record for a null text, and then no corrupt one either.
-        F.when(record.isNull(), F.lit("no record could be parsed"))
-        .when(record.getField(_CORRUPT).isNotNull(), _type_reason(record, columns))
-        .when(_is_without_value(record, columns), F.lit(NO_VALUE))
-        .otherwise(
-            F.coalesce(_missing(gaps), _named(f"{STRANGE_TIME}{_OF_JSON}: ", times), _named(f"{_UNFIT}: ", of_day))
-        )
+    reason = reason.otherwise(
+        F.coalesce(missing, _named(f"{STRANGE_TIME}{_OF_JSON}: ", times), _named(f"{_UNFIT}: ", of_day))
     )
     if not closed:
         return reason
     unknown = _unknown_fields(columns)
-    named = F.transform(F.slice(unknown, 1, SHOWN_FIELDS), lambda name: F.substring(name, 1, SHOWN_CHARACTERS))
-    return F.coalesce(reason, F.when(F.size(unknown) > 0, F.concat(F.lit(UNKNOWN_FIELD), F.array_join(named, ", "))))
+    named = F.transform(F.slice(unknown, 1, _SHOWN_FIELDS), lambda name: F.substring(name, 1, _SHOWN_CHARACTERS))
+    return F.coalesce(reason, F.when(F.size(unknown) > 0, F.concat(F.lit(_UNKNOWN_FIELD), F.array_join(named, ", "))))
 
 
-def _is_without_value(record: Column, columns: StructType) -> Column:
-    """Whether an object has a value for no column. Where a column is required, that is said of it."""
-    if not all(field.nullable for field in columns.fields):
-        return F.lit(False)
-    return joined(and_, [record.getField(name).isNull() for name in columns.names])
-
-
-def _missing(gaps: Sequence[tuple[str, Column]]) -> Column:
-    return _named("required, but missing or null: ", gaps)
-
-
-def _named(reason: str, places: Sequence[tuple[str, Column]]) -> Column:
-    if not places:
+def _named(reason: str, found: Sequence[tuple[str, Column]]) -> Column:
+    if not found:
         return F.lit(None).cast("string")
-    named = F.concat_ws(", ", *(F.when(test, F.lit(path)) for path, test in places))
+    named = F.concat_ws(", ", *(F.when(test, F.lit(path)) for path, test in found))
     # Nearly every row has none: seeing that must cost next to nothing.
-    return F.when(joined(or_, [test for _, test in places]), F.concat(F.lit(reason), named))
+    return F.when(joined(or_, [test for _, test in found]), F.concat(F.lit(reason), named))
 
 
-def _type_reason(record: Column, columns: StructType) -> Column:
+def _type_reason(columns: StructType) -> Column:
     """Name the fields that the text has and the record has not: their values did not fit the type."""
-    absent = F.array_compact(F.array(*(F.when(record.getField(name).isNull(), F.lit(name)) for name in columns.names)))
+    absent = F.array_compact(F.array(*(F.when(_of_record(name).isNull(), F.lit(name)) for name in columns.names)))
     given = F.map_filter(F.from_json(_TEXT, "MAP<STRING, STRING>"), lambda _, value: value.isNotNull())
     unfit = F.array_intersect(absent, F.map_keys(given))
     return (
@@ -606,21 +574,18 @@ def _type_reason(record: Column, columns: StructType) -> Column:
     )
 
 
-def _gaps(value: Column, field: StructField, path: str) -> Iterator[tuple[str, Column]]:
-    """Where required values may be missing: each place by its path, and the test for it."""
-    yield from _places(value, field, path, lambda found, of: None if of.nullable else found.isNull())
+def _misread_times(field: StructField, units: Mapping[str, TimestampUnit]) -> list[Column]:
+    return [test for _, test in (*_strange_times(field, units), *_times_of_day(field, units))]
 
 
-def _strange_times(
-    record: Column, field: StructField, units: Mapping[str, TimestampUnit]
-) -> Iterator[tuple[str, Column]]:
-    """Where in a column a time may lie beyond the years that others read: each place by its path, and the test."""
+def _strange_times(field: StructField, units: Mapping[str, TimestampUnit]) -> Iterator[tuple[str, Column]]:
+    """Where in a column a time may lie beyond the years that others read: see :func:`places`."""
+    value = _of_record(field.name)
     if field.name in units:
         microseconds = _UNITS[units[field.name]]
-        within = record.getField(field.name).between(-(-_YEAR_1 // microseconds), _YEAR_9999 // microseconds)
-        yield field.name, ~within
-        return
-    yield from _places(record.getField(field.name), field, field.name, beyond)
+        yield field.name, ~value.between(-(-_YEAR_1 // microseconds), _YEAR_9999 // microseconds)
+    else:
+        yield from places(value, field, beyond)
 
 
 def _times_of_day(field: StructField, units: Mapping[str, TimestampUnit]) -> Iterator[tuple[str, Column]]:
@@ -637,37 +602,21 @@ def as_written(kind: DataType, written: tuple[type[DataType], ...] = (TimestampT
 
 
 def times_of_day(text: Column, may_have: str, written: Column, field: StructField) -> Iterator[tuple[str, Column]]:
-    """Where in a column a text for a ``TIMESTAMP`` names a time and no day, for which Spark takes the day it looks on.
+    """The places where a text for a ``TIMESTAMP`` names a time and no day, for which Spark takes the day it looks on.
 
-    Args:
-        text: The text of the record.
-        may_have: A pattern that it has if there is one; what was written is only looked at then.
-        written: The column's value as :func:`as_written` has it.
-        field: The column.
-
-    Yields:
-        Each place by its path, and the test.
+    The text of a record ``may_have`` such a place if it matches that; only then what was ``written``, which is the
+    column as :func:`as_written` has it, is looked at.
     """
-    if any(isinstance(kind, TimestampType) for _, kind in types_in(field.dataType)):
-        for path, test in _places(written, field, field.name, _is_time_of_day):
-            yield path, F.when(text.rlike(may_have), test).otherwise(F.lit(False))
+    for path, test in places(written, field, _is_time_of_day):
+        yield path, F.when(text.rlike(may_have), test).otherwise(F.lit(False))
 
 
-def odd_numbers(written: Column, field: StructField) -> Iterator[tuple[str, Column]]:
-    """Where in a column a text for a number is none, or one that no double can hold: see :func:`odd_number`.
-
-    Args:
-        written: The column's value, with texts for :data:`FRACTIONS`.
-        field: The column.
-
-    Yields:
-        Each place by its path, and the test.
-    """
-    yield from _places(written, field, field.name, odd_number)
+def _is_time_of_day(written: Column, of: StructField) -> Column | None:
+    return written.rlike(TIME_OF_DAY) if isinstance(of.dataType, TimestampType) else None
 
 
 def odd_number(text: Column, of: StructField) -> Column | None:
-    """Whether a text is no number; None for other types.
+    """Whether a text for one of :data:`FRACTIONS` is no number, or one that no double can hold; None for other types.
 
     Spark reads "1,5" of XML as 15 and "12 or so" as 12, and has "NaN", "1d" and what is infinite everywhere.
     """
@@ -676,31 +625,21 @@ def odd_number(text: Column, of: StructField) -> Column | None:
     return ~text.rlike(_NUMBER) | F.coalesce(F.abs(text.try_cast("double")) == float("inf"), F.lit(False))
 
 
-def _is_time_of_day(written: Column, of: StructField) -> Column | None:
-    return written.rlike(TIME_OF_DAY) if isinstance(of.dataType, TimestampType) else None
-
-
-def _places(value: Column, field: StructField, path: str, flaw: _Flaw) -> Iterator[tuple[str, Column]]:
+def places(value: Column, field: StructField, flaw: Flaw, path: str | None = None) -> Iterator[tuple[str, Column]]:
+    """Where in a column, or inside of its value, there may be a flaw: each place by its path, and the test."""
+    path, kind = path or field.name, field.dataType
     if (test := flaw(value, field)) is not None:
         yield path, test
-    if isinstance(field.dataType, StructType):
-        for inner in field.dataType.fields:
-            for below, test in _places(value.getField(inner.name), inner, f"{path}.{inner.name}", flaw):
+    if isinstance(kind, StructType):
+        for inner in kind.fields:
+            for below, test in places(value.getField(inner.name), inner, flaw, f"{path}.{inner.name}"):
                 yield below, value.isNotNull() & test
-    elif isinstance(field.dataType, ArrayType):
-        yield from _in_elements(value, field.dataType.elementType, field.dataType.containsNull, path, flaw)
-    elif isinstance(field.dataType, MapType):
-        values = F.map_values(value)
-        yield from _in_elements(values, field.dataType.valueType, field.dataType.valueContainsNull, path, flaw)
-
-
-def _in_elements(
-    elements: Column, kind: DataType, nullable: bool, path: str, flaw: _Flaw
-) -> Iterator[tuple[str, Column]]:
-    field = StructField("element", kind, nullable)
-    if any(_places(elements, field, path, flaw)):
-
-        def is_flawed(element: Column) -> Column:
-            return joined(or_, [test for _, test in _places(element, field, path, flaw)])
-
-        yield f"{path}[]", F.exists(elements, is_flawed)
+        return
+    if isinstance(kind, ArrayType):
+        element = StructField("element", kind.elementType, kind.containsNull)
+    elif isinstance(kind, MapType):
+        value, element = F.map_values(value), StructField("element", kind.valueType, kind.valueContainsNull)
+    else:
+        return
+    if any(places(value, element, flaw)):
+        yield f"{path}[]", F.exists(value, lambda one: joined(or_, [test for _, test in places(one, element, flaw)]))

@@ -88,13 +88,13 @@ class InferredSchema:
             if pinned is None:
                 raise SchemaError(f"the schema {self.file} was removed while a batch used it: run the batch again")
             names = {without_case(name): name for name in pinned.names}
-            for field in fields:
-                if (other := names.get(without_case(field.name), field.name)) != field.name:
+            added = [field for field in fields if field.name not in pinned.names]
+            for field in added:
+                if other := names.get(without_case(field.name)):
                     raise SchemaError(
                         f"another driver has just added the column {other} to {self.file}, and "
                         f"this batch was about to add {field.name}: run the batch again"
                     )
-            added = [field for field in fields if field.name not in names.values()]
             if added:
                 pinned = StructType([*pinned.fields, *added])
                 self._write(pinned)
@@ -102,50 +102,34 @@ class InferredSchema:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other drivers out; the system ends the lock of a process that dies.
-
-        Raises:
-            SchemaError: The file cannot be locked, or another driver holds it for too long.
-        """
+        """Keep other drivers out; the system ends the lock of a process that dies."""
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            lock = self.file.with_name(f"{self.file.name}.lock").open("a+", encoding="utf-8")
+            with self.file.with_name(f"{self.file.name}.lock").open("a+", encoding="utf-8") as lock:
+                with among_others(f"the schema {self.file}", SchemaError) as others:
+                    while not _locks(lock):
+                        lock.seek(0)
+                        others.again(f"the lock is held by {lock.read() or 'another driver'}")
+                lock.seek(0)
+                lock.truncate()
+                # For drivers that wait.
+                lock.write(f"process {os.getpid()} on {gethostname()}")
+                lock.flush()
+                yield
         except OSError as error:
-            raise self._not_writable(error) from error
-        with lock:
-            with among_others(f"the schema {self.file}", SchemaError) as others:
-                while not self._lock(lock):
-                    others.again(f"the lock is held by {_holder(lock)}")
-            lock.seek(0)
-            lock.truncate()
-            # For drivers that wait.
-            lock.write(f"process {os.getpid()} on {gethostname()}")
-            lock.flush()
-            yield
-
-    def _lock(self, file: IO[str]) -> bool:
-        """Take the lock, if nobody has it."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise self._not_writable(error) from error
-        return True
+            raise SchemaError(
+                f"the schema cannot be pinned in {self.file} ({error.strerror or error}): give a path in a directory "
+                "that this process can write, on a file system that has locks"
+            ) from error
 
     def _write(self, schema: StructType) -> None:
-        try:
-            write_whole(self.file, json.dumps(schema.jsonValue(), indent=2) + "\n")
-        except OSError as error:
-            raise self._not_writable(error) from error
-
-    def _not_writable(self, error: OSError) -> SchemaError:
-        return SchemaError(
-            f"the schema cannot be pinned in {self.file} ({error.strerror or error}): give a path in a directory that "
-            "this process can write, on a file system that has locks"
-        )
+        write_whole(self.file, json.dumps(schema.jsonValue(), indent=2) + "\n")
 
 
-def _holder(lock: IO[str]) -> str:
-    lock.seek(0)
-    return lock.read() or "another driver"
+def _locks(file: IO[str]) -> bool:
+    """Lock a file, unless another driver has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

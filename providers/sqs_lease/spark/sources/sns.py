@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
@@ -21,6 +21,7 @@ from sqs_lease.spark.sources.source import (
     KeysOf,
     Names,
     NotANotificationError,
+    PartsChecker,
 )
 
 MESSAGE: Final = "Message"
@@ -31,29 +32,7 @@ _CONFIRMATIONS: Final = {"SubscriptionConfirmation", "UnsubscribeConfirmation"}
 # Of an attribute, the longest name that is used: "Amazon SNS message attributes" in the Amazon SNS Developer Guide.
 _NAME_CHARACTERS: Final = 256
 _ENVELOPE: Final = "_sqs_lease_envelope"
-_SCHEMA: Final = f"{MESSAGE} STRING, MessageAttributes MAP<STRING, STRUCT<Type: STRING, Value: STRING>>"
-
-
-class EnvelopeChecker(Generic[CheckerT]):
-    """Looks into the envelopes, and has what was published looked at."""
-
-    def __init__(self, published: CheckerT) -> None:
-        self.published = published
-
-    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
-        """See :class:`.source.Checker`."""
-        reasons: list[str | None] = [None] * len(bodies)
-        positions, messages = [], []
-        for position, body in enumerate(bodies):
-            try:
-                messages.append(unwrap(body))
-            except UNREADABLE as error:
-                reasons[position] = str(error)
-            else:
-                positions.append(position)
-        for position, reason in zip(positions, self.published.reasons(messages), strict=True):
-            reasons[position] = None if reason is None else f"in the SNS message: {reason}"
-        return reasons
+_SCHEMA: Final = f"{MESSAGE} STRING, {_ATTRIBUTES} MAP<STRING, STRUCT<Type: STRING, Value: STRING>>"
 
 
 @dataclass(frozen=True)
@@ -85,7 +64,7 @@ class SnsEnvelope(AroundSource[CheckerT]):
         binary = F.lit("Binary")
         # In the shape of the SQS API.
         attributes = F.transform_values(
-            envelope.getField("MessageAttributes"),
+            envelope.getField(_ATTRIBUTES),
             lambda _, its: F.struct(
                 its.getField("Type").alias("DataType"),
                 F.when(its.getField("Type") != binary, its.getField("Value")).alias("StringValue"),
@@ -102,13 +81,13 @@ class SnsEnvelope(AroundSource[CheckerT]):
             .drop(_ENVELOPE)
         )
 
-    def checker(self) -> EnvelopeChecker[CheckerT]:
+    def checker(self) -> PartsChecker[CheckerT]:
         """See :class:`.source.Source`."""
-        return EnvelopeChecker(self.source.checker())
+        return PartsChecker(self.source.checker(), lambda body: [("in the SNS message: ", unwrap(body))])
 
-    def columns(self, messages: DataFrame, checker: EnvelopeChecker[CheckerT]) -> StructType:
+    def columns(self, messages: DataFrame, checker: PartsChecker[CheckerT]) -> StructType:
         """See :class:`.source.Source`."""
-        return self.source.columns(self.prepared(messages), checker.published)
+        return self.source.columns(self.prepared(messages), checker.inner)
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
@@ -139,11 +118,7 @@ def unwrap(body: str) -> str:
 
 
 def published(value: Mapping[str, Any]) -> str:
-    """Take the published text out of a decoded body.
-
-    Raises:
-        NotANotificationError: There is none.
-    """
+    """Take the published text out of a decoded body; see :func:`unwrap`."""
     if not is_envelope(value):
         raise NotANotificationError(
             "not an SNS notification: where raw message delivery is on, the body is the message itself, and needs no "
@@ -162,10 +137,8 @@ def published(value: Mapping[str, Any]) -> str:
 
 def _is_plain(envelope: Mapping[str, Any]) -> bool:
     """Whether an envelope holds nothing but texts, so that Spark's parser too takes it apart without exception."""
-    attributes = envelope.get(_ATTRIBUTES)
-    if attributes is None:
-        return _are_texts(envelope)
     others = {name: value for name, value in envelope.items() if name != _ATTRIBUTES}
+    attributes = {} if envelope.get(_ATTRIBUTES) is None else envelope[_ATTRIBUTES]
     return (
         _are_texts(others)
         and isinstance(attributes, dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
@@ -51,15 +51,15 @@ UNREADABLE: Final = (NotJsonError, NotANotificationError)
 """Why a body is no message of a source: errors whose texts are reasons."""
 
 
-@dataclass(frozen=True, slots=True)
 class BodyChecker:
-    """Takes the bodies that can be read.
+    """Takes the bodies that can be read, unless what was read is judged to be no record.
 
-    Attributes:
-        read: Reads one; raises one of :data:`UNREADABLE`.
+    ``read`` raises one of :data:`UNREADABLE` where a body cannot be read; ``judge`` gives the reason.
     """
 
-    read: Callable[[str], object]
+    def __init__(self, read: Callable[[str], Any], judge: Callable[[Any], str | None] = lambda _: None) -> None:
+        self._read = read
+        self._judge = judge
 
     def reasons(self, bodies: Sequence[str]) -> list[str | None]:
         """See :class:`Checker`."""
@@ -67,10 +67,34 @@ class BodyChecker:
 
     def _reason(self, body: str) -> str | None:
         try:
-            self.read(body)
+            return self._judge(self._read(body))
         except UNREADABLE as error:
             return str(error)
-        return None
+
+
+class PartsChecker(Generic[CheckerT]):
+    """Has what is inside of bodies looked at by ``inner``.
+
+    ``parts_of`` takes a body apart: it gives what the reasons of a part begin with, and the part; or raises one of
+    :data:`UNREADABLE`.
+    """
+
+    def __init__(self, inner: CheckerT, parts_of: Callable[[str], Sequence[tuple[str, str]]]) -> None:
+        self.inner = inner
+        self._parts_of = parts_of
+
+    def reasons(self, bodies: Sequence[str]) -> list[str | None]:
+        """See :class:`Checker`."""
+        return [self._reason(body) for body in bodies]
+
+    def _reason(self, body: str) -> str | None:
+        try:
+            parts = self._parts_of(body)
+        except UNREADABLE as error:
+            return str(error)
+        reasons = self.inner.reasons([part for _, part in parts])
+        named = zip(parts, reasons, strict=True)
+        return next((f"{where}{reason}" for (where, _), reason in named if reason is not None), None)
 
 
 class FixedSource:
@@ -201,11 +225,7 @@ class ArrowSource(Protocol):
 
 @dataclass(frozen=True)
 class AroundSource(Generic[CheckerT]):
-    """What sources have in common that prepare messages for another one.
-
-    Attributes:
-        source: The other one.
-    """
+    """What sources have in common that prepare messages for another one."""
 
     source: Source[CheckerT]
 

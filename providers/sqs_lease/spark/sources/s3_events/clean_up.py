@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import Event
 from typing import Any, Final
 
@@ -58,13 +58,11 @@ class ObjectCleaner:
     """What ``mapInArrow`` calls with objects: it deletes or tags them, and says in one row how many.
 
     Attributes:
-        store: Where they are.
-        threads: How many at the same time.
+        store: Where they are. As many are worked on at the same time as it has connections.
         tags: What they get, besides the tags that they have; None to delete them.
     """
 
     store: ObjectStore
-    threads: int
     tags: Mapping[str, str] | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -76,20 +74,12 @@ class ObjectCleaner:
         _ = self.store.client
         # Once S3 does not answer, the others would wait as long for it, and the messages would be held meanwhile.
         no_answer = Event()
-        with ThreadPoolExecutor(self.threads) as pool:
+        with ThreadPoolExecutor(self.store.connections) as pool:
             outcomes = list(pool.map(lambda its: self._outcome(its, no_answer), objects))
         errors = [outcome for outcome in outcomes if outcome not in (_CLEANED, _LEFT)]
-        yield pa.RecordBatch.from_pylist(
-            [
-                {
-                    "cleaned": outcomes.count(_CLEANED),
-                    "left": outcomes.count(_LEFT),
-                    "failed": len(errors),
-                    "error": next((error for error in errors if error != _NOT_TRIED), None),
-                }
-            ],
-            schema=_SUMMARY,
-        )
+        error = next((error for error in errors if error != _NOT_TRIED), None)
+        done = CleanUp(outcomes.count(_CLEANED), outcomes.count(_LEFT), len(errors), error)
+        yield pa.RecordBatch.from_pylist([asdict(done)], schema=_SUMMARY)
 
     def _outcome(self, its: S3Object, no_answer: Event) -> str:
         """Clean up one object: what became of it, or the error."""
@@ -99,7 +89,7 @@ class ObjectCleaner:
             return _LEFT
         try:
             if self.tags is None:
-                self._delete(its)
+                self.store.client.delete_object(**_named(its), **({} if version_of(its) else _unchanged(its)))
             else:
                 self._tag(its, self.tags)
         except ClientError as error:
@@ -115,9 +105,6 @@ class ObjectCleaner:
             no_answer.set()
             return f"{its}: {type(error).__name__}"
         return _CLEANED
-
-    def _delete(self, its: S3Object) -> None:
-        self.store.client.delete_object(**_named(its), **({} if version_of(its) else _unchanged(its)))
 
     def _tag(self, its: S3Object, tags: Mapping[str, str]) -> None:
         client, named = self.store.client, _named(its)

@@ -66,8 +66,16 @@ def orc(file: IO[bytes]) -> tuple[Sequence[str], Batches]:
 
     def batches(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for number in range(content.nstripes):
-            with faults_named("ORC"), _far_times_named():
-                stripe = content.read_stripe(number, columns=wanted)
+            with faults_named("ORC"):
+                try:
+                    stripe = content.read_stripe(number, columns=wanted)
+                except pa.ArrowInvalid as error:
+                    # It reads times in nanoseconds; what it cannot read so is not damaged.
+                    if "nanosecond" not in str(error):
+                        raise
+                    raise BadContentError(
+                        "a time beyond the years 1677 to 2262, which is as far as ORC is read"
+                    ) from None
             for start in range(0, stripe.num_rows, BATCH_ROWS):
                 yield stripe.slice(start, BATCH_ROWS)
 
@@ -108,11 +116,7 @@ def avro(file: IO[bytes]) -> tuple[Sequence[str], Batches]:
 
 
 def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Make columns of a schema of those of a file.
-
-    Raises:
-        BadContentError: Something would be lost.
-    """
+    """Make columns of a schema of those of a file, unless something would be lost."""
     columns = []
     for field in schema:
         if field.name not in batch.schema.names or pa.types.is_null(batch.column(field.name).type):
@@ -253,17 +257,6 @@ def _avro_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_avro_value(its) for its in value]
     return str(value) if isinstance(value, UUID) else value
-
-
-@contextmanager
-def _far_times_named() -> Iterator[None]:
-    """Tell a time that pyarrow cannot read from damage: it reads those of ORC in nanoseconds."""
-    try:
-        yield
-    except pa.ArrowInvalid as error:
-        if "nanosecond" not in str(error):
-            raise
-        raise BadContentError("a time beyond the years 1677 to 2262, which is as far as ORC is read") from None
 
 
 @contextmanager

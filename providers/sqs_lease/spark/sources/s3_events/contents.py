@@ -11,7 +11,8 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final, Protocol
@@ -72,25 +73,44 @@ class Format(Protocol):
         """
 
 
-class _Texts:
+class _Texts(ABC):
+    """Formats whose rows are texts, which were checked as UTF-8 with their syntax."""
+
     @property
     def schema(self) -> pa.Schema:
         """The text of one record."""
         return pa.schema([pa.field(LINE, pa.string())])
+
+    @abstractmethod
+    def texts(self, content: IO[bytes]) -> Iterator[bytes]:
+        """The texts of a file's records."""
+
+    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
+        """See :class:`Format`."""
+        waiting: list[bytes] = []
+        size = 0
+        with decompressed(file, name) as content:
+            for text in self.texts(content):
+                waiting.append(text)
+                size += len(text)
+                if size >= _BLOCK_BYTES or len(waiting) >= BATCH_ROWS:
+                    yield self._batch(waiting)
+                    waiting, size = [], 0
+        if waiting:
+            yield self._batch(waiting)
+
+    def _batch(self, texts: list[bytes]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([pa.array(texts, pa.binary()).cast(pa.string())], schema=self.schema)
 
 
 @dataclass(frozen=True)
 class JsonLines(_Texts):
     """One JSON object a line, checked for syntax; blank lines are skipped."""
 
-    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
-        """See :class:`Format`."""
-        with decompressed(file, name) as lines:
-            yield from _together(self._objects(lines), self.schema)
-
-    def _objects(self, lines: IO[bytes]) -> Iterator[bytes]:
+    def texts(self, content: IO[bytes]) -> Iterator[bytes]:
+        """The lines that are not blank."""
         number = 0
-        while line := lines.readline(LONGEST_LINE_BYTES + 1):
+        while line := content.readline(LONGEST_LINE_BYTES + 1):
             number += 1
             if len(line) > LONGEST_LINE_BYTES:
                 raise BadContentError(f"line {number} is longer than {LONGEST_LINE_BYTES} bytes")
@@ -189,10 +209,9 @@ class JsonDocument(_Texts):
 
     may_be_empty: bool = True
 
-    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
-        """See :class:`Format`."""
-        with decompressed(file, name) as content:
-            text = content.read(LONGEST_DOCUMENT_BYTES + 1).strip(b" \t\r\n")
+    def texts(self, content: IO[bytes]) -> Iterator[bytes]:
+        """The objects."""
+        text = content.read(LONGEST_DOCUMENT_BYTES + 1).strip(b" \t\r\n")
         if len(text) > LONGEST_DOCUMENT_BYTES:
             raise BadContentError(f"longer than {LONGEST_DOCUMENT_BYTES} bytes: write one object a line, as jsonl")
         if not text:
@@ -205,7 +224,7 @@ class JsonDocument(_Texts):
                 decode_object(record)
             except NotJsonError as error:
                 raise BadContentError(f"record {number}: {error}") from None
-        yield from _together(records, self.schema)
+            yield record
 
 
 @dataclass(frozen=True)
@@ -221,12 +240,8 @@ class XmlRows(_Texts):
     row_tag: str
     once: frozenset[tuple[str, ...]] = frozenset()
 
-    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
-        """See :class:`Format`."""
-        with decompressed(file, name) as content:
-            yield from _together(self._elements(content), self.schema)
-
-    def _elements(self, content: IO[bytes]) -> Iterator[bytes]:
+    def texts(self, content: IO[bytes]) -> Iterator[bytes]:
+        """The elements that are records."""
         if not content.read(1):
             return
         content.seek(0)
@@ -276,24 +291,6 @@ class XmlRows(_Texts):
             self._check(inner, its)
 
 
-def _together(texts: Iterable[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Make rows of texts, which were checked as UTF-8 with their syntax, as many together as are handed on at once."""
-
-    def batch() -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([pa.array(waiting, pa.binary()).cast(pa.string())], schema=schema)
-
-    waiting: list[bytes] = []
-    size = 0
-    for text in texts:
-        waiting.append(text)
-        size += len(text)
-        if size >= _BLOCK_BYTES or len(waiting) >= BATCH_ROWS:
-            yield batch()
-            waiting, size = [], 0
-    if waiting:
-        yield batch()
-
-
 @contextmanager
 def decompressed(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
     """Open a file from its start, through gzip where its name says so."""
@@ -323,11 +320,7 @@ def faults_named(what: str) -> Iterator[None]:
 
 
 def check_columns(found: Sequence[str], schema: pa.Schema, required: Sequence[str], where: str) -> None:
-    """See that the names of a file's columns are those of a schema.
-
-    Raises:
-        BadContentError: They are not.
-    """
+    """Raise :class:`BadContentError` where the names of a file's columns are not those of a schema."""
     twice = [name for name in schema.names if found.count(name) > 1]
     if twice:
         raise BadContentError(f"the {where} names the column {twice[0]} twice")
@@ -366,11 +359,7 @@ def is_zoned(kind: pa.DataType) -> bool:
 
 
 def in_utc(texts: pa.Array, name: str) -> pa.Array:
-    """Read moments, of which those without a zone are in UTC.
-
-    Raises:
-        BadContentError: One is none; ``name`` is the column's.
-    """
+    """Read moments of the column ``name``, of which those without a zone are in UTC."""
     zoned = pc.match_substring_regex(texts, _HAS_ZONE)
     complete = pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", ""))
     try:

@@ -32,7 +32,8 @@ from sqs_lease.spark.sources.json import (
     flaw,
     joined,
     json_rows,
-    odd_numbers,
+    odd_number,
+    places,
     times_of_day,
 )
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
@@ -154,8 +155,7 @@ class S3EventsSource(FixedSource):
         if self.clean_source == "off":
             return None
         tags = self.clean_source if isinstance(self.clean_source, Mapping) else None
-        read = self._reading
-        return partial(clean_up, cleaner=ObjectCleaner(self._store(), read.threads, tags), tasks=read.tasks)
+        return partial(clean_up, cleaner=ObjectCleaner(self._store(), tags), tasks=self._reading.tasks)
 
     def checker(self) -> BodyChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
@@ -187,10 +187,9 @@ class S3EventsSource(FixedSource):
         """See :class:`.source.Source`."""
         path = self._path()
         record = StructType(columns.fields[: -len(_OBJECT_COLUMNS) - len(path.fields)])
-        read = self._reading
-        reader = ObjectRows(self._store(), self._format(record), read.threads, PathColumns.of(path))
+        reader = ObjectRows(self._store(), self._format(record), PathColumns.of(path))
         content = [StructField(LINE, StringType())] if self.format in _AS_TEXT else record.fields
-        rows = reader.plan(messages, StructType([*content, *path.fields]), read.tasks)
+        rows = reader.plan(messages, StructType([*content, *path.fields]), self._reading.tasks)
         carried = [*(quoted(name) for name in path.names), *OF_ROWS]
         if self.format == "xml":
             return _xml_rows(rows, LINE, record, carried)
@@ -252,15 +251,11 @@ def _xml_rows(frame: DataFrame, text: str, columns: StructType, carried: Sequenc
     record = F.col(_RECORD)
     texts = [StructField(its.name, as_written(its.dataType, (TimestampType, *FRACTIONS))) for its in columns.fields]
     written = F.from_xml(text, StructType(texts), _XML_OPTIONS)
-    misread = [
-        test
-        for its in columns.fields
-        for _, test in (
-            *times_of_day(F.col(text), _MAY_HAVE_TIME_OF_DAY, written.getField(its.name), its),
-            *odd_numbers(written.getField(its.name), its),
-        )
-    ]
-    unfit = [record.getField(_CORRUPT).isNotNull(), *(F.coalesce(test, F.lit(False)) for test in misread)]
+    unfit = [record.getField(_CORRUPT).isNotNull()]
+    for its in columns.fields:
+        value = written.getField(its.name)
+        unfit += [test for _, test in times_of_day(F.col(text), _MAY_HAVE_TIME_OF_DAY, value, its)]
+        unfit += [test for _, test in places(value, its, odd_number)]
     parsed = frame.select(*carried, text, F.from_xml(text, schema, _XML_OPTIONS).alias(_RECORD)).select(
         *(record.getField(name).alias(name) for name in columns.names),
         *carried,

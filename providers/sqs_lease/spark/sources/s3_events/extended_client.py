@@ -68,7 +68,7 @@ class ExtendedClientSource(FixedSource):
         """See :class:`.source.Source`."""
         read = S3Read.of(self.read)
         store = ObjectStore(read.threads, self.endpoint_url, self.region)
-        reader = ObjectRows(store, JsonDocument(may_be_empty=False), read.threads, locate=pointed_at, has_marks=False)
+        reader = ObjectRows(store, JsonDocument(may_be_empty=False), locate=pointed_at, has_marks=False)
         rows = reader.plan(messages, StructType([StructField(LINE, StringType())]), read.tasks)
         return json_rows(rows, LINE, columns, [MESSAGE_ID, SENT_AT, REASON])
 

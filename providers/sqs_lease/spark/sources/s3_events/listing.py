@@ -11,13 +11,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark.sources.s3_events.notification import listed_body
-from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectStoreError
+from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectStoreError, code_of
 
 _NO_VERSION: Final = "null"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,18 +83,9 @@ def listed_objects(
 def _batches(
     found: Iterator[dict[str, Any]], bucket: str, before: datetime, objects_per_batch: int
 ) -> Iterator[ListedObjects]:
-    messages: list[Message] = []
-    last_key = ""
-    for one in found:
-        if one["LastModified"] >= before:
-            continue
-        last_key = one["Key"]
-        messages.append(_message(bucket, one))
-        if len(messages) == objects_per_batch:
-            yield ListedObjects(tuple(messages), last_key)
-            messages = []
-    if messages:
-        yield ListedObjects(tuple(messages), last_key)
+    older = (one for one in found if one["LastModified"] < before)
+    while batch := list(islice(older, objects_per_batch)):
+        yield ListedObjects(tuple(_message(bucket, one) for one in batch), batch[-1]["Key"])
 
 
 def _newest(client: Any, bucket: str, prefix: str, after_key: str | None) -> Iterator[dict[str, Any]]:
@@ -102,7 +94,7 @@ def _newest(client: Any, bucket: str, prefix: str, after_key: str | None) -> Ite
         for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=prefix, **begin):
             yield from (one for one in page.get("Versions", ()) if one["IsLatest"])
     except (BotoCoreError, ClientError) as error:
-        code = error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else None
+        code = code_of(error) if isinstance(error, ClientError) else None
         raise ObjectStoreError(
             f"S3 does not list s3://{bucket}/{prefix} ({code or type(error).__name__}): check the bucket's name and "
             "region, and that this process may list the versions of its objects (s3:ListBucketVersions)"

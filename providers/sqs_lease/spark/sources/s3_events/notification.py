@@ -69,7 +69,10 @@ def created_objects(body: str) -> tuple[S3Object, ...]:
     if "Records" in event:
         found = _from_records(event["Records"])
     elif "detail" in event:
-        found = _from_event_bridge(event)
+        if event.get("source") != "aws.s3":
+            raise NotANotificationError(_NOT_S3)
+        is_creation = event.get("detail-type") == "Object Created"
+        found = [_object(_mapping(event["detail"]), "version-id", "etag", 1)] if is_creation else []
     elif event.get("Event") == "s3:TestEvent":
         found = []
     else:
@@ -150,14 +153,6 @@ def _from_records(records: Any) -> list[S3Object]:
             raise NotANotificationError(f"the key of object {position} is not UTF-8") from None
         found.append(replace(named, key=key, is_listed=record["eventSource"] == _LISTED))
     return found
-
-
-def _from_event_bridge(event: Mapping[str, Any]) -> list[S3Object]:
-    if event.get("source") != "aws.s3":
-        raise NotANotificationError(_NOT_S3)
-    if event.get("detail-type") != "Object Created":
-        return []
-    return [_object(_mapping(event["detail"]), "version-id", "etag", 1)]
 
 
 def _object(described: Mapping[str, Any], version_name: str, tag_name: str, position: int) -> S3Object:

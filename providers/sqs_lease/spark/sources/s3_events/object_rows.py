@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
+from itertools import chain
 from typing import IO, Any, Final, TypeAlias
 from urllib.parse import unquote
 
@@ -89,10 +89,7 @@ class PathColumns:
         return cls(arrow_schema(columns), tuple(its.name for its in columns.fields if not its.nullable))
 
     def values(self, key: str) -> dict[str, Any]:
-        """Read a key. A name that it has twice counts where it stands last; all but the file's own name is looked at.
-
-        Returns:
-            The value of each column.
+        """The value of each column. A name that the key has twice counts where it stands last.
 
         Raises:
             BadContentError: A column is missing, or not of its type.
@@ -130,9 +127,8 @@ class ObjectRows:
     """What ``mapInArrow`` calls with the messages of a partition.
 
     Attributes:
-        store: Where the objects are.
+        store: Where the objects are. As many messages are worked on at the same time as it has connections.
         format: What they are.
-        threads: How many messages are worked on at the same time.
         path_columns: What their keys say; nothing, by default.
         locate: Says what a body tells of, as :func:`.notification.created_objects`: objects, or their contents.
         has_marks: Whether an object without any byte is a mark, such as the one that stands for a folder.
@@ -140,7 +136,6 @@ class ObjectRows:
 
     store: ObjectStore
     format: Format
-    threads: int
     path_columns: PathColumns = NO_PATH_COLUMNS
     locate: Callable[[str], Iterable[S3Object | Content]] = created_objects
     has_marks: bool = True
@@ -148,15 +143,9 @@ class ObjectRows:
     @property
     def schema(self) -> pa.Schema:
         """The format's columns, those of the key, the object's, and those of the message."""
-        return pa.schema(
-            [
-                *self.format.schema,
-                *self.path_columns.schema,
-                *(pa.field(name, pa.string()) for name in (BUCKET, KEY, VERSION_ID, MESSAGE_ID)),
-                pa.field(SENT_AT, pa.timestamp("us", tz="UTC")),
-                pa.field(REASON, pa.string()),
-            ]
-        )
+        kinds = {SENT_AT: pa.timestamp("us", tz="UTC")}
+        own = [pa.field(name, kinds.get(name, pa.string())) for name in OF_ROWS]
+        return pa.schema([*self.format.schema, *self.path_columns.schema, *own])
 
     def plan(self, messages: DataFrame, content: StructType, tasks: int) -> DataFrame:
         """Have so many of Spark's tasks read the objects of messages, as for :meth:`..source.Source.parse`.
@@ -174,93 +163,8 @@ class ObjectRows:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See ``DataFrame.mapInArrow``: takes message ids, times and bodies."""
-        return self._together(self._answers(batches))
-
-    def _answers(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # Made once, before threads share it.
-        _ = self.store.client
-        under_way: deque[tuple[str, datetime | None, Future[Rows | str | None]]] = deque()
-        pool = ThreadPoolExecutor(self.threads)
-        try:
-            for message_id, sent_at, body in _messages(batches):
-                under_way.append((message_id, sent_at, pool.submit(self.read, body)))
-                if len(under_way) >= self.threads:
-                    yield from self._answer(*under_way.popleft())
-            while under_way:
-                yield from self._answer(*under_way.popleft())
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def read(self, body: str) -> Rows | str | None:
-        """Read all objects of one message.
-
-        Returns:
-            Their rows; or the reason why the message is rejected; or None where there is nothing to store.
-
-        Raises:
-            ObjectStoreError: S3 did not answer.
-        """
-        try:
-            objects = self.locate(body)
-        except UNREADABLE as error:
-            return str(error)
-        with ExitStack() as stack:
-            rows = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES))
-            try:
-                count = self._write(objects, rows)
-            except _BadObjectError as error:
-                return str(error)
-            if not count:
-                return None
-            # The file lives on, until its rows are handed on.
-            stack.pop_all()
-            return rows
-
-    def _write(self, objects: Iterable[S3Object | Content], rows: Rows) -> int:
-        count = 0
-        with pa.ipc.new_stream(rows, self.schema) as stream:
-            for its in objects:
-                for batch in self._content_rows(its) if isinstance(its, Content) else self._object_rows(its):
-                    stream.write_batch(batch)
-                    count += batch.num_rows
-        return count
-
-    def _content_rows(self, its: Content) -> Iterator[pa.RecordBatch]:
-        try:
-            for batch in self.format.rows(io.BytesIO(its.text.encode()), ""):
-                yield record_batch(self.schema, batch.num_rows, _columns(batch))
-        except BadContentError as error:
-            raise _BadObjectError(str(error)) from None
-
-    def _object_rows(self, its: S3Object) -> Iterator[pa.RecordBatch]:
-        with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as file:
-            try:
-                if not self.store.fetch(its, file) and self.has_marks:
-                    return
-                of_object = self.path_columns.values(its.key)
-                of_object |= {BUCKET: its.bucket, KEY: its.key, VERSION_ID: its.version_id}
-                for batch in self.format.rows(file, its.key):
-                    yield record_batch(self.schema, batch.num_rows, _columns(batch) | of_object)
-            except (BadContentError, ObjectUnavailableError) as error:
-                raise _BadObjectError(f"{its}: {error}") from None
-
-    def _answer(
-        self, message_id: str, sent_at: datetime | None, read: Future[Rows | str | None]
-    ) -> Iterator[pa.RecordBatch]:
-        found = read.result()
-        if found is None or isinstance(found, str):
-            reason = NOTHING_TO_STORE if found is None else found
-            yield record_batch(self.schema, 1, {MESSAGE_ID: message_id, SENT_AT: sent_at, REASON: reason})
-            return
-        with found:
-            found.seek(0)
-            for batch in pa.ipc.open_stream(found):
-                of_message = {MESSAGE_ID: message_id, SENT_AT: sent_at}
-                yield record_batch(self.schema, batch.num_rows, _columns(batch) | of_message)
-
-    def _together(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         waiting: list[pa.RecordBatch] = []
-        for batch in batches:
+        for batch in self._answers(batches):
             waiting.append(batch)
             if (
                 sum(one.num_rows for one in waiting) >= _BATCH_ROWS
@@ -271,6 +175,70 @@ class ObjectRows:
         if waiting:
             yield from _joined(waiting)
 
+    def _answers(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Made once, before threads share it.
+        _ = self.store.client
+        under_way: deque[tuple[dict[str, Any], Future[Rows | str | None]]] = deque()
+        pool = ThreadPoolExecutor(self.store.connections)
+        try:
+            for of_message, body in _messages(batches):
+                under_way.append((of_message, pool.submit(self.read, body)))
+                if len(under_way) >= self.store.connections:
+                    yield from self._answer(*under_way.popleft())
+            while under_way:
+                yield from self._answer(*under_way.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def read(self, body: str) -> Rows | str | None:
+        """The rows of all objects of one message; or why it is rejected; or None where there is nothing to store."""
+        with ExitStack() as stack:
+            rows = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES))
+            count = 0
+            try:
+                with pa.ipc.new_stream(rows, self.schema) as stream:
+                    for batch in chain.from_iterable(map(self._rows, self.locate(body))):
+                        stream.write_batch(batch)
+                        count += batch.num_rows
+            except (*UNREADABLE, BadContentError) as error:
+                return str(error)
+            if not count:
+                return None
+            # The file lives on, until its rows are handed on.
+            stack.pop_all()
+            return rows
+
+    def _rows(self, its: S3Object | Content) -> Iterator[pa.RecordBatch]:
+        if isinstance(its, Content):
+            for batch in self.format.rows(io.BytesIO(its.text.encode()), ""):
+                yield self._completed(batch, {})
+            return
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as file:
+            try:
+                if not self.store.fetch(its, file) and self.has_marks:
+                    return
+                of_object = self.path_columns.values(its.key)
+                of_object |= {BUCKET: its.bucket, KEY: its.key, VERSION_ID: its.version_id}
+                for batch in self.format.rows(file, its.key):
+                    yield self._completed(batch, of_object)
+            except (BadContentError, ObjectUnavailableError) as error:
+                raise BadContentError(f"{its}: {error}") from None
+
+    def _answer(self, of_message: dict[str, Any], read: Future[Rows | str | None]) -> Iterator[pa.RecordBatch]:
+        found = read.result()
+        if found is None or isinstance(found, str):
+            reason = NOTHING_TO_STORE if found is None else found
+            yield record_batch(self.schema, 1, {**of_message, REASON: reason})
+            return
+        with found:
+            found.seek(0)
+            for batch in pa.ipc.open_stream(found):
+                yield self._completed(batch, of_message)
+
+    def _completed(self, batch: pa.RecordBatch, given: Mapping[str, Any]) -> pa.RecordBatch:
+        content = {name: batch.column(name) for name in batch.schema.names}
+        return record_batch(self.schema, batch.num_rows, {**content, **given})
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -279,19 +247,12 @@ class Content:
     text: str
 
 
-class _BadObjectError(ValueError):
-    """Why a message is rejected."""
-
-
-def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, datetime | None, str]]:
+def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[dict[str, Any], str]]:
     for batch in batches:
         sent_at = batch.column(batch_file.SENT_AT).cast(pa.timestamp("us", tz="UTC"))
         columns = (batch.column(batch_file.MESSAGE_ID), sent_at, batch.column(batch_file.BODY))
-        yield from zip(*(column.to_pylist() for column in columns), strict=True)
-
-
-def _columns(batch: pa.RecordBatch) -> dict[str, Any]:
-    return dict(zip(batch.schema.names, batch.columns, strict=True))
+        for message_id, at, body in zip(*(column.to_pylist() for column in columns), strict=True):
+            yield {MESSAGE_ID: message_id, SENT_AT: at}, body
 
 
 def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -88,10 +88,7 @@ class ObjectStore:
         )
 
     def fetch(self, wanted: S3Object, file: IO[bytes]) -> int:
-        """Write an object to a file that can seek.
-
-        Returns:
-            Its size in bytes.
+        """Write an object to a file that can seek, and say how many bytes it has.
 
         Raises:
             ObjectUnavailableError: It cannot be had.
