@@ -131,6 +131,20 @@ def test_what_was_written_since_is_left_for_its_own_message(place: Place, bucket
     assert bucket.contents() == []
 
 
+def test_a_server_that_deletes_without_a_look_at_the_condition_is_asked_before(on_s3: None) -> None:
+    bucket = Bucket(versions=False)
+    first, _ = bucket.put("a", line(1)), bucket.put("a", line(2))
+    store = ObjectStore(1)
+    # As MinIO has it.
+    store.client.meta.events.register("before-call.s3.DeleteObject", lambda params, **_: params["headers"].clear())
+    told = {"bucket": bucket.name, "key": "a", "version_id": None, "tag": first["s3"]["object"]["eTag"]}
+
+    (done,) = ObjectCleaner(store, None)(iter([pa.RecordBatch.from_pylist([told])]))
+
+    assert CleanUp(**done.to_pylist()[0]) == CleanUp(0, 1, 0, None)
+    assert bucket.contents() == [line(2)]
+
+
 def test_tags_are_added_to_those_that_an_object_has(place: Place, bucket: Bucket) -> None:
     told, gone = bucket.put("a", line(1)), bucket.put("gone", line(2))
     bucket.client.put_object_tagging(

@@ -88,10 +88,15 @@ class ObjectCleaner:
         if not (version_of(its) or its.tag):
             return _LEFT
         try:
+            client, named = self.store.client, _named(its)
+            unchanged = {} if version_of(its) else {"IfMatch": f'"{its.tag}"'}
+            if unchanged:
+                # Tagging has no such condition; and not every server looks at the one of a request that deletes.
+                client.head_object(**named, **unchanged)
             if self.tags is None:
-                self.store.client.delete_object(**_named(its), **({} if version_of(its) else _unchanged(its)))
+                client.delete_object(**named, **unchanged)
             else:
-                self._tag(its, self.tags)
+                _add_tags(client, named, self.tags)
         except ClientError as error:
             code = code_of(error)
             if code in _MISSING:
@@ -106,17 +111,14 @@ class ObjectCleaner:
             return f"{its}: {type(error).__name__}"
         return _CLEANED
 
-    def _tag(self, its: S3Object, tags: Mapping[str, str]) -> None:
-        client, named = self.store.client, _named(its)
-        if not version_of(its):
-            # Tagging itself has no such condition.
-            client.head_object(**named, **_unchanged(its))
-        has = {tag["Key"]: tag["Value"] for tag in client.get_object_tagging(**named)["TagSet"]}
-        if (wanted := has | dict(tags)) != has:
-            # It replaces all tags.
-            client.put_object_tagging(
-                **named, Tagging={"TagSet": [{"Key": name, "Value": value} for name, value in wanted.items()]}
-            )
+
+def _add_tags(client: Any, named: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    has = {tag["Key"]: tag["Value"] for tag in client.get_object_tagging(**named)["TagSet"]}
+    if (wanted := has | dict(tags)) != has:
+        # It replaces all tags.
+        client.put_object_tagging(
+            **named, Tagging={"TagSet": [{"Key": name, "Value": value} for name, value in wanted.items()]}
+        )
 
 
 def _told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -134,7 +136,3 @@ def _told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _named(its: S3Object) -> dict[str, Any]:
     version_id = version_of(its)
     return {"Bucket": its.bucket, "Key": its.key, **({} if version_id is None else {"VersionId": version_id})}
-
-
-def _unchanged(its: S3Object) -> dict[str, Any]:
-    return {"IfMatch": f'"{its.tag}"'}
