@@ -262,7 +262,7 @@ def test_what_cleans_up_objects(wire: Wire, bucket: str, clean_source: str, tags
     version = s3.put_object(Bucket=bucket, Key="object", Body=b"content")["VersionId"]
     told = [{"key": "plain", "version_id": None, "tag": tag}, {"key": "object", "version_id": version, "tag": None}]
     wire.calls.clear()
-    (cleaned,) = ObjectCleaner(ObjectStore(2), 2, tags)(
+    (cleaned,) = ObjectCleaner(ObjectStore(2), tags)(
         iter([pa.RecordBatch.from_pylist([{"bucket": bucket, **its} for its in told])])
     )
 
