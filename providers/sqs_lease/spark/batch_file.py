@@ -11,7 +11,6 @@ microsecond more, the third two, and so on.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -303,7 +302,7 @@ def _read_batch(
 def _any_has(attributes: pa.ChunkedArray, name: str) -> bool:
     """Whether the text stands in any of them: nearly no batch has it, so all their bytes are searched at once."""
     bytes_of_all = (chunk.buffers()[-1] for chunk in attributes.chunks)
-    return any(data is not None and re.search(f'"{name}"'.encode(), data) for data in bytes_of_all)
+    return any(data is not None and f'"{name}"'.encode() in data.to_pybytes() for data in bytes_of_all)
 
 
 def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) -> tuple[Path, pa.Table]:
